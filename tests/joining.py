@@ -19,7 +19,7 @@ from surogate_core.plugins.discovery import load_registry
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.distributed", "joining", "surogate_launch_env.join"])
 
-SECONDS = 60.0
+SECONDS = 180.0
 """Longest answer of a process."""
 
 
@@ -47,6 +47,9 @@ class Joining:
         self.process.start()
         theirs.close()
 
+    def begin(self) -> None:
+        self._connection.send(None)
+
     @property
     def outcome(self) -> str:
         return self.answer()
@@ -72,6 +75,9 @@ class Joining:
 
 
 def _serve(connection: Connection, environment: dict[str, str], seconds: float, here: dict[str, Any]) -> None:
+    load_registry()
+    connection.send(None)
+    connection.recv()
     try:
         world = join(environment, seconds, **here)
     except SurogateError as error:
@@ -90,9 +96,13 @@ def _serve(connection: Connection, environment: dict[str, str], seconds: float, 
 
 @contextlib.contextmanager
 def joining(*environments: Mapping[str, str], seconds: float = 20, **here: Any) -> Iterator[list[Joining]]:
-    """Yield a process for each environment, and end them afterwards."""
+    """Yield a process for each environment, and end them afterwards. They join at the same time."""
     processes = [Joining(environment, seconds, here) for environment in environments]
     try:
+        for process in processes:
+            process.answer()
+        for process in processes:
+            process.begin()
         yield processes
     finally:
         for process in reversed(processes):  # the one with the store last

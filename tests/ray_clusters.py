@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -72,13 +71,15 @@ def wait_until(reached: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def actors() -> set[int]:
-    """Return the processes of this user that train on nodes."""
+def actors(address: str) -> set[int]:
+    """Return the processes that train on nodes of a cluster. Other tests may have clusters too."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if folder.stat().st_uid == os.getuid() and (folder / "cmdline").read_text().startswith("ray::Node"):
-                found.add(int(folder.name))
+            if (folder / "cmdline").read_text().startswith("ray::Node"):
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                if f"--gcs-address={address}\0" in Path("/proc", parent, "cmdline").read_text():
+                    found.add(int(folder.name))
         except OSError:  # it has ended
             continue
     return found

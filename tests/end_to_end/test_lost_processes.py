@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from end_to_end.product import environment, records
-from end_to_end.several import several
+from end_to_end.several import SECONDS, several
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -79,9 +79,9 @@ def test_a_killed_process_is_named_by_the_other_and_earlier_checkpoints_are_comp
         (error,) = run.errors()
         pid = run.pid(1)
         assert re.match(rf"error: process 1 \(rank 1, pid {pid} on .*\) is gone: .* It was at: ", error), error
-        newest = run.checkpoints()[-1]
-        assert f"Last complete checkpoint: {newest}. Stopping." in error
-        assert json.loads((workplace.out / newest / "manifest.json").read_text())
+        named = error.removesuffix(". Stopping.").rpartition("Last complete checkpoint: ")[2]
+        assert named in run.checkpoints()[-2:]  # one that was being saved may have become complete since
+        assert json.loads((workplace.out / named / "manifest.json").read_text())
 
 
 def test_if_the_process_with_the_store_is_killed_the_lowest_of_the_others_says_so(workplace: Workplace) -> None:
@@ -168,7 +168,7 @@ def test_a_second_signal_ends_all_without_a_save(workplace: Workplace) -> None:
 def test_a_kill_at_any_moment_ends_all(workplace: Workplace, seed: int) -> None:
     """While processes meet, tokenise, train and save."""
     chance = random.Random(seed)
-    with several(workplace, 3, save_steps=1, save_in_background=seed % 2 == 0, join_seconds=6) as run:
+    with several(workplace, 3, save_steps=1, save_in_background=seed % 2 == 0, join_seconds=15) as run:
         if seed % 3:
             run.wait_for(STEP_3)
         time.sleep(chance.uniform(0, 1.5))
@@ -199,7 +199,7 @@ def test_under_torchrun_the_store_lives_on_and_every_process_ends(workplace: Wor
             stderr=subprocess.STDOUT,
         ) as torchrun,
     ):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS
         while not (workplace.out / "metrics.jsonl").exists() or len(records(workplace.out, "step")) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -208,7 +208,7 @@ def test_under_torchrun_the_store_lives_on_and_every_process_ends(workplace: Wor
             torchrun.terminate()
         else:
             os.kill(min(workers), signal.SIGKILL)
-        torchrun.wait(60)
+        torchrun.wait(SECONDS)
         text = (workplace.root / "output.txt").read_text()
         assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()], text
         if ended == "torchrun":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from end_to_end.product import environment, losses, records
-from end_to_end.several import NO_FAULT, several, trained
+from end_to_end.several import several, trained
 from safetensors.torch import load_file
 
 from surogate_core import run
@@ -31,6 +30,18 @@ if rank == 1:
     def refuse(*given):
         raise ConfigError("datasets.0: rows.jsonl is not there")
     trainer.load_steps = refuse
+"""
+
+
+SIGNALLED = """
+import os, signal
+from surogate_core.runtime.worker import Worker
+micro_step = Worker.micro_step
+def signalled(self, *batches, index, **which):
+    if rank == 1 and index == 9:  # the first micro-step of step 3
+        os.kill(os.getpid(), signal.SIGTERM)
+    micro_step(self, *batches, index=index, **which)
+Worker.micro_step = signalled
 """
 
 
@@ -72,9 +83,7 @@ def test_a_signal_to_any_process_ends_all_after_the_same_step_and_the_run_goes_o
     """The rows of the steps are those of one uninterrupted rank."""
     keys = {"max_steps": 40, "warmup_steps": 0, "eval_steps": 0, "validation_split_ratio": 0}
     rows = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    with several(here, 2, NO_FAULT, by="srun", **keys, **rows) as run:
-        run.wait_for(r"(?m)^\s*step +3/")
-        run.send(1, signal.SIGTERM)
+    with several(here, 2, SIGNALLED, short=False, by="srun", **keys, **rows) as run:
         assert run.statuses() == [143, 143], run.texts()
     (saved,) = run.checkpoints()
     step = int(saved.removeprefix("step_"))
@@ -87,7 +96,7 @@ def test_a_signal_to_any_process_ends_all_after_the_same_step_and_the_run_goes_o
 
 
 def test_a_key_that_differs_in_one_process_stops_all_before_data_are_read(here: Workplace) -> None:
-    with several(here, 2, NO_FAULT, each=([], ["--set", "learning_rate=1e-4"])) as run:
+    with several(here, 2, short=False, each=([], ["--set", "learning_rate=1e-4"])) as run:
         assert run.statuses() == [2, 2], run.texts()
     (error,) = run.errors()
     assert error.startswith("error: the processes of this run differ in versions and settings: learning_rate is")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from surogate_core.api.world import CollectiveError, LocalStore
 from surogate_core.errors import ConfigError, RunStopped, SurogateError
 from surogate_core.train.interrupt import Interrupt
 from surogate_core.world import processes as module
+from surogate_core.world.heartbeat import Heartbeat, _state
 from surogate_core.world.processes import Processes
 
 quick = pytest.fixture(autouse=True)(quicken)
@@ -120,6 +123,27 @@ def test_if_the_store_is_gone_every_process_says_so_itself() -> None:
 
     errors = together(2, lambda p: p.barrier("the next step"), Lost())
     assert all("rank 0 at node:29500 is gone" in str(error) and not error.told for error in errors)
+
+
+def test_a_process_that_ends_after_its_store_is_lost_is_known_to_be_gone() -> None:
+    """A killed process closes its connections before it counts as ended, which takes long on a busy machine."""
+    child, store = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]), LocalStore()
+    beat = Heartbeat(count=1, at="step 5", limit=60, pid=child.pid, born=_state(child.pid)[1])
+    store.set("alive/0", beat.encoded())
+    p = Processes(World(size=2, processes=2, process=1, ranks=range(1, 2), store=store))
+    assert p._watch is not None
+    while p._watch._peers[0].beat is None:
+        time.sleep(0.01)
+
+    def lost(*given: Any) -> Any:
+        raise StoreLost("the connection was closed")
+
+    store.set = store.get = store.has = store.add = lost  # type: ignore[method-assign]
+    threading.Timer(0.5, child.kill).start()
+    assert p._watch.found.wait(30)
+    assert f"pid {child.pid} on" in str(p.failure) and "is gone: it was killed" in str(p.failure)
+    p._watch.end()
+    child.wait()
 
 
 @pytest.mark.parametrize("late", [False, True])

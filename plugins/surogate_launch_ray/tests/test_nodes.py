@@ -24,7 +24,7 @@ def test_a_node_that_is_gone_ends_the_run_with_one_message(tmp_path: Path) -> No
         assert driver.end() == 3, driver.output
         assert driver.output.count("error: ") == 1, driver.output
         assert "gone" in driver.output and "checkpoint" in driver.output.split("error: ")[1]
-        wait_until(lambda: not actors())
+        wait_until(lambda: not actors(made.address))
 
 
 def test_a_node_with_another_version_is_refused_by_name(tmp_path: Path) -> None:

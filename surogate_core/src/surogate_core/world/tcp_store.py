@@ -102,9 +102,9 @@ class TcpStore:
         host = "127.0.0.1" if listening is not None else _reached(address, seconds)
         Thread(target=_make_calls, args=(self._calls,), name="store", daemon=True).start()
         try:
-            # The process that listens may still be importing torch.
+            # The process that listens may still be importing torch. torch's own limit would word the error otherwise.
             limit = max(seconds, ANSWER_SECONDS)
-            self._store = self._answer(lambda _: _opened(host, address.port, listening, prefix, limit), limit)
+            self._store = self._answer(lambda _: _opened(host, address.port, listening, prefix, limit + 1), limit)
             self.add("opened", 1)
         except StoreLost as error:
             raise ConfigError(f"{error}. Does another program listen there? {address.remedy}") from None

@@ -34,7 +34,7 @@ GRACE_SECONDS = 5.0
 _SETTLE = 2.5
 """Heartbeats for which the others are watched when one is gone, because several may be."""
 
-_ENDING = 0.2
+_ENDING = 2.0
 """Seconds for which a killed process may still count as running after its connections are closed."""
 
 _FAILED = "failed"
@@ -167,11 +167,12 @@ class Watch:
 
     def _lost_store(self, lost: StoreLost) -> SurogateError:
         """Without the store the processes cannot agree who shows it: the first living one of each machine does."""
-        self._over.wait(_ENDING)
         beats = {process: peer.beat for process, peer in self._peers.items() if peer.beat is not None}
+        first, deadline = beats.get(0), time.monotonic() + _ENDING
+        while first and first.fate == "running" and time.monotonic() < deadline and not self._over.wait(_ENDING / 100):
+            pass
         living = [process for process, beat in beats.items() if beat.fate == "running"]
         self.told = min([*living, self.world.process]) != self.world.process
-        first = beats.get(0)
         # How a connection breaks differs between processes. What is known of process 0 does not.
         why = f"{described(0, first)} {_FATES[first.fate]}" if first and first.fate in _FATES else f"{lost}"
         return RunLost(f"{why}. This process stops, because nobody would save what it trains. {self._checkpoint()}")
