@@ -229,10 +229,6 @@ class Task:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _nothing(environment: Mapping[str, str]) -> str:
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LauncherDef(Definition):
     """Joins the processes of a run, and starts them if they are not running yet.
@@ -252,6 +248,6 @@ class LauncherDef(Definition):
     summary: str
     options: type[BaseModel] = NoOptions
     join: Callable[[Here, Any], World] | None = None
-    recognises: Callable[[Mapping[str, str]], str] = _nothing
+    recognises: Callable[[Mapping[str, str]], str] = lambda environment: ""
     key: str = ""
     start: Callable[[Task, Any, Callable[[str], None]], Any] | None = None

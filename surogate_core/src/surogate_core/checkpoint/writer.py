@@ -52,22 +52,6 @@ class CheckpointWriter(Protocol):
         """Stop without waiting. An unfinished checkpoint keeps its temporary name."""
 
 
-class NoCheckpoints:
-    """The `CheckpointWriter` of processes that write none, because another one does."""
-
-    def save(self, step: int, progress: Progress) -> None:
-        """Return at once."""
-
-    def poll(self) -> None:
-        """Return at once."""
-
-    def wait(self) -> None:
-        """Return at once."""
-
-    def close(self) -> None:
-        """Return at once."""
-
-
 class ForegroundWriter:
     """Writes checkpoints while training waits."""
 

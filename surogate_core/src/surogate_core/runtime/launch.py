@@ -16,8 +16,7 @@ from ..errors import ConfigError
 from ..world.processes import Processes
 from .threads import RankThread
 
-CHECK_SECONDS = 0.1
-"""Interval between two checks for failures while ranks are connected."""
+_CHECK_SECONDS = 0.1  # between two looks for failures while ranks are connected
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,13 @@ class SingleComm:
     capturable: bool = True
     position: Position = field(default_factory=Position, compare=False)
 
-    def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
-        """See `Comm`."""
+    def _nothing(self, *given: Any, **named: Any) -> None:
+        """There is no other rank."""
+
+    all_reduce = broadcast = barrier = check = abort = _nothing
 
     def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
         self.all_to_all(spans, stream)
-
-    def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
-        self.all_to_all(spans, stream)
-
-    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
-        """See `Comm`."""
 
     def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         """Copy each first span to the second one."""
@@ -50,14 +45,7 @@ class SingleComm:
             for source, target in spans:
                 copy(target, source, stream)
 
-    def barrier(self, stream: int) -> None:
-        """See `Comm`."""
-
-    def check(self) -> None:
-        """See `Comm`."""
-
-    def abort(self) -> None:
-        """See `Comm`."""
+    all_gather = all_to_all
 
 
 ALONE = SingleComm()
@@ -111,7 +99,7 @@ def _started(processes: Processes, what: str, connect: Callable[[], Sequence[Any
             stack.enter_context(position.collective(what, 0))
         stack.callback(thread.close)
         made = thread.submit(connect)
-        while not wait([made], CHECK_SECONDS).done:
+        while not wait([made], _CHECK_SECONDS).done:
             processes.check()
         comms = made.result()
         processes.barrier(what)  # a rank that is connected is not late

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..api import RunInfo
 from ..checkpoint import folders as checkpoint
@@ -15,7 +16,7 @@ from ..checkpoint import hf
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
-from ..checkpoint.writer import CheckpointWriter, NoCheckpoints, open_writer
+from ..checkpoint.writer import CheckpointWriter, open_writer
 from ..config.load import resolved
 from ..errors import RunStopped
 from ..machine.timing import FirstStep, mark
@@ -45,26 +46,25 @@ after them."""
 
 
 class NoFiles:
-    """The files of a process that is not the writer. The methods are those of `RunFiles`."""
+    """The files of the other processes, and their `CheckpointWriter`. The methods are those of `RunFiles`."""
 
-    def prepare(self) -> None: ...
+    def _nothing(self, *given: Any, **named: Any) -> None:
+        """The writer does it."""
+
+    prepare = write_outputs = finish = save = poll = wait = close = _nothing
 
     def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
-        return NoCheckpoints()
+        return self
 
     def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         return Loggers()
-
-    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None: ...
-
-    def finish(self, progress: Progress) -> None: ...
 
     def push(self, result: TrainResult) -> TrainResult:
         return result
 
 
 @dataclass
-class RunFiles(NoFiles):
+class RunFiles:
     """The files of the writer. A run calls the methods in their order, each once."""
 
     saved_run: SavedRun
@@ -177,12 +177,8 @@ class RunFiles(NoFiles):
         if run.adapter is None:
             hf.save_model(self.output, model_export(run, plan, params))
         else:
-            adapter, _ = run.adapter
-            folder = self.output / ADAPTER_FOLDER
-
-            def write(fresh: Path) -> None:
-                write_adapter(fresh, run, plan.assembly, params)
-
+            adapter, folder = run.adapter[0], self.output / ADAPTER_FOLDER
+            write = partial(write_adapter, run=run, assembly=plan.assembly, params=params)
             hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
             if self.config.merge_adapter:
                 open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)

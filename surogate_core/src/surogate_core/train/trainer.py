@@ -64,7 +64,7 @@ def train_planned(
     for comm in comms:
         processes.on_failure(comm.abort)
     steps, saved_run = _load_data(run, plan, resumed, processes, notice)
-    files = RunFiles(saved_run, steps, processes, check, notice) if world.writer else NoFiles()
+    files: RunFiles | NoFiles = RunFiles(saved_run, steps, processes, check, notice) if world.writer else NoFiles()
     files.prepare()
     with ExitStack() as stack:
         processes.at("the selection of algorithms", START_SECONDS)
@@ -104,9 +104,6 @@ def train_planned(
         loggers.status = "interrupted" if signal_exit else "done"
     processes.at("the end of the run", inf)  # a large model may be uploaded for hours
     return files.push(_result(run, steps, progress, signal_exit, world.writer))
-
-
-# ------------------------------------------------------------------------------------------------ before the first step
 
 
 def _load_data(

@@ -47,6 +47,7 @@ def make_worker(
     from ..runtime.worker import Worker
 
     config, assembly, target = run.config, plan.assembly, plan.target
+    comms = comms or [ALONE]
     together = processes or Processes(World())
     if target.device.sm is None:
         return _on_cpu(run, plan, comms, together)
@@ -64,14 +65,14 @@ def make_worker(
             ops=plan.inputs.ops,
             kernel_for=kernel_for,
             target=target,
-            notice=notice if comm.rank == 0 else _unheard,
+            notice=notice if comm.rank == 0 else lambda line: None,  # the first rank has given the same one
             autotune_cache=cache.attach,
             comm=comm,
             allow_reference=config.allows_references,
         )
         return Worker.on_gpu(assembly, context, config.train_seed)
 
-    worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0] if comms else ALONE)
+    worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0])
     cache.save()
     if together.world.writer:
         together.share(json.dumps(cache.selected()).encode(), SELECTED)
@@ -82,7 +83,6 @@ def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -
     """Of several ranks, each has one thread: more would wait for each other on the same cores."""
     import torch
 
-    from ..runtime.launch import ALONE
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
@@ -94,15 +94,11 @@ def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -
         return make(comm)
 
     if plan.report.world_size == 1:
-        return make(comms[0] if comms else ALONE)
+        return make(comms[0])
     threads = torch.get_num_threads()
     team = Team(comms, one_of_several, processes.check)
     torch.set_num_threads(threads)  # what each rank has set is the default of other threads too
     return team
-
-
-def _unheard(line: str) -> None:
-    """Discard a notice of a later rank: the first rank has given the same one."""
 
 
 def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:

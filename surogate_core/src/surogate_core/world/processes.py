@@ -84,10 +84,8 @@ class Processes:
         """Return the values of all processes, in their order."""
         if self.alone:
             return [value]
-        own = self._key(self.world.process)
-        number = own.partition("/")[0]
-        self._set(own, value)
-        return [self._get(f"{number}/{process}", process, what, seconds) for process in range(self.world.processes)]
+        self._set(self._key(self.world.process), value)
+        return [self._get(f"{self._calls}/{other}", other, what, seconds) for other in range(self.world.processes)]
 
     def barrier(self, what: str, seconds: float = PATIENCE) -> None:
         """Wait for all processes."""
@@ -189,16 +187,17 @@ class Processes:
         if isinstance(error, _Difference):
             error.told = not self.world.writer
             return error
-        signalled = isinstance(error, (KeyboardInterrupt, SystemExit))
-        if not self.alone and _follows(error):
-            self._await_cause(_CAUSE_SECONDS)
-        elif not self.alone and signalled:
-            self._await_cause(_SIGNAL_SECONDS)
+        follows = _follows(error)
+        if not self.alone and (follows or isinstance(error, (KeyboardInterrupt, SystemExit))):
+            self._await_cause(_CAUSE_SECONDS if follows else _SIGNAL_SECONDS)
         if self.failure is not None:
             self.failure.told = self._watch.told
             return self.failure
         if not self.alone:
-            text, lost = f"{self._name(self.world.process)}: {_text(error)}", isinstance(error, RunLost)
+            text, lost = (
+                f"process {self.world.process} of {self.world.processes}: {_text(error)}",
+                isinstance(error, RunLost),
+            )
             told = self._watch.post(text, _status(error), shown_by=0, lost=lost)
             if isinstance(error, SurogateError):
                 error.told = told and not self.world.writer
@@ -218,9 +217,6 @@ class Processes:
         if self._watch is not None:
             self._await_cause(_CAUSE_SECONDS)
         return self.failure or RunLost(f"{lost}.")
-
-    def _name(self, process: int) -> str:
-        return f"process {process} of {self.world.processes}"
 
     # ------------------------------------------------------------------------------------------------------ the store
 
@@ -260,7 +256,8 @@ class Processes:
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise RunStopped(
-                        f"{self._name(process)} has not reached {what} within {seconds:g} s. The others wait for it."
+                        f"process {process} of {self.world.processes} has not reached {what} within {seconds:g} s. The "
+                        "others wait for it."
                     ) from None
 
 
