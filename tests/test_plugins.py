@@ -67,7 +67,7 @@ def test_a_plugin_is_switched_off_by_its_name_or_its_distribution(install: Insta
 
 
 def test_the_off_switch_can_only_switch_off() -> None:
-    with pytest.raises(PluginError, match="'acme' must be '-name': plugins can only be switched off"):
+    with pytest.raises(PluginError, match="'acme' must be '-name', which switches a plugin off, or a file"):
         load_registry({"SUROGATE_PLUGINS": "-bf16,acme"})
 
 

@@ -182,7 +182,7 @@ def test_an_error_in_our_code_is_an_exception_with_its_traceback(
 
 
 def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
-    def fail(as_json: bool) -> int:
+    def fail(config: None, as_json: bool) -> int:
         raise error
 
     monkeypatch.setattr("surogate_core.cli.plugins.plugins_command", fail)

@@ -16,6 +16,7 @@ from surogate_core import run
 from surogate_core.api import RunInfo
 from surogate_core.config.load import resolved
 from surogate_core.outputs.folder import open_output
+from surogate_core.planning.versions import library_versions
 from surogate_core.train.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_the_resolved_config_describes_the_same_run_in_every_folder(
         "validation_datasets": [{"path": "~/documents.jsonl"}],
     }
     config = here.write(**relative, **data, resume_from_checkpoint="last-good")
-    open_output(run.load(config), lambda line: None)
+    open_output(run.load(config), library_versions(), lambda line: None)
     saved = yaml.safe_load((here.root / "out/run.yaml").read_text())
     assert {key: saved[key] for key in relative} == {
         "model": f"{here.root}/model",

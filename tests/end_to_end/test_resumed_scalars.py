@@ -42,7 +42,7 @@ def test_an_op_that_copies_the_scalars_reads_those_of_the_checkpoint(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     registry = noting_registry()
-    monkeypatch.setattr(training, "load_registry", lambda: registry)
+    monkeypatch.setattr(training, "load_registry", lambda **_: registry)
     config = here.write(max_steps=3, save_steps=1, eval_steps=0, ranks_per_gpu=ranks)
     run.train(run.load(config, ["output_dir=straight"]), notice=lambda line: None)
     resume = ["output_dir=resumed", "resume_from_checkpoint=straight/step_00000002"]

@@ -34,7 +34,7 @@ class Bench:
         self.change: Change = lambda given: given
         self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
         registry, plan_run, observe = registry_for_tests(), verification.plan_run, transformers_side.observe
-        monkeypatch.setattr(run, "load_registry", lambda: registry)
+        monkeypatch.setattr(run, "load_registry", lambda **_: registry)
 
         def plan_changed(*args: Any) -> Plan:
             *others, revise = args

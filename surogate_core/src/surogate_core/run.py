@@ -20,8 +20,9 @@ from .api import DeviceInfo
 from .checkpoint.adapter import kind_of_adapter, open_merge
 from .config.adapter import Mode
 from .config.load import LoadedConfig, load_config
+from .config.plugin_files import plugin_files, read_run
 from .config.values import parse_bytes
-from .config.yaml import apply_overrides, read_yaml
+from .config.yaml import apply_overrides
 from .errors import ConfigError
 from .fitting.changes import Changes, changed
 from .fitting.proposals import Proposal, propose
@@ -70,13 +71,13 @@ LIMIT = "device_memory_limit"
 
 def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
     """Read and validate a YAML file. `overrides` are "key=value". Raises ConfigError naming file and key."""
-    raw = apply_overrides(read_yaml(Path(path)), list(overrides))
-    return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
+    raw = read_run(Path(path), overrides)
+    return load_config(raw, registry=load_registry(files=plugin_files(raw)), mode=mode, source=str(path))
 
 
 def open_run(loaded: LoadedConfig, patterns: Sequence[str] = CONFIG_FILES) -> Run:
     """Find the model of a config and the installed plugins that serve it; see `planning.run.open_run`."""
-    return find_run(loaded, load_registry(), patterns)
+    return find_run(loaded, load_registry(files=loaded.config.plugins), patterns)
 
 
 def plan(
@@ -169,7 +170,8 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
         raise ConfigError(
             f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Replace it."
         )
-    return load_corpora(loaded.config, load_registry().dataset_formats(), model_dir, vocab_size, notice)
+    formats = load_registry(files=loaded.config.plugins).dataset_formats()
+    return load_corpora(loaded.config, formats, model_dir, vocab_size, notice)
 
 
 def merge(
@@ -215,7 +217,8 @@ def quantize(
     from .checkpoint.quantize import config_of, quantize_checkpoint
 
     with writable(Path(output), overwrite, notice):
-        loaded = config_of(model, overrides, load_registry())
+        files = plugin_files(apply_overrides({}, overrides))
+        loaded = config_of(model, overrides, load_registry(files=files))
         for line in loaded.notices:
             notice(line)
         opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])

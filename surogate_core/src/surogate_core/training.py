@@ -13,6 +13,7 @@ from .checkpoint.folder_lock import locked
 from .checkpoint.folders import list_checkpoints
 from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, load_config, resolved
+from .config.plugin_files import plugin_files
 from .config.schema import TrainConfig
 from .errors import ConfigError
 from .fitting.proposals import one_line, suggest
@@ -48,7 +49,8 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message
     config = loaded.config
-    launcher, options = load_registry().get("launcher", config.launcher), loaded.options["launcher", config.launcher]
+    launcher = load_registry(files=config.plugins).get("launcher", config.launcher)
+    options = loaded.options["launcher", config.launcher]
     loaded.require_datasets()
     if world is None and launcher.start is not None:
         result: TrainResult = launcher.start(task_of(loaded), options, notice)
@@ -95,7 +97,8 @@ def task_of(loaded: LoadedConfig) -> Task:
 def work(task: Task, world: World, notice: Notice = print) -> TrainResult:
     """Train a task in one of the processes of `world`. Launchers call this in the processes that they start."""
     os.environ.update(task.environment)
-    loaded = load_config(task.config, registry=load_registry(), mode=task.mode, source=task.source)
+    registry = load_registry(files=plugin_files(task.config))
+    loaded = load_config(task.config, registry=registry, mode=task.mode, source=task.source)
     return train(loaded, notice, world)
 
 
@@ -121,7 +124,7 @@ def _train(
     refuse_unequal(world.devices if device.sm else ())
     mark("devices")
     processes.at("looking for the model", LOAD_SECONDS)
-    opened = open_run(loaded, load_registry(), files)
+    opened = open_run(loaded, load_registry(files=config.plugins), files)
     processes.at("planning", START_SECONDS)
     refuse_parts_of_one(config, world.size)
     planned = plan_run(opened, device, world.size, host_memory=pinnable_memory_bytes(), nodes=world.nodes)

@@ -27,7 +27,7 @@ _MODULE = ".weight"
 _HEAD = "lm_head"
 
 
-_KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding")
+_KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding", "plugins")
 """Keys of core that change what is stored."""
 _SOURCE = "surogate quantize"
 

@@ -35,7 +35,7 @@ _FACTS = (
     *DTYPE_KEYS.values(),
 )
 _DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
-FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
+FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file", "plugins")
 _REPORTS = (
     "report_to",
     "logging_steps",

@@ -21,6 +21,7 @@ from .options import (
     NodesOption,
     OverwriteOption,
     PtOption,
+    RunArguments,
     SetOption,
     SftOption,
     mode_of,
@@ -76,7 +77,7 @@ def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
         arguments = run_arguments(ctx, path, config, overrides, mode)
         from .train import train_command
 
-        _print_notices()
+        _print_notices(arguments)
         if check_finite:
             arguments.overrides.append("check_finite=true")
         return train_command(arguments, fit)
@@ -109,7 +110,7 @@ def plan(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .plan import Machines, fit_command, plan_command
 
-    _print_notices()
+    _print_notices(arguments)
     if fit is not None and listing:
         raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
     machines = Machines(device, gpus, nodes)
@@ -175,7 +176,7 @@ def tokenize(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import tokenize_command
 
-    _print_notices()
+    _print_notices(arguments)
     return tokenize_command(arguments, rows, debug, at)
 
 
@@ -204,7 +205,7 @@ def verify(
     from ..verification.extent import Extent
     from .verify import verify_command
 
-    _print_notices()
+    _print_notices(arguments)
     return verify_command(arguments, Extent(rows, length, layers, random_tokens), as_json=as_json)
 
 
@@ -230,7 +231,7 @@ def profile(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .profile import profile_command
 
-    _print_notices()
+    _print_notices(arguments)
     return profile_command(
         arguments,
         steps=steps,
@@ -243,10 +244,15 @@ def profile(
 
 
 @app.command(help="List installed plugins and what each provides.")
-def plugins(as_json: JsonOption = False) -> int:
+def plugins(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="PATH", help="Also list the files that this YAML file names.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
     from .plugins import plugins_command
 
-    return plugins_command(as_json)
+    return plugins_command(config, as_json)
 
 
 @app.command(help="Check this machine: versions, memory, GPUs.")
@@ -265,12 +271,17 @@ def doctor(
     return doctor_command(as_json)
 
 
-def _print_notices() -> None:
-    """Print one line on stderr for each plugin that did not load. Only a run that needs the plugin fails."""
+def _print_notices(arguments: RunArguments | None = None) -> None:
+    """Print one line on stderr for each plugin that did not load. Only a run that needs the plugin fails.
+
+    A file that the run of `arguments` names is refused if it does not load.
+    """
+    from ..config.plugin_files import plugin_files, read_run
     from ..plugins.discovery import load_registry
     from .render import print_warning
 
-    for notice in load_registry().notices:
+    files = plugin_files(read_run(arguments.config, arguments.overrides)) if arguments else ()
+    for notice in load_registry(files=files).notices:
         print_warning(notice)
 
 

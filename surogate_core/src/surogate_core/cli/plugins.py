@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 from ..api import API
+from ..config.plugin_files import plugin_files, read_run
 from ..plugins.discovery import load_registry
 from ..plugins.hookspecs import KINDS
 from ..plugins.provided import Plugin, State
@@ -18,9 +20,9 @@ MOST_NAMES: Final = 6
 """Names of a kind that the table lists; if there are more it shows their number, and `--json` has the names."""
 
 
-def plugins_command(as_json: bool) -> int:
+def plugins_command(config: Path | None, as_json: bool) -> int:
     """Print the table or JSON. Return 2 if plugins are in conflict or could not be loaded, else 0."""
-    registry = load_registry()
+    registry = load_registry(files=plugin_files(read_run(config, ())) if config else ())
     commands = all_commands()
     if as_json:
         print(json.dumps(_as_json(registry, commands), indent=2))
@@ -51,6 +53,7 @@ def _as_json(registry: Registry, commands: list[Command]) -> dict[str, Any]:
                 "distribution": plugin.distribution,
                 "version": plugin.version,
                 "module": plugin.module,
+                "file": plugin.file,
                 "state": str(plugin.state),
                 "reason": plugin.reason,
                 "traceback": _traceback(plugin),

@@ -26,6 +26,7 @@ from .values import (
     Names,
     Number,
     PathText,
+    PathTexts,
     Seed,
     StorageDtype,
     Text,
@@ -68,6 +69,9 @@ class RunKeys(Keys):
         False,
         description="Start a new run in folders that hold an earlier run or another model. Their content is renamed to "
         "`*.set_aside`; nothing is deleted. false: such a run is refused.",
+    )
+    plugins: PathTexts = Field(
+        (), description="Plugins without a package: Python files, relative to the folder of the YAML file."
     )
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every N steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep only the newest N checkpoints; 0: all.")

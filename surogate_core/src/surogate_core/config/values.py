@@ -194,6 +194,11 @@ def parse_path(value: Any) -> str:
     return os.path.expanduser(parse_text(value))
 
 
+def parse_files(value: Any, *, folder: str = "") -> tuple[str, ...]:
+    """As `parse_names`, for paths, which become absolute. folder: that of relative ones, by default the current one."""
+    return tuple(os.path.abspath(os.path.join(folder, parse_path(entry))) for entry in parse_names(value))
+
+
 def parse_resume(value: Any) -> bool | int | str:
     """Accept true, false, a step, `last-good`, or a path."""
     if isinstance(value, bool):
@@ -222,6 +227,7 @@ FlagOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(parse_flag_or_aut
 Word = BeforeValidator(parse_word)
 Text = Annotated[str, BeforeValidator(parse_text)]
 PathText = Annotated[str, BeforeValidator(parse_path)]
+PathTexts = Annotated[tuple[str, ...], BeforeValidator(parse_files)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 StorageDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(parse_dtype)]
 MatmulDtype = Annotated[Literal["fp32", "bf16", "e4m3", "e2m1"], BeforeValidator(parse_dtype)]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -99,21 +99,24 @@ class OutputCheck:
 
 
 class _Request(TypedDict):
-    """A folder to load. adapter: the name of its plugin; None for a model. base: the folder of the base model."""
+    """A folder to load. adapter: the name of its plugin, maybe one in `plugins`; None for a model. base: the folder of
+    the base model."""
 
     folder: str
     adapter: str | None
     base: str
+    plugins: Sequence[str]
 
 
 def _requests(run: Run) -> list[_Request]:
-    output, chosen, base = Path(run.config.output_dir), run.adapter, str(run.model_dir)
-    if chosen is None:
-        return [_Request(folder=str(output), adapter=None, base=base)]
-    requests = [_Request(folder=str(output / ADAPTER_FOLDER), adapter=chosen[0].name, base=base)]
-    if run.config.merge_adapter:
-        requests.append(_Request(folder=str(output / MERGED_FOLDER), adapter=None, base=base))
-    return requests
+    output = Path(run.config.output_dir)
+    folders: dict[Path, str | None] = {output: None}
+    if run.adapter is not None:
+        folders = {output / ADAPTER_FOLDER: run.adapter[0].name}
+        if run.config.merge_adapter:
+            folders[output / MERGED_FOLDER] = None
+    base, plugins = str(run.model_dir), run.config.plugins
+    return [_Request(folder=str(f), adapter=name, base=base, plugins=plugins) for f, name in folders.items()]
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
@@ -231,7 +234,7 @@ def _check(request: _Request) -> None:
     if request["adapter"] is None:
         check_loads(folder, "transformers", lambda path: check_model(path, Path(request["base"])))
         return
-    adapter = load_registry().get("adapter", request["adapter"])
+    adapter = load_registry(files=request["plugins"]).get("adapter", request["adapter"])
     check_loads(folder, adapter.library, lambda path: adapter.check(path, Path(request["base"])))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,6 @@ from ..config.yaml import dump_yaml
 from ..errors import ConfigError
 from ..hub.files import find_local
 from ..planning.run import Run
-from ..planning.versions import library_versions
 from ..reporting.metrics import cut_metrics, metrics_path
 from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs, set_aside_outputs
 
@@ -48,21 +47,21 @@ def refuse_to_overwrite(run: Run) -> None:
         )
 
 
-def open_output(loaded: LoadedConfig, notice: Notice) -> None:
-    """Create the folders, remove what killed saves left, and write run.yaml: the resolved config and versions."""
+def open_output(loaded: LoadedConfig, versions: Mapping[str, str], notice: Notice) -> None:
+    """Create the folders, remove what killed saves left, and write run.yaml: the resolved config and `versions`."""
     config = loaded.config
     output, checkpoints = Path(config.output_dir), Path(config.resolved_checkpoint_dir)
     try:
         output.mkdir(parents=True, exist_ok=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        _write_run_file(output, loaded)
+        _write_run_file(output, loaded, versions)
     except OSError as error:
         raise ConfigError(f"output_dir: cannot write to {error.filename or output}: {error.strerror}.") from None
     for leftover in {*checkpoint.remove_leftovers(checkpoints), *checkpoint.remove_leftovers(output)}:
         notice(f"removed {leftover.name}, left by a save that was killed")
 
 
-def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
+def _write_run_file(output: Path, loaded: LoadedConfig, versions: Mapping[str, str]) -> None:
     """Write run.yaml atomically: the next run would take a truncated one for a file of the user.
 
     Its local paths are absolute, so that it describes the same run in every folder.
@@ -70,7 +69,7 @@ def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
     entries = {key: getattr(loaded.config, key) for key in ("datasets", "validation_datasets")}
     absolute = {key: tuple(map(_with_absolute_paths, found)) for key, found in entries.items() if found}
     loaded = replace(loaded, config=_with_absolute_paths(loaded.config).model_copy(update=absolute))
-    header = "".join(f"# {name} {version}\n" for name, version in library_versions().items())
+    header = "".join(f"# {name} {version}\n" for name, version in versions.items())
     fresh = output / f"{SAVING}{RUN_FILE}"
     fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
     os.replace(fresh, output / RUN_FILE)

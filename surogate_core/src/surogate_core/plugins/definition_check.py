@@ -99,7 +99,8 @@ def _wrong_reference(reference: str) -> Iterator[str]:
         yield f"reference '{reference}': {type(error).__name__}: {error}"
         return
     if spec is None:
-        yield f"reference '{reference}': there is no module {module}"
+        hint = f'a function of the same file is f"{{__name__}}:{function}"'
+        yield f"reference '{reference}': there is no module {module}; {hint}"
     elif names is not None and function not in names:
         yield f"reference '{reference}': {module} has no {function}"
 

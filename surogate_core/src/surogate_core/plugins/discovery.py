@@ -5,7 +5,8 @@ installed distribution gets a state (`registry.State`). A plugin that fails does
 skipped silently. pluggy checks hook implementations against `hookspecs.py`. Hooks are called plugin by plugin, so that
 an exception names its plugin and the order of registration does not matter.
 
-`SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
+A file that a config or SUROGATE_PLUGINS names is a plugin too (`files.py`). Whoever names it needs it: if it does not
+load, that is an error. `SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib.metadata
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -28,30 +29,36 @@ from .. import __version__
 from ..api import API, Finding, SystemInfo
 from ..errors import PluginError, described
 from .definition_check import faults
+from .files import import_file, place_of, plugin_of
 from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
 from .registry import Registry
-from .switch import OFF_SWITCH, is_called, parse_off_switch
+from .switch import OFF_SWITCH, is_called, parse_switch
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
 
 
-def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
-    """Return the registry of this process. Built on the first call, and again if SUROGATE_PLUGINS changes."""
-    return _survey((os.environ if environ is None else environ).get(OFF_SWITCH, ""))
+def load_registry(environ: Mapping[str, str] | None = None, *, files: Sequence[str] = ()) -> Registry:
+    """Return the registry of the installed plugins and those in `files`, the key `plugins` of a config.
+
+    Built on the first call, and again for other files or another value of SUROGATE_PLUGINS. Raises PluginError for a
+    file that does not load.
+    """
+    off, more = parse_switch((os.environ if environ is None else environ).get(OFF_SWITCH, ""))
+    return _survey(off, tuple(dict.fromkeys(os.path.abspath(file) for file in (*more, *files))))
 
 
 @lru_cache(maxsize=8)
-def _survey(switched_off: str) -> Registry:
-    off = parse_off_switch(switched_off)
+def _survey(off: frozenset[str] = frozenset(), files: tuple[str, ...] = ()) -> Registry:
     loader = _Loader()
     loader.load(BUILTIN)
     if loader.plugins[0].error is not None:
         raise loader.plugins[0].error
-    found = sorted(_discover(), key=lambda plugin: (plugin.name, plugin.distribution))
+    found = sorted([*_discover(), *map(plugin_of, files)], key=lambda plugin: (plugin.name, plugin.distribution))
     for plugin in _refuse_duplicates(_switch_off(found, off)):
         loader.load(plugin)
+        _refuse_unloaded_file(loader.plugins[-1])
     ops = {item.name for item in loader.provided if item.kind == "op"}
     remarks = loader.remarks + [
         f"plugin '{item.plugin.name}' of {item.plugin} has a kernel for op '{item.name}', which no plugin defines"
@@ -93,11 +100,20 @@ def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
         other = next((twin for twin in twins if twin.state is State.LOADED), None)
         if plugin.state is State.LOADED and other is not None:
             switch = f"uninstall one or set {OFF_SWITCH}=-{other.distribution}"
+            if plugin.file or other.file:
+                switch = "rename the file"
             reason = f"{other} also has a plugin '{plugin.name}'; {switch}"
             result.append(replace(plugin, state=State.DUPLICATE, reason=reason))
         else:
             result.append(plugin)
     return result
+
+
+def _refuse_unloaded_file(plugin: Plugin) -> None:
+    """Raise PluginError if a file, which a user has named, was not loaded and not switched off."""
+    if plugin.file and plugin.state not in (State.LOADED, State.BLOCKED):
+        error = PluginError(f"{plugin.file}: {plugin.reason}", distribution=plugin.distribution, version=plugin.version)
+        raise error from plugin.error
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -120,10 +136,12 @@ class _Loader:
             return
         before = set(sys.modules)
         try:
-            module = importlib.import_module(plugin.module)
+            module = import_file(plugin) if plugin.file else importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
             hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
             reason = f"import of {plugin.module} failed: {described(error)}{hint}"
+            if plugin.file:
+                reason = f"import failed: {described(error)} ({place_of(error, plugin.file)})"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
             return
         reason = _api_mismatch(plugin, getattr(module, "SUROGATE_API", None))
@@ -133,6 +151,9 @@ class _Loader:
         try:
             self._register(plugin, module)
             provided = [item for hook, kind in HOOKS.items() for item in self._ask(plugin, hook, kind)]
+            if plugin.file and not self._manager.get_hookcallers(module):
+                hint = "a hook is such as surogate_ops = provides([...])"
+                raise _failure(plugin, "registration", f"has no hook; {hint}")
         except PluginError as error:
             if self._manager.has_plugin(_id(plugin)):
                 self._manager.unregister(name=_id(plugin))
@@ -211,6 +232,9 @@ def _api_mismatch(plugin: Plugin, declared: object) -> str:
     """Return why a plugin's API version does not match, with the pip command; "" if it matches."""
     if declared == API and type(declared) is int:
         return ""
+    if plugin.file:
+        found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r}"
+        return f"{found}; surogate-core {__version__} has API {API}. Write SUROGATE_API = {API}"
     if type(declared) is not int:
         found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r}, not an int"
         return (

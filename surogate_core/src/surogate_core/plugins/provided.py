@@ -25,7 +25,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point of the group `surogate`. If it is not loaded, `reason` is a sentence and `error` the cause."""
+    """An entry point of the group `surogate`, or a file without a package.
+
+    file: the absolute path of the latter; its distribution is the name of the file, its version a hash of the content.
+    If it is not loaded, `reason` is a sentence and `error` the cause.
+    """
 
     name: str
     distribution: str
@@ -34,6 +38,7 @@ class Plugin:
     state: State = State.LOADED
     reason: str = ""
     error: BaseException | None = None
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"

@@ -1,10 +1,11 @@
-"""`SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
+"""`SUROGATE_PLUGINS=-name,-other:./acme.py` switches plugins off, by entry name or by distribution, and names files.
 
 Imports only the standard library: `surogate --help` lists the commands of plugins from metadata alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,16 +16,29 @@ OFF_SWITCH: Final = "SUROGATE_PLUGINS"
 
 def switched_off(name: str, distribution: str, environ: Mapping[str, str]) -> bool:
     """Return whether SUROGATE_PLUGINS switches off an entry point, by its name or by its distribution."""
-    return any(is_called(name, distribution, word) for word in parse_off_switch(environ.get(OFF_SWITCH, "")))
+    return any(is_called(name, distribution, word) for word in parse_switch(environ.get(OFF_SWITCH, ""))[0])
 
 
-def parse_off_switch(text: str) -> frozenset[str]:
-    """Return the names in a value of SUROGATE_PLUGINS, without their "-". Raise PluginError for any other form."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    for name in names:
-        if not name.startswith("-") or name == "-":
-            raise PluginError(f"{OFF_SWITCH}={text}: '{name}' must be '-name': plugins can only be switched off")
-    return frozenset(name[1:] for name in names)
+def parse_switch(text: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the names that a value of SUROGATE_PLUGINS switches off, and the files of plugins in it.
+
+    They are separated by `os.pathsep`; names begin with "-" and may share a part, as in `-name,-other`. Raises
+    PluginError for any other form.
+    """
+    off: list[str] = []
+    files: list[str] = []
+    for part in filter(None, map(str.strip, text.split(os.pathsep))):
+        names = [name.strip() for name in part.split(",") if name.strip()]
+        if part.endswith(".py") and not part.startswith("-"):
+            files.append(part)
+        elif wrong := [name for name in names if not name.startswith("-") or name == "-"]:
+            raise PluginError(
+                f"{OFF_SWITCH}={text}: '{wrong[0]}' must be '-name', which switches a plugin off, or a file *.py "
+                f"(separated by '{os.pathsep}')"
+            )
+        else:
+            off += [name[1:] for name in names]
+    return frozenset(off), tuple(files)
 
 
 def is_called(name: str, distribution: str, word: str) -> bool:

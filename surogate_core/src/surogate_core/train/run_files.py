@@ -128,7 +128,7 @@ class RunFiles:
 
         run = self.run
         set_aside(run.loaded, resumed, self.notice)
-        open_output(run.loaded, self.notice)
+        open_output(run.loaded, run_versions(run, self.plan), self.notice)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
                 write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params())
