@@ -14,7 +14,9 @@ need a prefix (`adamw_beta1`), because all installed plugins share one flat name
 
 from __future__ import annotations
 
+from ..errors import ConfigError, ProgramError
 from ..origin import Definition
+from ..program.builder import Builder
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, first_output
@@ -62,9 +64,11 @@ __all__ = [
     "AdapterDef",
     "BatchInputs",
     "BindContext",
+    "Builder",
     "Call",
     "CheckpointForm",
     "Comm",
+    "ConfigError",
     "DatasetFormatDef",
     "Definition",
     "Deterministic",
@@ -109,6 +113,7 @@ __all__ = [
     "PrecisionRequest",
     "Product",
     "Program",
+    "ProgramError",
     "QuantizedTensor",
     "RecipeDef",
     "RunInfo",

@@ -1,0 +1,1 @@
+"""Packages for new plugins of Surogate, from templates."""
