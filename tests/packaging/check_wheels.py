@@ -22,6 +22,8 @@ import pytest
 import virtualenvs
 from virtualenvs import Environment
 
+from surogate_new.package import LAYERS
+
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 CORE_AND_FIRST = (
@@ -38,6 +40,7 @@ CORE_AND_FIRST = (
     "surogate-qlora-fp8",
     "surogate-qlora-fp4",
     "surogate-launch-env",
+    "surogate-new",
     "surogate-offload-residual",
     "surogate-offload-states",
 )
@@ -59,9 +62,11 @@ PACKAGES = {
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
     "surogate-launch-env": ROOT / "plugins/surogate_launch_env/src/surogate_launch_env",
     "surogate-launch-ray": ROOT / "plugins/surogate_launch_ray/src/surogate_launch_ray",
+    "surogate-new": ROOT / "plugins/surogate_new/src/surogate_new",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
 }
+KINDS = sorted(LAYERS)
 EXAMPLE = ROOT / "plugins/example_third_party"
 
 TINY = {
@@ -281,3 +286,24 @@ def test_a_third_party_plugin_can_be_installed_and_uninstalled(case: Case, tmp_p
     case.environment.pip("uninstall", "--quiet", "--yes", "acme-surogate-sgd")
     assert "acme" not in case.plugins()
     assert "acme_sgd" in case.surogate("plan", "run.yaml", "--set", "optimizer=acme_sgd", code=2)
+
+
+def test_packages_of_surogate_new_are_built_and_installed_and_their_tests_train(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All kinds in one environment. The one with a kernel is built as pip builds any package, the others together."""
+    case.install(*CORE_AND_FIRST, "hatchling", "pytest")
+    for kind in KINDS:
+        case.surogate("new", kind, f"acme-{kind}")
+    build = ("wheel", "--quiet", "--no-deps", "--find-links", DIST, "--wheel-dir", tmp_path / "built")
+    case.environment.pip(*build, "--no-build-isolation", *(case.work / f"acme-{k}" for k in KINDS if k != "kernel"))
+    monkeypatch.setenv("SUROGATE_CUDA", "off")
+    case.environment.pip(*build, case.work / "acme-kernel")
+    case.install(*(tmp_path / "built").glob("*.whl"))
+    assert {f"acme_{kind.replace('-', '_')}" for kind in KINDS} <= {
+        n for n, state in case.plugins().items() if state == "loaded"
+    }
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tests = [f"acme-{kind}/tests" for kind in KINDS]
+    case.environment.run("python", "-m", "pytest", "-q", "--import-mode=importlib", *tests, cwd=case.work)
+    case.environment.run("surogate", "train", "example/run.yaml", cwd=case.work / "acme-optimizer")

@@ -1,7 +1,7 @@
 """The files of a new package: those of the templates, with their names replaced by the package's.
 
-A template is a package that works, called acme-plugin, so its files are read, checked and tested as they are. Those of
-`shared/` are in every package. A kind's own come on top of them, and its `keys.yaml` is added to the run of the example.
+A template is a package that works, called acme-plugin: its files are read and checked as they are. Those of `shared/`
+are in every package. A kind's own come on top of them, and its `keys.yaml` is added to the run of the example.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Package:
         """Raise ConfigError for a name that no package can have, or that an installed one has."""
         if not _NAME.fullmatch(self.distribution) or not self.name:
             raise ConfigError(
-                f"{self.distribution}: is no name for a package: lower-case letters, digits and hyphens, a letter first, "
-                "such as acme-lion. Give another one by --name."
+                f"{self.distribution}: is no name for a package: lower-case letters, digits and hyphens, "
+                "a letter first, such as acme-lion. Give another one by --name."
             )
         if importlib.util.find_spec(self.module) is not None:
             raise ConfigError(f"{self.distribution}: a module {self.module} is installed already. Use --name.")
@@ -102,6 +102,7 @@ class Package:
             "acme_plugin": self.module,
             "acme_entry": self.entry,
             "acme_toy": self.name,
+            "ACME_TOY": self.name.upper(),
             "A plugin of Surogate": description,
             ">=0.1,<0.2": _range(importlib.metadata.version("surogate-core")),
             "surogate train example/run.yaml": "\n".join(f"surogate train {run}" for run in runs),

@@ -1,4 +1,4 @@
-"""An adapter for Surogate: a factor for each output of attention and MLP, as in IA3, on a frozen base"""
+"""An adapter for Surogate: a matrix that is added to each weight W whose output leaves a block, y = (W + D) x"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surogate_core.api import (
     AdapterDef,
@@ -17,12 +17,9 @@ from surogate_core.api import (
     Merge,
     NoOptions,
     Op,
-    OpDef,
-    OutSpec,
     Precision,
     Program,
     Scalars,
-    Value,
     WeightMap,
     provides,
 )
@@ -31,23 +28,9 @@ if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
 SUROGATE_API = 0
-CONFIG_FILE, TENSORS, FACTORS = "acme_toy.json", "acme_toy.safetensors", ".factors"
+CONFIG_FILE, TENSORS, ADDED = "acme_toy.json", "acme_toy.safetensors", ".added"
 
 # ------------------------------------------------------------------------------------------------------------ in a run
-
-
-def acme_toy_scale(y: Tensor, factors: Tensor) -> Tensor:
-    """The reference: y [T, N] * factors [N]."""
-    return (y.float() * factors.float()).to(y.dtype)
-
-
-def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
-
-
-SCALE = OpDef(
-    kind="acme_toy_scale", infer=infer, reference=f"{__name__}:acme_toy_scale", flops=lambda op: op.outs[0].size
-)
 
 
 def apply(
@@ -58,19 +41,23 @@ def apply(
     scalars: Scalars,
     options: NoOptions,
 ) -> Program:
-    """Scale the outputs of the products of blocks whose weight is one tensor of the checkpoint: o and down."""
+    """Add a product to those of blocks whose weight is one tensor of the checkpoint: o and down.
+
+    D is zero at first, so the model starts as its base. Values that are added have the label of the output, with which
+    they are recomputed.
+    """
     tensors = {weight.param: weight.tensors[0].name for weight in weights if len(weight.tensors) == 1}
     ops: list[Op] = []
     for op in forward.ops:
         if op.kind != "linear" or op.block < 0 or op.ins[1].name not in tensors:
             ops.append(op)
             continue
-        (y,) = op.outs
+        x, weight, (y,) = op.ins[0], op.ins[1], op.outs
         with b.record("forward", op.block) as emitted:
-            name = tensors[op.ins[1].name] + FACTORS
-            factors = b.param(name, y.shape[1:], Init(kind="ones"), precision.adapter)
+            added = b.param(tensors[weight.name] + ADDED, weight.shape, Init(kind="zeros"), precision.adapter)
             product = b.apply("linear", *op.ins, label=y.label, **op.attrs)
-            b.emit("acme_toy_scale", product, factors, outs=[y])
+            more = b.apply("linear", x, b.apply("cast", added, label=y.label, dtype=x.dtype), label=y.label)
+            b.emit("add", product, more, outs=[y])
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -94,15 +81,13 @@ def load(folder: Path, options: NoOptions) -> Mapping[str, Tensor]:
 
 
 def merge(folder: Path) -> Merge:
-    """The factor of an output is that of a row of the weight."""
     base = json.loads((folder / CONFIG_FILE).read_text())["base_model"]
-    factors = load(folder, NoOptions())
-    changes = {name.removesuffix(FACTORS): partial(scaled, factors=rows) for name, rows in factors.items()}
-    return Merge(base, changes)
+    added = load(folder, NoOptions())
+    return Merge(base, {name.removesuffix(ADDED): partial(total, added=matrix) for name, matrix in added.items()})
 
 
-def scaled(weight: Tensor, factors: Tensor) -> Tensor:
-    return (weight.float() * factors.float()[:, None]).to(weight.dtype)
+def total(weight: Tensor, added: Tensor) -> Tensor:
+    return (weight.float() + added.float()).to(weight.dtype)
 
 
 def check(folder: Path, base: Path) -> None:
@@ -110,12 +95,11 @@ def check(folder: Path, base: Path) -> None:
     load(folder, NoOptions())
 
 
-surogate_ops = provides([SCALE])
 surogate_adapters = provides(
     [
         AdapterDef(
             name="acme_toy",
-            summary="a factor for each output of attention and MLP",
+            summary="a matrix that is added to each weight whose output leaves a block",
             options=NoOptions,
             apply=apply,
             trainable=lambda param, stored, options: stored is None,

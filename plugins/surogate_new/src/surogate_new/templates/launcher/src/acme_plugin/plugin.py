@@ -21,7 +21,7 @@ class Options(BaseModel):
 
 
 def join(here: Here, options: Options) -> World:
-    """Return the processes of the run. This one is alone; a launcher of several gives them a `Store` that they share."""
+    """Return the processes of the run. This one is alone; several share a `Store`."""
     given = here.environment.get(VARIABLE, str(options.acme_toy_device))
     if not given.isdecimal() or int(given) >= here.devices:
         raise ConfigError(f"{VARIABLE} or acme_toy_device is {given}; this machine has {here.devices}, from 0 on.")

@@ -46,11 +46,9 @@ ROUND = OpDef(
 
 
 def lower(family: Family, context: LowerContext) -> Family:
-    """Round the operands of forward products in blocks. The products themselves, and the backward ones, stay in bf16."""
+    """Round the operands of forward products in blocks. The products, and all backward ones, stay in bf16."""
     b = context.builder
-    return replace(
-        family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b)
-    )
+    return replace(family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b))
 
 
 def rounded(program: Program, b: Builder) -> Program:

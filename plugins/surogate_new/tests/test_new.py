@@ -1,0 +1,145 @@
+"""`surogate new`: what it refuses, and packages of every kind, whose own tests run and which train."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from surogate_new.package import LAYERS, TEMPLATES, Package, write
+from typer.testing import CliRunner, Result
+
+from surogate_core.api import API, ConfigError
+from surogate_core.cli.app import app
+from surogate_core.plugins.hookspecs import HOOKS
+
+KINDS = sorted(LAYERS)
+
+
+def new(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["new", *map(str, arguments)])
+
+
+def install(package: Package, folder: Path, site: Path) -> None:
+    """Make a package of pure Python importable with its entry points, as an installation does, without pip."""
+    described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    info = site / f"{package.module}-{described['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.distribution}\nVersion: 0.1.0\n")
+    ((name, module),) = described["entry-points"]["surogate"].items()
+    (info / "entry_points.txt").write_text(f"[surogate]\n{name} = {module}\n")
+    (site / package.module).symlink_to(folder / "src" / package.module)
+
+
+# --------------------------------------------------------------------------------------------------------- every kind
+
+
+def test_there_is_a_kind_for_every_hook() -> None:
+    called = {"weight format": "weight-format", "format": "dataset"}
+    assert {called.get(kind, kind) for kind in HOOKS.values()} == set(KINDS)
+
+
+def test_the_tests_of_packages_of_every_kind_pass_and_their_examples_train(tmp_path: Path) -> None:
+    """In one process, with all of them installed: they do not get into each other's way either."""
+    for kind in KINDS:
+        package = Package(kind, f"acme-{kind}")
+        write(package, tmp_path / kind)
+        install(package, tmp_path / kind, tmp_path / "site")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "site"),
+        "SUROGATE_PLUGINS": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider")
+    result = subprocess.run(
+        [*command, *KINDS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert "failed" not in result.stdout
+    broken = subprocess.run([sys.executable, "-m", "surogate_core.cli", "plugins"], env=environment, check=False)
+    assert broken.returncode == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_imports_only_what_is_open_to_authors(kind: str, tmp_path: Path) -> None:
+    for path in write(Package(kind, "acme-x"), tmp_path):
+        if path.suffix == ".py":
+            modules = [
+                node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+            ]
+            core = {module for module in modules if module and module.startswith("surogate_core")}
+            opened = ("surogate_core.api", "surogate_core.reference", "surogate_core.testing")
+            tests = ("surogate_core",) if "tests" in path.parts else ()  # `run`, the Python API
+            assert all(module.startswith(opened) or module in tests for module in core), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_template_s_names_is_left_and_every_file_is_well_formed(kind: str, tmp_path: Path) -> None:
+    written = write(Package(kind, "surogate-optim-lion"), tmp_path / "lion")
+    for path in written:
+        text = path.read_text()
+        assert "acme" not in text.lower() and "acme" not in str(path.relative_to(tmp_path)), path
+        if path.suffix == ".py":
+            compile(text, path, "exec")
+    assert f"SUROGATE_API = {API}" in (tmp_path / "lion/src/surogate_optim_lion/plugin.py").read_text()
+    described = tomllib.loads((tmp_path / "lion/pyproject.toml").read_text())["project"]
+    assert described["name"] == "surogate-optim-lion"
+    assert described["entry-points"]["surogate"] == {"optim_lion": "surogate_optim_lion.plugin"}
+    assert described["dependencies"][0] == "surogate-core>=0.1,<0.2"
+    assert described["description"] in (tmp_path / "lion/README.md").read_text()
+
+
+def test_a_definition_is_called_as_its_package_without_what_all_such_packages_begin_with() -> None:
+    names = {name: Package("optimizer", name).name for name in ("acme-lion", "surogate-optim-lion", "surogate-lion")}
+    assert names == {"acme-lion": "acme_lion", "surogate-optim-lion": "lion", "surogate-lion": "lion"}
+
+
+def test_every_template_is_used() -> None:
+    assert {path.name for path in TEMPLATES.iterdir()} == {layer for layers in LAYERS.values() for layer in layers}
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
+    result = new("logger", tmp_path / "acme-spy")
+    assert result.exit_code == 0 and "package acme-spy" in result.stdout
+    assert (tmp_path / "acme-spy/src/acme_spy/plugin.py").is_file()
+    assert new("logger", tmp_path / "elsewhere", "--name", "acme-other").exit_code == 0
+    assert (tmp_path / "elsewhere/src/acme_other/plugin.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("optimiser", "did you mean optimizer?"), ("verb", "kinds: adapter, dataset, kernel")]
+)
+def test_an_unknown_kind_names_the_nearest(kind: str, expected: str, tmp_path: Path) -> None:
+    result = new(kind, tmp_path / "acme-x")
+    assert result.exit_code == 2 and f"{kind}: is no kind of plugin; {expected}" in result.stderr
+    assert not (tmp_path / "acme-x").exists()
+
+
+@pytest.mark.parametrize("name", ["Acme", "acme spy", "2acme", "acme--spy", "acme/spy", "surogate-optim-", "acme_spy"])
+def test_a_name_that_no_package_can_have_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no name for a package"):
+        write(Package("logger", name), tmp_path / "x")
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    for name in ("torch", "surogate-lora"):
+        with pytest.raises(ConfigError, match="is installed already"):
+            write(Package("logger", name), tmp_path / "x")
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert new("logger", tmp_path / "mine", "--name", "acme-spy").exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for target in (tmp_path / "mine", tmp_path / "mine/README.md"):
+        result = new("op", target, "--name", "acme-op")
+        assert result.exit_code == 2 and "is not an empty folder" in result.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
