@@ -29,7 +29,7 @@ import virtualenvs
 import yaml
 from test_layers import MAY_IMPORT
 
-from surogate_core.cli.external import CORE_COMMANDS
+from surogate_core.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.plugins.hookspecs import SPECS
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def options() -> dict[str, set[str]]:
     """Options of each verb, as its help lists them."""
     found = {}
     program = Path(sys.prefix) / "bin/surogate"
-    for verb in CORE_COMMANDS:
+    for verb in (*CORE_COMMANDS, *external_commands()):
         text = subprocess.run([program, verb, "--help"], capture_output=True, text=True, check=True).stdout
         found[verb] = set(re.findall(r"--[a-z][a-z-]*", text))
     return found

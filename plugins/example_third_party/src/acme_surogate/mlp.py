@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BatchInputs, HFTensor, Init, ModelDef, OpDef, OutSpec, Value, WeightMap
-from surogate_core.errors import ConfigError
-from surogate_core.program.builder import Builder
+from surogate_core.api import (
+    BatchInputs,
+    Builder,
+    ConfigError,
+    HFTensor,
+    Init,
+    ModelDef,
+    OpDef,
+    OutSpec,
+    Value,
+    WeightMap,
+)
 
 SQUARED_RELU = OpDef(
     kind="acme_squared_relu",
