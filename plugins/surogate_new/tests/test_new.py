@@ -10,12 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from surogate_new.package import LAYERS, TEMPLATES, Package, write
 from typer.testing import CliRunner, Result
 
 from surogate_core.api import API, ConfigError
 from surogate_core.cli.app import app
 from surogate_core.plugins.hookspecs import HOOKS
+from surogate_new.package import LAYERS, TEMPLATES, Package, write
 
 KINDS = sorted(LAYERS)
 
