@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from surogate_core import run
 from surogate_core.api import API, ConfigError
 from surogate_core.cli.app import app
+from surogate_core.plugins import discovery
 from surogate_core.plugins.hookspecs import HOOKS
 from surogate_new.package import LAYERS, TEMPLATES, Package, write
 
@@ -63,6 +65,28 @@ def test_the_tests_of_packages_of_every_kind_pass_and_their_examples_train(tmp_p
     assert "failed" not in result.stdout
     broken = subprocess.run([sys.executable, "-m", "surogate_core.cli", "plugins"], env=environment, check=False)
     assert broken.returncode == 0
+
+
+@pytest.mark.slow
+def test_an_adapter_in_one_file_trains_and_is_merged_without_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(Package("adapter", "acme-adapter"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run.train(run.load("example/base.yaml", ["verify_outputs=false", "max_steps=1"]))
+    file = "plugins=src/acme_adapter/plugin.py"
+    run.train(run.load("example/run.yaml", [file, "max_steps=2"]))  # the check of the output loads the file too
+    assert run.merge("output/run/adapter", "merged") == Path("output/base")
+    (tmp_path / "src/acme_adapter/plugin.py").unlink()
+    lines: list[str] = []
+    discovery._survey.cache_clear()
+    with pytest.raises(ConfigError, match="adapter"):
+        run.merge("output/run/adapter", "again", notice=lines.append)
+    assert lines == [
+        f"plugins of the run that wrote the adapter are not loaded: {tmp_path}/src/acme_adapter/plugin.py: no such "
+        "file; a plugin without a package is one Python file"
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +147,9 @@ def test_an_unknown_kind_names_the_nearest(kind: str, expected: str, tmp_path: P
     assert not (tmp_path / "acme-x").exists()
 
 
-@pytest.mark.parametrize("name", ["Acme", "acme spy", "2acme", "acme--spy", "acme/spy", "surogate-optim-", "acme_spy"])
+@pytest.mark.parametrize(
+    "name", ["Acme", "acme spy", "2acme", "acme--spy", "acme/spy", "surogate-optim-", "acme_spy", "lambda"]
+)
 def test_a_name_that_no_package_can_have_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no name for a package"):
         write(Package("logger", name), tmp_path / "x")

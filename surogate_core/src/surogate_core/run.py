@@ -22,8 +22,8 @@ from .config.adapter import Mode
 from .config.load import LoadedConfig, load_config
 from .config.plugin_files import plugin_files, read_run
 from .config.values import parse_bytes
-from .config.yaml import apply_overrides
-from .errors import ConfigError
+from .config.yaml import apply_overrides, read_yaml
+from .errors import ConfigError, PluginError
 from .fitting.changes import Changes, changed
 from .fitting.proposals import Proposal, propose
 from .hub.config_json import read_config
@@ -37,6 +37,7 @@ from .planning.ranks import count_ranks
 from .planning.run import Run
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry
+from .plugins.registry import Registry
 from .train.result import TrainResult
 from .train.worker_setup import fill_weights, make_worker
 from .training import train, work
@@ -192,7 +193,7 @@ def merge(
     from .checkpoint.stored_base import stored_base
 
     with writable(Path(output), overwrite, notice):
-        registry = load_registry()
+        registry = _registry_of(Path(folder), notice)
         kind = adapter or kind_of_adapter(registry, Path(folder))
         merging = open_merge(registry.get("adapter", kind), Path(folder), base)
         refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
@@ -203,6 +204,21 @@ def merge(
     if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
+
+
+def _registry_of(folder: Path, notice: Notice) -> Registry:
+    """Return the installed plugins and those in files that the run of an adapter named.
+
+    A file that does not load any more, or a run.yaml that cannot be read, is no reason not to merge: `notice` says so.
+    """
+    from .checkpoint.stored_base import run_file
+
+    path = run_file(folder)
+    try:
+        return load_registry(files=plugin_files(read_yaml(path)) if path else ())
+    except (ConfigError, PluginError) as error:
+        notice(f"plugins of the run that wrote the adapter are not loaded: {error}")
+        return load_registry()
 
 
 def quantize(

@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +72,7 @@ class Package:
 
     def check(self) -> None:
         """Raise ConfigError for a name that no package can have, or that an installed one has."""
-        if not _NAME.fullmatch(self.distribution) or not self.name:
+        if not _NAME.fullmatch(self.distribution) or not self.name.isidentifier() or iskeyword(self.name):
             raise ConfigError(
                 f"{self.distribution}: is no name for a package: lower-case letters, digits and hyphens, "
                 "a letter first, such as acme-lion. Give another one by --name."

@@ -65,12 +65,17 @@ class StoredBase:
         )
 
 
+def run_file(folder: Path) -> Path | None:
+    """Return the resolved config of the run that wrote an adapter; None if it is not next to it."""
+    return next((p for p in (folder / RUN_FILE, folder.parent / RUN_FILE) if p.is_file()), None)
+
+
 def stored_base(folder: Path, base_dir: Path, registry: Registry, notice: Callable[[str], None]) -> StoredBase | None:
     """Return the weight format of the run that wrote an adapter, by the run.yaml next to it; None: it had none.
 
     A run.yaml that cannot be used is no reason not to merge: None, and `notice` says why.
     """
-    path = next((p for p in (folder / RUN_FILE, folder.parent / RUN_FILE) if p.is_file()), None)
+    path = run_file(folder)
     if path is None:
         return None
     try:

@@ -34,12 +34,12 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec("acme_toy", ins[0].shape, ins[0].dtype)]
 
 
-def acme_toy(x: Tensor) -> Tensor:
-    """The reference: what the op computes, and what the kernel is tested against."""
+def reference(x: Tensor) -> Tensor:
+    """What the op computes, and what the kernel is tested against."""
     return x.float().relu().square().to(x.dtype)
 
 
-OP = OpDef(kind="acme_toy", infer=infer, reference=f"{__name__}:acme_toy", flops=lambda op: 2 * op.ins[0].size)
+OP = OpDef(kind="acme_toy", infer=infer, reference=f"{__name__}:reference", flops=lambda op: 2 * op.ins[0].size)
 
 
 def supports(op: Op, target: Target) -> Support:

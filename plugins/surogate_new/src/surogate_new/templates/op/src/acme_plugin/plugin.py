@@ -20,15 +20,15 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec("acme_toy", ins[0].shape, ins[0].dtype)]
 
 
-def acme_toy(x: Tensor) -> Tensor:
-    """The reference: what the op computes. It returns a new tensor, and is differentiated by autograd."""
+def reference(x: Tensor) -> Tensor:
+    """What the op computes. It returns a new tensor, and is differentiated by autograd."""
     return x.float().relu().square().to(x.dtype)
 
 
 OP = OpDef(
     kind="acme_toy",
     infer=infer,
-    reference=f"{__name__}:acme_toy",
+    reference=f"{__name__}:reference",
     flops=lambda op: 2 * op.ins[0].size,
 )
 """A backward rule, `vjp`, and kernels can come later: they change nothing here."""
