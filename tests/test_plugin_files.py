@@ -23,6 +23,7 @@ from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import discovery, files
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import State
+from surogate_core.train.trainer import _compared
 
 SPY = """
 from surogate_core.api import LoggerDef, provides
@@ -256,6 +257,17 @@ def test_a_file_that_has_only_moved_is_no_difference(tmp_path: Path) -> None:
     settings = (f"plugins=[{tmp_path}/moved/acme.py]", "resume_from_checkpoint=1")
     result = invoke("train", config, *(word for setting in settings for word in ("--set", setting)))
     assert result.exit_code == 0 and "not bit-identical" not in result.output, result.output
+
+
+def test_processes_compare_the_content_of_a_file_and_not_its_place(tmp_path: Path) -> None:
+    compared = []
+    for folder, change in (("a", ""), ("b", ""), ("c", "# changed\n")):
+        (tmp_path / folder).mkdir()
+        whole(tmp_path / folder, change)
+        opened = run.open_run(run.load(write_config(tmp_path, plugins=[f"./{folder}/acme.py"])))
+        compared.append(_compared(opened, run.plan(opened, "cpu")))
+    assert compared[0] == compared[1]
+    assert {key for key in compared[0] if compared[0][key] != compared[2][key]} == {"acme.py"}
 
 
 def test_a_process_that_a_launcher_starts_loads_the_files(tmp_path: Path) -> None:
