@@ -1,0 +1,316 @@
+"""The bench: a tiny model, tokenizer and text, and runs on them. A run that several checks need is made once."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from surogate_core import run
+from surogate_core.api import ModelDef, Op, OpDef
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.machine.devices import device
+from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.runtime.worker import Worker
+from surogate_core.verification import Extent, Verification, verify
+from surogate_core.verification.rows import random_rows
+
+from .check import NotApplicable
+from .subject import Subject
+
+VOCABULARY = 260
+TINY: Mapping[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "initializer_range": 0.05,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 257,
+    "pad_token_id": 256,
+}
+"""A config.json without `architectures` and `model_type`, with the keys that most models read."""
+
+LINES = ("to be or not to be", "all the world is a stage", "brevity is the soul of wit", "what is past is prologue")
+STEPS = 8
+
+Keys = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its folder and the loss of every step. notices: lines for the user."""
+
+    folder: Path
+    losses: Mapping[int, float]
+    notices: tuple[str, ...]
+
+    def tensors(self, step: int) -> dict[str, Tensor]:
+        """Return every tensor of the checkpoint after `step` steps, by file and name."""
+        folder = self.folder / f"step_{step:08d}"
+        files = sorted(folder.rglob("*.safetensors"))
+        return {f"{f.relative_to(folder)}: {name}": x for f in files for name, x in load_file(f).items()}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An op as a run executed it: its inputs, and which outputs ops of the forward pass read."""
+
+    op: Op
+    ins: tuple[Tensor, ...]
+    read: tuple[bool, ...]
+
+
+class Bench:
+    """Runs for the checks of a subject, below `folder`."""
+
+    def __init__(self, subject: Subject, folder: Path, target: str = "h200") -> None:
+        self.subject = subject
+        self.registry = subject.registry
+        self.folder = folder
+        self.target = target
+        self._made: dict[str, Any] = {}
+        self.samples: dict[str, list[Sample]] = {}
+        self._wanted = {item.name for item in subject.provided if item.kind == "op"}
+        self._seen: set[Any] = set()
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    @cached_property
+    def model(self) -> ModelDef:
+        """The model that definitions of other kinds are tested with: one of transformers with attention."""
+        return self.registry.model_for({"architectures": ["Qwen3ForCausalLM"]})
+
+    def config_of(self, model: ModelDef) -> list[dict[str, Any]]:
+        """Return tiny configs of a model: its examples, over `TINY`."""
+        own = {"architectures": [model.architectures[0]], "model_type": model.model_types[0]}
+        return [{**TINY, **own, **example} for example in self.subject.examples(model) or [{}]]
+
+    def model_dir(self, config: Mapping[str, Any] | None = None) -> Path:
+        """Return a folder with a config.json and a tokenizer of bytes."""
+        config = config or self.config_of(self.model)[0]
+
+        def make() -> Path:
+            folder = self._new("model")
+            (folder / "config.json").write_text(json.dumps(config))
+            _write_tokenizer(folder)
+            return folder
+
+        return self.once(("model", config), make)
+
+    @cached_property
+    def text(self) -> Path:
+        path = self.folder / "text.jsonl"
+        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES * 24))
+        return path
+
+    def config(self, keys: Keys, output: Path) -> Path:
+        """Write a run.yaml with `keys` over those of a tiny run. None removes a key."""
+        base: dict[str, Any] = {
+            "model": keys.get("model") or str(self.model_dir()),
+            "from_scratch": True,
+            "model_dtype": "fp32",
+            "sequence_len": 32,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "max_steps": STEPS,
+            "learning_rate": 1e-2,
+            "lr_scheduler_type": "constant",
+            "warmup_steps": 0,
+            "datasets": [{"path": str(self.text), "type": "text"}],
+            "validation_split_ratio": 0,
+            "eval_steps": 0,
+            "verify_outputs": False,
+            "output_dir": str(output),
+        }
+        path = self._new("config") / "run.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in {**base, **keys}.items() if v is not None}))
+        return path
+
+    def _new(self, stem: str) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=self.folder))
+
+    # -------------------------------------------------------------------------------------------------------- runs
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned, or raised, for the same key before."""
+        key = json.dumps(key, sort_keys=True, default=str)
+        if key not in self._made:
+            try:
+                self._made[key] = make()
+            except Exception as error:
+                self._made[key] = error
+        if isinstance(self._made[key], Exception):
+            raise self._made[key]
+        return self._made[key]
+
+    def train(self, **keys: Any) -> Trained:
+        """Train with `keys` in this process, as `surogate train` does."""
+
+        def make() -> Trained:
+            output, notices = self._new("out"), list[str]()
+            output.rmdir()
+            with quiet():
+                run.train(run.load(self.config(keys, output)), notices.append)
+            records = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+            losses = {r["step"]: r["loss"] for r in records if r["log"] == "step"}
+            return Trained(output, losses, tuple(notices))
+
+        return self.once(("train", keys), make)
+
+    def base(self, dtype: str = "fp32") -> Path:
+        """Return the folder of a model with weights."""
+        return self.train(max_steps=2, model_dtype=dtype).folder
+
+    def verified(self, **keys: Any) -> Verification:
+        """Compare a run with transformers. Raises NotApplicable where that is not possible."""
+
+        def make() -> Verification:
+            with quiet():
+                path = self.config(keys, self._new("out"))
+                return verify(path, (), Extent(2, 32, None, True), notice=lambda line: None)
+
+        return self.once(("verify", keys), make)
+
+    def steps(self, revise: Callable[[PlanInputs], PlanInputs] = lambda inputs: inputs, **keys: Any) -> Steps:
+        """Return a run whose steps a check takes one by one."""
+        with quiet():
+            return Steps(self, self.config(keys, self._new("out")), revise)
+
+    def plan(self, **keys: Any) -> Plan:
+        """Plan a run for the device that is tested for."""
+
+        def make() -> Plan:
+            with quiet():
+                return run.plan(run.load(self.config(keys, self._new("out"))), self.target)
+
+        return self.once(("plan", keys), make)
+
+    def keep(self, op: Op, ins: tuple[Tensor, ...], read: tuple[bool, ...]) -> None:
+        """Keep the inputs of an op of the subject, once for each signature."""
+        if op.kind in self._wanted and op.signature not in self._seen:
+            self._seen.add(op.signature)
+            self.samples.setdefault(op.kind, []).append(Sample(op, tuple(x.clone() for x in ins), read))
+
+
+class Steps:
+    """A run of references in planned buffers. The memory of dead values is poisoned."""
+
+    def __init__(self, bench: Bench, config: Path, revise: Callable[[PlanInputs], PlanInputs]) -> None:
+        loaded = run.load(config)
+        opened = run.open_run(loaded, ["*.json", "*.safetensors"])
+        self.plan = plan_run(opened, device("cpu"), 1, revise)
+        self.assembly = self.plan.assembly
+        self.worker = Worker.on_cpu(self.assembly, self.plan.inputs.ops, loaded.config.train_seed, poison=True)
+        self.batch = random_rows(self.plan.inputs, seed=3).batch
+        self._count = 0
+        self._sample(bench)
+        run.fill_weights(opened, self.assembly, self.worker)
+        self.worker.start(graphs=False)
+
+    def _sample(self, bench: Bench) -> None:
+        """Keep the inputs of the subject's ops when they run."""
+        for name, calls in self.worker.executor._calls.items():  # type: ignore[attr-defined]
+            program = self.assembly.all_programs[name]
+            forward = {v for op in program.ops if op.phase == "forward" for v in op.ins}
+            for i, (op, call) in enumerate(zip(program.ops, calls, strict=True)):
+                if op.kind in bench._wanted:
+                    read = tuple(out in forward for out in op.outs)
+
+                    def function(*ins: Tensor, _op: Op = op, _call: Any = call, _read: Any = read, **attrs: Any) -> Any:
+                        bench.keep(_op, ins, _read)
+                        return _call.function(*ins, **attrs)
+
+                    calls[i] = replace(call, function=function)
+
+    def micro_step(self, *, first: bool = True, last: bool = True, scale: float | None = None, index: int = 1) -> float:
+        """Run a micro-step and return the loss so far."""
+        scale = 1 / self.batch.n_valid if scale is None else scale
+        self.worker.micro_step(self.batch, first=first, last=last, loss_scale=scale, index=index)
+        return float(self.view(self.assembly.loss))
+
+    def step(self, scale: float | None = None, lr: float = 1e-2) -> float:
+        """Take an optimizer step of two micro-steps and return its loss."""
+        self._count += 1
+        half = None if scale is None else scale
+        for i in range(2):
+            loss = self.micro_step(first=i == 0, last=i == 1, scale=half, index=2 * self._count + i)
+        self.worker.update(lr=lr, step=self._count).values()
+        return loss
+
+    @property
+    def view(self) -> Callable[..., Tensor]:
+        return self.worker.buffers.persistent
+
+    def bits(self, *roles: str) -> dict[str, Tensor]:
+        """Return the bytes of everything of these roles but readings, and copies of states that a step may discard."""
+        passing = {self.assembly.loss, self.assembly.grad_norm, self.assembly.eval_loss, *self.assembly.pending}
+        values = (v for v in self.assembly.allocated if v.role in roles and v not in passing)
+        return {v.name: self.view(v).clone().reshape(-1).view(torch.uint8) for v in values}
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {v.name: self.view(v).double() for v in self.assembly.allocated if v.role == "grad"}
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors that are not equal to the bit."""
+    same = [n for n in one if n in other and one[n].shape == other[n].shape and torch.equal(one[n], other[n])]
+    return sorted((one.keys() | other.keys()) - set(same))
+
+
+def shown(names: list[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Discard what a run prints."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose tokens are bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<pad>", "<eos>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def adapter_of(bench: Bench) -> str:
+    """Return an adapter for runs that need one: the subject's own, or an installed one."""
+    own = [item.name for item in bench.subject.provided if item.kind == "adapter"]
+    installed = own or bench.registry.names("adapter")
+    if not installed:
+        raise NotApplicable("no adapter is installed, which frozen weights need: pip install surogate-lora")
+    return installed[0]
+
+
+def op_of(bench: Bench, kind: str) -> OpDef:
+    return bench.registry.ops[kind]

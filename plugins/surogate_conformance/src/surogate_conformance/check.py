@@ -1,0 +1,107 @@
+"""Checks: a check is a function whose name is the sentence that it proves of a definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from surogate_core.errors import SurogateError, described
+
+State = Literal["passed", "failed", "not applicable"]
+
+
+class NotApplicable(Exception):
+    """A check does not concern a definition. The message says why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about every definition of some kinds.
+
+    function  (definition, bench) -> remarks, or None. Raises AssertionError, or an error of Surogate, if the claim does
+              not hold, and NotApplicable.
+    remedy    what to do if it does not hold
+    """
+
+    kinds: tuple[str, ...]
+    function: Callable[[Any, Any], list[str] | None]
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        return self.function.__name__.replace("_", " ")
+
+
+CHECKS: list[Check] = []
+"""Every check, in the order in which they run."""
+
+
+def proves(*kinds: str, remedy: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a check of all definitions of these kinds."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        CHECKS.append(Check(kinds, function, remedy))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a check. reason: why it failed or does not apply. warnings: remarks, which fail nothing."""
+
+    what: str
+    sentence: str
+    state: State
+    reason: str = ""
+    remedy: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        line = f"{self.what}: {self.sentence}"
+        if self.state == "failed":
+            return f"{line}: {self.reason}. {self.remedy}"
+        return f"{line}: {self.reason}" if self.reason else line
+
+
+@dataclass(frozen=True)
+class Case:
+    """A check of one definition."""
+
+    what: str
+    check: Check
+    definition: Any
+    bench: Any
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.check.sentence}"
+
+    def run(self) -> Result:
+        """Return the result. An exception of the definition, of any type, is a failure."""
+        try:
+            warnings = self.check.function(self.definition, self.bench) or []
+        except NotApplicable as why:
+            return Result(self.what, self.check.sentence, "not applicable", str(why))
+        except (AssertionError, SurogateError) as error:
+            return self._failed(" ".join(str(error).split()))
+        except (Exception, SystemExit) as error:
+            return self._failed(f"{described(error)} ({_place(error)})")
+        return Result(self.what, self.check.sentence, "passed", warnings=warnings)
+
+    def _failed(self, reason: str) -> Result:
+        reason = reason or "the check failed without a message"
+        return Result(self.what, self.check.sentence, "failed", reason.rstrip("."), self.check.remedy)
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost file and line of a traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "no traceback"
+
+
+def variants(bench: Any, definition: Any, default: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the keys of runs that a definition is tested in: its examples, or `default`."""
+    yield from bench.subject.examples(definition) or default

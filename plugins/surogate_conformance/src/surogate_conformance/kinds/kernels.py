@@ -1,0 +1,137 @@
+"""Checks of kernels, on the ops of tiny runs that are planned for a device, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surogate_core.api import Call, Comm, KernelDef, Op, Support, Target, Value
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device
+from surogate_core.plugins.registry import refusal
+from surogate_core.runtime.bind import as_launches
+from surogate_core.runtime.launch import SingleComm
+from surogate_core.testing.binding import check_reads_attrs
+
+from ..bench import Bench, adapter_of
+from ..check import NotApplicable, proves
+
+
+@dataclass
+class Recorder:
+    """A `BindContext` without a GPU: every value has an address, and what is bound is kept."""
+
+    target: Target
+    stream: int = 0xABC0
+    comm: Comm = field(default_factory=SingleComm)
+    addresses: dict[Value, int] = field(default_factory=dict)
+    words: list[int] = field(default_factory=list)
+    workspace: int = 0
+
+    def pointer(self, value: Value) -> int:
+        return self.addresses.setdefault(value, 0x10000000 + 0x100000 * len(self.addresses))
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> Call:
+        return function, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
+
+    def table(self, words: Sequence[int]) -> int:
+        self.words += words
+        return 0xAB000000
+
+    def notice(self, text: str) -> None:
+        assert text.strip(), "a notice is empty"
+
+    def autotune_cache(self, name: str, load: Callable[..., None], dump: Callable[[], Mapping[str, str]]) -> None:
+        load({})
+
+
+def _ops(kernel: KernelDef, bench: Bench) -> list[Op]:
+    """Return the ops of runs planned for the device that the kernel's op is, one for each signature.
+
+    Runs select what the subject and its neighbours provide. Raises NotApplicable if no run has such an op that the
+    kernel serves.
+    """
+    target = Target(device(bench.target))
+    found = bench.once("planned ops", lambda: list(_planned(bench)))
+    kinds = {op.signature: op for op in found if op.kind == kernel.op}
+    if not kinds:
+        raise NotApplicable(f"no tiny run for {bench.target} has the op {kernel.op}")
+    definition = bench.registry.ops[kernel.op]
+    reasons = {signature: refusal(kernel, definition, op, target) for signature, op in kinds.items()}
+    served = [op for signature, op in kinds.items() if not reasons[signature]]
+    if not served:
+        raise NotApplicable(f"it serves no {kernel.op} of tiny runs for {bench.target}: {next(iter(reasons.values()))}")
+    return served
+
+
+def _planned(bench: Bench) -> Iterator[Op]:
+    base = {"model_dtype": "bf16"}
+    runs: list[dict[str, Any]] = [base, {**base, "recompute": "true"}]
+    for item in bench.subject.provided:
+        if item.kind == "recipe":
+            runs += [{"recipe": item.name, "model_dtype": None}, {"recipe": item.name, "model_dtype": None, "recompute": "true"}]
+        elif item.kind == "optimizer":
+            runs += [{**base, "optimizer": item.name}, {**base, "optimizer": item.name, "master_dtype": "fp32"}]
+        elif item.kind == "model":
+            runs += [{**base, "model": str(bench.model_dir(config))} for config in bench.config_of(item.definition)]
+        elif item.kind in ("adapter", "weight format"):
+            keys = {"adapter": adapter_of(bench), "model": str(bench.base("bf16")), "from_scratch": False}
+            key = {item.definition.key: True} if item.kind == "weight format" else {}
+            runs += [{**base, **keys, **key}]
+            runs += [{**base, **keys, **key, "recipe": name, "model_dtype": None} for name in bench.registry.names("recipe")]
+    for keys in runs:
+        try:
+            plan = bench.plan(kernels="allow_reference", **keys)
+        except ConfigError:
+            continue
+        for program in plan.assembly.all_programs.values():
+            yield from program.ops
+
+
+@proves("kernel", remedy="supports, workspace and notice answer from the op and the target alone, and import no compiled module.")
+def it_answers_what_a_plan_asks(kernel: KernelDef, bench: Bench) -> None:
+    definition = bench.registry.ops.get(kernel.op)
+    assert definition is not None, f"no installed plugin defines its op {kernel.op}"
+    unknown = sorted(set(kernel.attrs) - set(definition.attrs))
+    assert not unknown, f"KernelDef.attrs names {', '.join(unknown)}, which {kernel.op} does not have"
+    for name in ("a100", "h100", bench.target, "cpu"):
+        target = Target(device(name))
+        for op in _ops(kernel, bench):
+            found = kernel.supports(op, target)
+            assert isinstance(found, Support), f"supports returns {found!r:.60}"
+            assert found.ok or found.reason, f"supports refuses {name} without a reason"
+            if found.ok:
+                size, again = (kernel.workspace(op, target) for _ in range(2))
+                assert isinstance(size, int) and size >= 0 and size == again, f"workspace is {size!r}, then {again!r}"
+                assert isinstance(kernel.notice(op, target), str), "notice returns no text"
+
+
+@proves("kernel", remedy="bind returns context.call(launch, ...), or a tuple of Launch, whose functions take the stream last.")
+def its_launches_get_every_output_and_the_stream(kernel: KernelDef, bench: Bench) -> None:
+    if kernel.module and importlib.util.find_spec(kernel.module) is None:
+        raise NotApplicable(f"{kernel.module} is not compiled here")
+    for op in _ops(kernel, bench):
+        context = Recorder(Target(device(bench.target)))
+        context.workspace = 0xCD000000 if kernel.workspace(op, context.target) else 0
+        try:
+            bound = check_reads_attrs(kernel, op, context)
+        except (RuntimeError, OSError, ConfigError) as error:
+            raise NotApplicable(f"it binds on a GPU only: {str(error).splitlines()[0]}") from None
+        launches = as_launches(bound)
+        assert launches, "bind returns no launch"
+        given = [argument for launch in launches for argument in launch.call[1]]
+        for launch in launches:
+            function, arguments = launch.call
+            assert callable(function), f"a launch is {function!r:.60}, expected a function"
+            assert arguments and arguments[-1] == context.stream, "the last argument of a launch is not the stream"
+        reached = {*(a for a in given if isinstance(a, int)), *context.words}
+        lost = [f"output {i}" for i, v in enumerate(op.written) if context.addresses.get(v) not in reached and not _inside(v, reached, context)]
+        assert not lost, f"{', '.join(lost)} of {op.kind} reaches no launch"
+
+
+def _inside(value: Value, reached: set[int], context: Recorder) -> bool:
+    """Return whether a launch gets an address inside of a value."""
+    at = context.addresses.get(value)
+    return at is not None and any(at <= word < at + value.nbytes for word in reached)

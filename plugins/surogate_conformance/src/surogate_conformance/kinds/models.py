@@ -1,0 +1,95 @@
+"""Checks of models, at a tiny config: that of an example, over keys that most models read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from surogate_core.api import ModelDef
+from surogate_core.errors import ConfigError
+
+from ..bench import Bench, differing, shown
+from ..check import NotApplicable, proves
+
+EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{"hidden_size": 64, ...}]}.'
+
+
+def _each(definition: ModelDef, bench: Bench) -> list[dict[str, Any]]:
+    """Return the keys of a run of each tiny config."""
+    return [{"model": str(bench.model_dir(config))} for config in bench.config_of(definition)]
+
+
+@proves("model", remedy=EXAMPLE)
+def it_trains_and_the_loss_falls(definition: ModelDef, bench: Bench) -> None:
+    for keys in _each(definition, bench):
+        losses = bench.train(save_steps=4, **keys).losses
+        assert losses[max(losses)] < losses[1] - 0.1, f"the loss is {losses[1]:.3f} at first and then {losses[max(losses)]:.3f}"
+        bench.steps(**keys).step()
+
+
+@proves("model", remedy="Raise ConfigError with key and value from ModelDef.dims, or use a default.")
+def a_config_that_lacks_a_key_is_read_or_refused_by_name(definition: ModelDef, bench: Bench) -> None:
+    for config in bench.config_of(definition):
+        for key in config:
+            try:
+                definition.dims({k: v for k, v in config.items() if k != key})
+            except ConfigError as error:
+                assert key in str(error), f"without {key}, dims raises a ConfigError that does not name it: {error}"
+
+
+@proves("model", remedy="`surogate verify` with a config of this model shows every output and gradient.")
+def it_computes_what_transformers_computes(definition: ModelDef, bench: Bench) -> None:
+    if not definition.in_transformers:
+        raise NotApplicable("its definition says that transformers has no such model (in_transformers)")
+    for keys in _each(definition, bench):
+        for dtype in ("fp32", "bf16"):
+            found = bench.verified(model_dtype=dtype, **keys)
+            assert found.passed, f"in {dtype}, {found.first_wrong.name if found.first_wrong else 'a value'} is wrong"
+            assert not found.verdict.not_compared, f"not compared: {', '.join(found.verdict.not_compared)}"
+
+
+@proves("model", remedy="Name every tensor of the checkpoint, with its shape, in ModelDef.weights.")
+def its_weights_are_written_and_read_without_a_change(definition: ModelDef, bench: Bench) -> None:
+    for keys in _each(definition, bench):
+        first = bench.train(max_steps=2, **keys).folder
+        still = {"learning_rate": 0, "weight_decay": 0, "max_steps": 1, "from_scratch": False}
+        again = bench.train(**{**keys, **still, "model": str(first)}).folder
+        one, other = ({n: x.reshape(-1).view(torch.uint8) for n, x in _tensors(f).items()} for f in (first, again))
+        wrong = differing(one, other)
+        assert not wrong, f"{shown(wrong)} changed on the way through a checkpoint"
+
+
+def _tensors(folder: Any) -> dict[str, torch.Tensor]:
+    return {name: x for path in sorted(folder.glob("*.safetensors")) for name, x in load_file(path).items()}
+
+
+@proves("model", remedy="Label the values of blocks (docs/write-a-plugin.md), and write no reference that draws numbers.")
+def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
+    for keys in _each(definition, bench):
+        plain = bench.steps(**keys)
+        plain.step()
+        for part in ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm"):
+            with_it = bench.steps(**keys, **{part: True})
+            with_it.step()
+            wrong = differing(plain.bits("param"), with_it.bits("param"))
+            assert not wrong, f"with {part} other bits come out of {shown(wrong)}"
+
+
+@proves("model", remedy="Keep documents apart: use cu_seqlens in attention, and positions that restart.")
+def documents_of_a_row_do_not_see_each_other(definition: ModelDef, bench: Bench) -> None:
+    for keys in _each(definition, bench):
+        steps = bench.steps(**keys)
+        batch = steps.batch
+        cut = int(batch.cu_seqlens[1])
+        losses = []
+        for shift in (0, 1):
+            tokens = batch.tokens.copy()
+            tokens[:cut] = (tokens[:cut] + shift) % steps.plan.inputs.dims.vocab_size
+            targets = batch.targets.copy()
+            targets[:cut] = -100
+            changed = replace(batch, tokens=tokens, targets=targets, n_valid=int((targets >= 0).sum()))
+            losses.append(steps.worker.evaluate(changed))
+        assert losses[0] == losses[1], f"tokens of the first document change the loss of the others by {abs(losses[0] - losses[1]):.1e}"

@@ -1,0 +1,75 @@
+"""Checks of optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from surogate_core.api import OptimizerDef
+from surogate_core.assembly.update_groups import by_block
+
+from ..bench import Bench, differing, shown
+from ..check import proves, variants
+from .training import check_falls, check_resumes, check_skips
+
+SEVERAL = ({}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"model_dtype": "bf16", "master_dtype": "bf16"})
+"""Dtypes of params and masters: one, a working copy, a master that is rounded stochastically."""
+
+
+def _runs(definition: OptimizerDef, bench: Bench) -> list[dict[str, Any]]:
+    return [{"optimizer": definition.name, **keys} for keys in variants(bench, definition, [{}])]
+
+
+@proves("optimizer", remedy='Check the sign and size of the update. Options that suit a tiny model go into an example: SUROGATE_EXAMPLES = {"optimizer NAME": [{"learning_rate": 1}]}.')
+def it_trains_and_the_loss_falls(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        check_falls(bench, keys)
+
+
+@proves("optimizer", remedy="Multiply the gradient by clip_coef, once.")
+def the_gradient_that_it_uses_is_clipped(definition: OptimizerDef, bench: Bench) -> None:
+    """With a norm above max_grad_norm, a larger gradient is clipped to the same one, up to the rounding of the norm."""
+    for keys in _runs(definition, bench):
+        runs = []
+        for factor in (1.0, 1024.0):
+            steps = bench.steps(**keys, max_grad_norm=1e-3)
+            before = {n: x.double().clone() for n, x in steps.worker.params().items()}
+            steps.step(factor / steps.batch.n_valid, lr=keys.get("learning_rate", 1e-2))
+            runs.append({n: x.double() - before[n] for n, x in steps.worker.params().items()})
+        for name, moved in runs[0].items():
+            size = float(moved.norm())
+            error = float((moved - runs[1][name]).norm()) / size if size else float(runs[1][name].norm())
+            assert error <= 1e-2, f"a gradient 1024 times as large, clipped to the same norm, moves {name} {error:.1%} differently"
+
+
+@proves("optimizer", remedy="Write nothing where clip_coef is not finite: neither params nor states.")
+def a_step_that_is_skipped_changes_nothing(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        for dtypes in SEVERAL:
+            check_skips(bench.steps(**{**keys, **dtypes}))
+
+
+@proves("optimizer", remedy="Name states after their params, and let nothing depend on the other params of the group.")
+def groups_by_block_have_the_bits_of_one_group(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        one = bench.steps(**keys)
+        other = bench.steps(lambda inputs: replace(inputs, update_groups=by_block), **keys)
+        for steps in (one, other):
+            steps.step()
+            steps.step()
+        wrong = differing(one.bits("param", "state"), other.bits("param", "state"))
+        assert not wrong, f"updated block by block, {shown(wrong)} differ"
+
+
+@proves("optimizer", remedy="Keep everything that later steps depend on in states, and draw random bits from seed and step.")
+def a_resumed_run_has_the_bits_of_an_uninterrupted_one(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        check_resumes(bench, keys)
+
+
+@proves("optimizer", remedy="Refuse by ConfigError what update cannot do, and list the others in state_dtypes.")
+def every_dtype_of_its_states_trains(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        for dtype in definition.state_dtypes:
+            losses = bench.train(optimizer_state_dtype=dtype, **keys).losses
+            assert losses[max(losses)] < losses[1], f"with optimizer_state_dtype: {dtype} the loss does not fall"
