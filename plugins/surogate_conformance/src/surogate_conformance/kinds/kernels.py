@@ -68,10 +68,14 @@ def _ops(kernel: KernelDef, bench: Bench) -> list[Op]:
 
 def _planned(bench: Bench) -> Iterator[Op]:
     base = {"model_dtype": "bf16"}
-    runs: list[dict[str, Any]] = [base, {**base, "recompute": "true"}]
+    again = {"recompute": "true"}
+    narrow = {**base, "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"}
+    runs: list[dict[str, Any]] = [base, {**base, **again}, narrow, {"model_dtype": "fp32"}, {"model_dtype": "fp32", **again}]
     for item in bench.subject.provided:
         if item.kind == "recipe":
-            runs += [{"recipe": item.name, "model_dtype": None}, {"recipe": item.name, "model_dtype": None, "recompute": "true"}]
+            own = {"recipe": item.name, "model_dtype": None}
+            runs += [own, {**own, **again}, {**own, "numerics_report_steps": 1}]
+            runs += [{**own, "adapter": adapter_of(bench), "model": str(bench.base("bf16")), "from_scratch": False}]
         elif item.kind == "optimizer":
             runs += [{**base, "optimizer": item.name}, {**base, "optimizer": item.name, "master_dtype": "fp32"}]
         elif item.kind == "model":

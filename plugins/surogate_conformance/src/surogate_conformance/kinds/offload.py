@@ -19,16 +19,23 @@ def _runs(definition: OffloadDef, bench: Bench) -> Iterator[dict[str, Any]]:
     """Yield the keys of runs: one for each option that selects it."""
     default = [{key: value for key, value in proposed.items()} for proposed in definition.proposed]
     distinct = {tuple(sorted(keys)): keys for keys in default}
-    found = [{"model_dtype": "bf16", "master_dtype": "fp32", **k} for k in variants(bench, definition, list(distinct.values()))]
+    base = _base(bench)
+    found = [{**base, **keys} for keys in variants(bench, definition, list(distinct.values()))]
     if not found:
         raise NotApplicable('nothing says which keys select it. Give an example: SUROGATE_EXAMPLES = {"offload NAME": [{"key": true}]}')
     yield from found
 
 
+def _base(bench: Bench) -> dict[str, Any]:
+    """Return the keys of a run without it: enough blocks that some are not in use, and a master for each weight."""
+    model = bench.model_dir({**bench.config_of(bench.model)[0], "num_hidden_layers": 4})
+    return {"model": str(model), "model_dtype": "bf16", "master_dtype": "fp32"}
+
+
 @proves("offload", remedy="Move values, and compute nothing else.")
 def a_run_with_it_has_the_bits_of_one_without(definition: OffloadDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
-        plain = bench.steps(model_dtype="bf16", master_dtype="fp32")
+        plain = bench.steps(**_base(bench))
         try:
             moved = bench.steps(**keys)
         except ConfigError as error:

@@ -32,6 +32,7 @@ MOST = 6
 def samples(definition: OpDef, bench: Bench) -> list[Sample]:
     """Return inputs for an op: those of examples, then of runs. Raises NotApplicable if there are none."""
     given = [_example(definition, example) for example in bench.subject.examples(definition)]
+    bench.once("a run", lambda: bench.steps().step())
     found = given + bench.samples.get(definition.kind, [])
     if not found:
         raise NotApplicable(
@@ -49,7 +50,7 @@ def _example(definition: OpDef, example: Mapping[str, Any]) -> Sample:
     outs = tuple(Value(f"out{i}", s.shape, s.dtype, "act") for i, s in enumerate(definition.infer(values, attrs)))
     changes = tuple(definition.changes(values, attrs))
     op = Op(definition.kind, values, outs, attrs, phase="forward", changes=changes)
-    return Sample(op, tuple(ins), tuple(i == 0 for i in range(len(outs))))
+    return Sample(op, tuple(ins), tuple(i == 0 for i in range(len(outs))), True)
 
 
 def _drawn(text: str, gen: torch.Generator) -> Tensor:
@@ -84,17 +85,13 @@ def its_reference_has_the_shapes_and_attributes_that_it_declares_and_no_side_eff
     definition: OpDef, bench: Bench
 ) -> None:
     for sample in samples(definition, bench):
-        held = [x if _names(x) == v.dtype else Elements(x, v.dtype) for x, v in zip(sample.ins, sample.op.ins, strict=True)]
+        held = [Elements(x, v.dtype) for x, v in _pairs(sample)]
         check_op(definition, *held, **sample.op.attrs)
-
-
-def _names(x: Tensor) -> str:
-    return next((name for name, dtype in TORCH_DTYPES.items() if dtype == x.dtype), "")
 
 
 @proves("op", remedy="Derive the rule again (OpDef.vjp), or remove it: core then differentiates the reference.")
 def its_backward_rule_is_the_derivative_of_its_reference(definition: OpDef, bench: Bench) -> None:
-    found = [s for s in samples(definition, bench) if s.op.phase == "forward" and any(s.read)]
+    found = [s for s in samples(definition, bench) if s.differentiated and any(s.read)]
     if not found:
         raise NotApplicable("no forward pass has it, so nothing differentiates it")
     for sample in found:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from surogate_core.plugins.provided import CORE
+
 from ..bench import Bench
 from ..check import NotApplicable, proves
 from ..subject import Subject, broken
@@ -79,8 +81,8 @@ def _core_imports(path: Path) -> Iterator[tuple[int, str]]:
 
 @proves("package", remedy='Add to its dependencies: "surogate-core>=0.1,<0.2".')
 def it_requires_a_range_of_versions_of_surogate_core(subject: Subject, bench: Bench) -> None:
-    if subject.file is not None:
-        raise NotApplicable("a single file has no metadata")
+    if subject.file is not None or subject.name == CORE:
+        raise NotApplicable("it is surogate-core" if subject.name == CORE else "a single file has no metadata")
     required = [r for r in importlib.metadata.requires(subject.name) or [] if re.match(r"surogate[-_.]core\b", r, re.I)]
     assert required, "it does not require surogate-core"
     for requirement in required:
