@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .check import Result
@@ -28,19 +29,24 @@ def conformance(name: str, target: str = "h200") -> Iterator[Result]:
     """
     from surogate_core.machine.devices import device
 
-    from .subject import find_subject
-
-    device(target)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    subject = find_subject(name)
     from .bench import Bench
     from .cases import cases
+    from .subject import found
 
+    device(target)
+    with found(name) as subject, bench_folder() as folder:
+        for case in cases(subject, Bench(subject, folder, target)):
+            yield case.run()
+
+
+@contextmanager
+def bench_folder() -> Iterator[Path]:
+    """Make a folder for a bench. While it exists, runs cache there and look for no model on the hub."""
     with tempfile.TemporaryDirectory(prefix="surogate-conformance-", ignore_cleanup_errors=True) as folder:
-        before = os.environ.get("XDG_CACHE_HOME")
-        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+        before = dict(os.environ)
+        os.environ.update(XDG_CACHE_HOME=str(Path(folder) / "cache"), HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
         try:
-            for case in cases(subject, Bench(subject, Path(folder), target)):
-                yield case.run()
+            yield Path(folder)
         finally:
-            os.environ.pop("XDG_CACHE_HOME") if before is None else os.environ.update(XDG_CACHE_HOME=before)
+            os.environ.clear()
+            os.environ.update(before)

@@ -315,13 +315,8 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def adapter_of(bench: Bench) -> str:
-    """Return an adapter for runs that need one: the subject's own, or an installed one."""
-    own = [item.name for item in bench.subject.provided if item.kind == "adapter"]
-    installed = own or bench.registry.names("adapter")
-    if not installed:
+    """Return an adapter for runs that need one: PEFT's, which transformers can be compared with, or another."""
+    adapters = {name: bench.registry.get("adapter", name) for name in bench.registry.names("adapter")}
+    if not adapters:
         raise NotApplicable("no adapter is installed, which frozen weights need: pip install surogate-lora")
-    return installed[0]
-
-
-def op_of(bench: Bench, kind: str) -> OpDef:
-    return bench.registry.ops[kind]
+    return next((name for name, adapter in adapters.items() if adapter.library == "peft"), next(iter(adapters)))

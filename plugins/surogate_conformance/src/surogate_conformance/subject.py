@@ -8,7 +8,8 @@ import importlib.util
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,10 @@ class Subject:
             return []
         given = getattr(sys.modules[definition.origin.module], EXAMPLES, {})
         name = f"{definition.origin.kind} {definition.origin.name}"
-        found = given.get(name, []) if isinstance(given, Mapping) else None
-        if not isinstance(found, list) or not all(isinstance(example, dict) for example in found):
-            raise ConfigError(f"{EXAMPLES}[{name!r}] is {found!r:.80}, expected a list of dicts")
-        return found
+        examples = given.get(name, []) if isinstance(given, Mapping) else None
+        if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
+            raise ConfigError(f"{EXAMPLES}[{name!r}] is {examples!r:.80}, expected a list of dicts")
+        return examples
 
     def source_files(self) -> list[Path]:
         """Return the Python files of the packages that the entry points are in."""
@@ -61,8 +62,25 @@ class Subject:
         return files
 
 
-def find_subject(name: str) -> Subject:
-    """Return what `name` names: a distribution, a plugin, a folder or a .py file. Raises ConfigError if nothing."""
+@contextmanager
+def found(name: str) -> Iterator[Subject]:
+    """Find what `name` names: a distribution, a plugin, a folder or a .py file. Raises ConfigError if nothing.
+
+    A folder or file is importable, and has entry points, until the context ends.
+    """
+    path, modules = list(sys.path), set(sys.modules)
+    try:
+        yield _find(name)
+    finally:
+        if sys.path != path:
+            for module in set(sys.modules) - modules:
+                if str(getattr(sys.modules[module], "__file__", None) or "").startswith(tuple(set(sys.path) - set(path))):
+                    del sys.modules[module]
+            sys.path[:] = path
+            discovery._survey.cache_clear()
+
+
+def _find(name: str) -> Subject:
     path = Path(name)
     if path.suffix == ".py" or path.is_dir():
         return _of_path(path.resolve())
@@ -92,10 +110,10 @@ def _of_path(path: Path) -> Subject:
         info = Path(tempfile.mkdtemp(prefix="surogate-subject-"))
         _write_metadata(info / f"{name.replace('-', '_')}-{version}.dist-info", name, version, requires, entries)
         sys.path[:0] = [str(folder), str(info)]
-        importlib.metadata.MetadataPathFinder.invalidate_caches()
+        importlib.invalidate_caches()
         discovery._survey.cache_clear()
-    found = find_subject(name)
-    return Subject(found.name, found.registry, found.plugins, file)
+    installed_now = _find(name)
+    return Subject(installed_now.name, installed_now.registry, installed_now.plugins, file)
 
 
 def _has_hooks(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surogate_core.api import Call, Comm, KernelDef, Op, Support, Target, Value
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.plugins.registry import refusal
 from surogate_core.runtime.bind import as_launches
@@ -88,7 +88,7 @@ def _planned(bench: Bench) -> Iterator[Op]:
     for keys in runs:
         try:
             plan = bench.plan(kernels="allow_reference", **keys)
-        except ConfigError:
+        except SurogateError:  # what refuses the run has checks of its own
             continue
         for program in plan.assembly.all_programs.values():
             yield from program.ops

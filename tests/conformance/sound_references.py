@@ -1,0 +1,42 @@
+"""References of `sound_plugin.py`, and wrong ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference.rounding import TORCH_DTYPES
+
+
+def int8(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes around 128, and a scale for each row."""
+    scale = w.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return (w.float() / scale).round().add(128).to(torch.uint8), scale
+
+
+def from_int8(codes: Tensor, scale: Tensor, *, dtype: str) -> Tensor:
+    return ((codes.float() - 128) * scale).to(TORCH_DTYPES[dtype])
+
+
+def off_by_one(codes: Tensor, scale: Tensor, *, dtype: str) -> Tensor:
+    return ((codes.float() - 120) * scale).to(TORCH_DTYPES[dtype])
+
+
+def detached(x: Tensor) -> Tensor:
+    return x + x.detach().float().relu().square().to(x.dtype)
+
+
+def random(x: Tensor) -> Tensor:
+    return x * torch.rand(())
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.data.mul_(2).clone()
+
+
+def narrow(x: Tensor) -> Tensor:
+    return x[:1]
+
+
+def across_documents(x: Tensor) -> Tensor:
+    return x + x.mean(0, keepdim=True)
