@@ -559,7 +559,7 @@ FAULTS = [
     # ---- launchers
     Fault(
         "a launcher that takes every run",
-        "change('LAUNCHER', recognises=lambda environment: True)",
+        "change('LAUNCHER', recognises=lambda environment: 'always')",
         "launcher",
         "it is chosen only in its own environment",
         "would start every run",

@@ -6,11 +6,12 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -18,10 +19,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surogate_core import run
-from surogate_core.api import ModelDef, Op, OpDef
+from surogate_core.api import ModelDef, Op
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.reporting import picture
 from surogate_core.runtime.worker import Worker
 from surogate_core.verification import Extent, Verification, verify
 from surogate_core.verification.rows import random_rows
@@ -136,6 +139,7 @@ class Bench:
             "model": keys.get("model") or str(self.model_dir()),
             "from_scratch": True,
             "model_dtype": "fp32",
+            "optimizer": "adamw",
             "sequence_len": 32,
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": 2,
@@ -202,6 +206,36 @@ class Bench:
         """Return a run whose steps a check takes one by one."""
         with quiet():
             return Steps(self, self.config(keys, self._new("out")), revise)
+
+    def own_runs(self) -> list[dict[str, Any]]:
+        """Return the keys of a run for each definition of the subject that a run can select."""
+        runs: list[dict[str, Any]] = [{}]
+        for item in self.subject.provided:
+            definition = item.definition
+            if item.kind == "model":
+                runs += [{"model": str(self.model_dir(config))} for config in self.config_of(definition)]
+            elif item.kind == "recipe":
+                runs.append({"recipe": item.name, "model_dtype": None})
+            elif item.kind == "optimizer":
+                runs.append({"optimizer": item.name})
+            elif item.kind in ("adapter", "weight format"):
+                keys = {definition.key: True} if item.kind == "weight format" else {}
+                adapter = adapter_of(self) if item.kind == "weight format" else item.name
+                base = {"adapter": adapter, "model": str(self.base("bf16")), "from_scratch": False}
+                runs += [{**base, "model_dtype": "bf16", **keys}]
+                runs += [{**base, **keys, "recipe": r, "model_dtype": None} for r in self.registry.names("recipe")]
+        return runs
+
+    def sample_ops(self) -> None:
+        """Run a step of each of `own_runs` for the samples of their ops. Checks of their own tell what fails."""
+
+        def make() -> bool:
+            for keys in self.own_runs():
+                with suppress(SurogateError):
+                    self.steps(**keys).step()
+            return True
+
+        self.once("samples", make)
 
     def plan(self, **keys: Any) -> Plan:
         """Plan a run for the device that is tested for."""
@@ -295,8 +329,8 @@ def shown(names: list[str]) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Discard what a run prints."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    """Discard what a run prints, and its picture, which takes longer than the run."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), patch.object(picture, "draw_loss"):
         yield
 
 

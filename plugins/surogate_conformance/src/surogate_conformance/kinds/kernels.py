@@ -15,7 +15,7 @@ from surogate_core.runtime.bind import as_launches
 from surogate_core.runtime.launch import SingleComm
 from surogate_core.testing.binding import check_reads_attrs
 
-from ..bench import Bench, adapter_of
+from ..bench import Bench
 from ..check import NotApplicable, proves
 
 
@@ -67,31 +67,23 @@ def _ops(kernel: KernelDef, bench: Bench) -> list[Op]:
 
 
 def _planned(bench: Bench) -> Iterator[Op]:
-    base = {"model_dtype": "bf16"}
-    again = {"recompute": "true"}
-    narrow = {**base, "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"}
-    runs: list[dict[str, Any]] = [base, {**base, **again}, narrow, {"model_dtype": "fp32"}, {"model_dtype": "fp32", **again}]
-    for item in bench.subject.provided:
-        if item.kind == "recipe":
-            own = {"recipe": item.name, "model_dtype": None}
-            runs += [own, {**own, **again}, {**own, "numerics_report_steps": 1}]
-            runs += [{**own, "adapter": adapter_of(bench), "model": str(bench.base("bf16")), "from_scratch": False}]
-        elif item.kind == "optimizer":
-            runs += [{**base, "optimizer": item.name}, {**base, "optimizer": item.name, "master_dtype": "fp32"}]
-        elif item.kind == "model":
-            runs += [{**base, "model": str(bench.model_dir(config))} for config in bench.config_of(item.definition)]
-        elif item.kind in ("adapter", "weight format"):
-            keys = {"adapter": adapter_of(bench), "model": str(bench.base("bf16")), "from_scratch": False}
-            key = {item.definition.key: True} if item.kind == "weight format" else {}
-            runs += [{**base, **keys, **key}]
-            runs += [{**base, **keys, **key, "recipe": name, "model_dtype": None} for name in bench.registry.names("recipe")]
-    for keys in runs:
-        try:
-            plan = bench.plan(kernels="allow_reference", **keys)
-        except SurogateError:  # what refuses the run has checks of its own
-            continue
-        for program in plan.assembly.all_programs.values():
-            yield from program.ops
+    """Yield the ops of the subject's runs in several dtypes. Runs that another definition refuses are left out."""
+    more: list[dict[str, Any]] = [{"model_dtype": "bf16"}, {"recompute": "true"}]
+    more.append({"model_dtype": "bf16", "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"})
+    more.append({"model_dtype": "bf16", "master_dtype": "fp32"})
+    more.append({"numerics_report_steps": 1})
+    for own in bench.own_runs():
+        for keys in ({}, *more):
+            if keys.get("model_dtype", "") and own.get("model_dtype", "") is None:
+                keys = {k: v for k, v in keys.items() if k != "model_dtype"}
+            try:
+                plan = bench.plan(**{"kernels": "allow_reference", **own, **keys})
+            except SurogateError as error:
+                if str(error).startswith("kernel "):
+                    raise
+                continue
+            for program in plan.assembly.all_programs.values():
+                yield from program.ops
 
 
 @proves("kernel", remedy="supports, workspace and notice answer from the op and the target alone, and import no compiled module.")

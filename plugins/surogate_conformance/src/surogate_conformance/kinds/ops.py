@@ -32,7 +32,7 @@ MOST = 6
 def samples(definition: OpDef, bench: Bench) -> list[Sample]:
     """Return inputs for an op: those of examples, then of runs. Raises NotApplicable if there are none."""
     given = [_example(definition, example) for example in bench.subject.examples(definition)]
-    bench.once("a run", lambda: bench.steps().step())
+    bench.sample_ops()
     found = given + bench.samples.get(definition.kind, [])
     if not found:
         raise NotApplicable(
