@@ -70,9 +70,26 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
     )
     assert "mine" not in CliRunner().invoke(app, ["doctor"]).output
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
-    assert [command["problem"] for command in listed["commands"]] == [
-        "'doctor' is a command of surogate itself and cannot be replaced"
-    ]
+    assert {command["name"]: command["problem"] for command in listed["commands"]} == {
+        "doctor": "'doctor' is a command of surogate itself and cannot be replaced",
+        "plugins test": "",
+    }
+
+
+def test_a_command_of_another_distribution_can_follow_plugins(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def command(name: str) -> int:\n    print('hi', name)\n    return 5"
+    install("acme-commands", "1.0", "plugins.greet", source, group="surogate.commands", head="")
+    ran = CliRunner().invoke(app, ["plugins", "greet", "world"])
+    assert (ran.exit_code, ran.output) == (5, "hi world\n")
+    assert "plugins greet" in CliRunner().invoke(app, ["plugins"]).output
+    monkeypatch.setenv("SUROGATE_PLUGINS", "-surogate-conformance")
+    missing = CliRunner().invoke(app, ["plugins", "test", "acme"])
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        "error: surogate plugins test: is not installed. Try: pip install surogate-conformance\n",
+    )
 
 
 def test_a_broken_command_names_its_distribution(install: Install) -> None:

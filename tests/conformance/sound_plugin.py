@@ -1,5 +1,5 @@
-"""A plugin in one file, with a definition of nearly every kind, that passes every check: `test_planted_faults.py` breaks
-it. Its model and optimizer are those of `plugins/example_third_party`."""
+"""A plugin in one file that passes every check, with definitions of most kinds. `test_planted_faults.py` breaks it.
+Its model and optimizer are those of `plugins/example_third_party`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from acme_surogate.mlp import MLP, SQUARED_RELU
 from acme_surogate.sgd import SGD, SGD_OP
+
 from surogate_core.api import (
     AdapterDef,
     CheckpointForm,
@@ -106,7 +107,7 @@ ADAPTER = AdapterDef(
     commands=lambda folder, base, options: [("acme", f"acme {folder}")],
 )
 
-# ------------------------------------------------------------------------------- a weight format: 8 bits, scales of rows
+# ------------------------------------------------------------------------------ a weight format: 8 bits, scales of rows
 
 
 class WeightOptions(NoOptions):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 from surogate_conformance import bench_folder
 from surogate_conformance.bench import Bench
 from surogate_conformance.cases import cases
@@ -81,9 +82,6 @@ def lowering(make):
         return dataclasses.replace(family, micro=added(family.micro, *ops))
     change("RECIPE", lower=lower)
 
-def twice(b, x):
-    return b.apply("acme_squared_relu", x)
-
 """
 
 UPDATE = """
@@ -91,11 +89,19 @@ def updating(make):
     def update(context):
         b, s = context.builder, context.scalars
         for p in context.params:
-            velocity = b.state(f"v.{p.param.name}", p.param.shape, "fp32", Init(kind="zeros"))
-            make(context, b, s, p, velocity)
+            make(context, b, s, p, state(b, p))
     change("OPTIMIZER", update=update)
 
 from surogate_core.api import Init
+
+def also(kind, reference):
+    """Provide another op, which has the shape of its first input."""
+    globals()["ALSO"] = OpDef(kind=kind, reference=reference, infer=lambda ins, attrs: [
+        OutSpec("out", ins[0].shape, ins[0].dtype)])
+    globals()["surogate_ops"] = hook("OP", "UPDATE", "INT8", "FROM_INT8", "ALSO")
+
+def state(b, p, **more):
+    return b.state(f"v.{p.param.name}", p.param.shape, "fp32", Init(kind="zeros"), **more)
 
 def sgd(context, b, s, p, velocity, clip_coef, grad=None, momentum=0.9, stream=1):
     work = () if p.param is p.master else (p.param,)
@@ -112,7 +118,9 @@ FAULTS = [
     Fault("a misspelt hook", "surogate_op = surogate_ops", "package", LOADS, "unknown hook; did you mean surogate_ops"),
     Fault(
         "options that ignore misspelt keys",
-        "from pydantic import BaseModel\nclass Loose(BaseModel):\n    acme_loose: int = 1\nchange('RECIPE', options=Loose)",
+        "from pydantic import BaseModel\n"
+        "class Loose(BaseModel):\n    acme_loose: int = 1\n"
+        "change('RECIPE', options=Loose)",
         "package",
         LOADS,
         r'options of recipe .acme. lack ConfigDict\(extra="forbid"\)',
@@ -126,7 +134,11 @@ FAULTS = [
     ),
     Fault("a name with spaces", "change('RECIPE', name='my recipe')", "package", LOADS, "text without spaces"),
     Fault(
-        "an offload strategy without functions", "change('OFFLOAD', on_host=None)", "package", LOADS, "would move nothing"
+        "an offload strategy without functions",
+        "change('OFFLOAD', on_host=None)",
+        "package",
+        LOADS,
+        "would move nothing",
     ),
     Fault(
         "a kernel whose module is not installed",
@@ -135,9 +147,7 @@ FAULTS = [
         LOADS,
         "acme_kernels._C.*in no package that is installed",
     ),
-    Fault(
-        "a kernel for a dtype that does not exist", "change('KERNEL', dtypes=('fp7', '*'))", "package", LOADS, "fp7"
-    ),
+    Fault("a kernel for a dtype that does not exist", "change('KERNEL', dtypes=('fp7', '*'))", "package", LOADS, "fp7"),
     Fault(
         "a reference that does not exist",
         "change('OP', reference='sound_references:gone')",
@@ -217,7 +227,9 @@ FAULTS = [
         "finite differences",
     ),
     Fault("negative FLOPs", "change('OP', flops=lambda op: -1)", "op acme_squared_relu", COSTS, "flops: returned -1"),
-    Fault("a rate that no device has", "change('OP', math=lambda op: 'fp3')", "op acme_squared_relu", COSTS, "no rate of"),
+    Fault(
+        "a rate that no device has", "change('OP', math=lambda op: 'fp3')", "op acme_squared_relu", COSTS, "no rate of"
+    ),
     Fault(
         "a product that it does not compute",
         "from surogate_core.api import Product\nchange('FROM_INT8', product=Product(of='forward'))",
@@ -247,12 +259,22 @@ FAULTS = [
         "may overwrite input 0, but has another size",
     ),
     # ---- kernels
-    Fault("supports returns a bool", "change('KERNEL', supports=lambda op, target: True)", "kernel", ANSWERS, "expected a"),
     Fault(
-        "an attribute that the op lacks", "change('KERNEL', attrs=('scale',))", "kernel", ANSWERS, "scale, which .*not have"
+        "supports returns a bool", "change('KERNEL', supports=lambda op, target: True)", "kernel", ANSWERS, "expected a"
     ),
     Fault(
-        "negative workspace", "change('KERNEL', workspace=lambda op, target: -8)", "kernel", ANSWERS, "workspace: returned -8"
+        "an attribute that the op lacks",
+        "change('KERNEL', attrs=('scale',))",
+        "kernel",
+        ANSWERS,
+        "scale, which .*not have",
+    ),
+    Fault(
+        "negative workspace",
+        "change('KERNEL', workspace=lambda op, target: -8)",
+        "kernel",
+        ANSWERS,
+        "workspace: returned -8",
     ),
     Fault(
         "a launch without its output",
@@ -294,10 +316,9 @@ FAULTS = [
     # ---- recipes
     Fault(
         "lower reads a state that nobody writes",
-        LOWER + "lowering(lambda f, c, b: twice(b, b.state('acme', (4, 4), 'fp32', None)))\n"
-        "from surogate_core.api import Init\n"
-        "def unset(f, c, b):\n"
-        "    b.emit('acme_squared_relu', b.state('acme', (4, 4), 'fp32', None), outs=[b.state('sink', (4, 4), 'fp32', None)])\n"
+        LOWER + "def unset(f, c, b):\n"
+        "    sink = b.state('sink', (4, 4), 'fp32', None)\n"
+        "    b.emit('acme_squared_relu', b.state('acme', (4, 4), 'fp32', None), outs=[sink])\n"
         "lowering(unset)",
         "recipe",
         FALLS,
@@ -305,7 +326,10 @@ FAULTS = [
     ),
     Fault(
         "lower writes a param in a micro-step",
-        LOWER + "lowering(lambda f, c, b: b.emit('acme_squared_relu', next(iter(c.params)), outs=[next(iter(c.params))]))",
+        LOWER + "def writing(f, c, b):\n"
+        "    param = next(iter(c.params))\n"
+        "    b.emit('acme_squared_relu', param, outs=[param])\n"
+        "lowering(writing)",
         "recipe",
         FALLS,
         "writes param embedding.*only the update may",
@@ -339,19 +363,25 @@ FAULTS = [
         "without a reason",
     ),
     Fault(
-        "products of another size",
-        LOWER + "def halved(f, c):\n"
-        "    def lower(p):\n"
-        "        return dataclasses.replace(p, ops=tuple(o.changed(attrs={**o.attrs, 'eps': 0.5}) if 'eps' in o.attrs else o\n"
-        "                                                for o in p.ops))\n"
-        "    return dataclasses.replace(f, micro=lower(f.micro), evaluate=lower(f.evaluate))\n"
-        "change('RECIPE', lower=halved)",
+        "norms with another eps",
+        LOWER + "def lowered(p):\n"
+        "    ops = (o.changed(attrs={**o.attrs, 'eps': 0.5}) if 'eps' in o.attrs else o for o in p.ops)\n"
+        "    return dataclasses.replace(p, ops=tuple(ops))\n"
+        "def lower(f, c):\n"
+        "    return dataclasses.replace(f, micro=lowered(f.micro), evaluate=lowered(f.evaluate))\n"
+        "change('RECIPE', lower=lower)",
         "recipe",
         "it computes what transformers computes",
         "is wrong",
     ),
     # ---- optimizers
-    Fault("update returns a value", "change('OPTIMIZER', update=lambda c, u=OPTIMIZER.update: u(c) or 3)", "optimizer", FALLS, "returned 3"),
+    Fault(
+        "update returns a value",
+        "change('OPTIMIZER', update=lambda c, u=OPTIMIZER.update: u(c) or 3)",
+        "optimizer",
+        FALLS,
+        "returned 3",
+    ),
     Fault(
         "clip_coef is ignored",
         UPDATE + "updating(lambda c, b, s, p, v: b.emit('cast', p.grad, outs=[p.master], dtype=p.master.dtype))",
@@ -361,17 +391,15 @@ FAULTS = [
     ),
     Fault(
         "the gradient is not clipped",
-        UPDATE + "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, b.apply('acme_one', c.clip_coef)))\n"
-        "ONE = OpDef(kind='acme_one', infer=lambda i, a: [OutSpec('one', (), 'fp32')], reference='torch:ones_like')\n"
-        "surogate_ops = hook('OP', 'UPDATE', 'INT8', 'FROM_INT8', 'ONE')",
+        UPDATE + "also('acme_one', 'torch:ones_like')\n"
+        "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, b.apply('acme_one', c.clip_coef)))",
         "optimizer",
         "the gradient that it uses is clipped",
         "1024 times as large",
     ),
     Fault(
         "the update goes uphill",
-        UPDATE + "NEG = OpDef(kind='acme_neg', infer=lambda i, a: [OutSpec('neg', i[0].shape, i[0].dtype)], reference='torch:neg')\n"
-        "surogate_ops = hook('OP', 'UPDATE', 'INT8', 'FROM_INT8', 'NEG')\n"
+        UPDATE + "also('acme_neg', 'torch:neg')\n"
         "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, c.clip_coef, b.apply('acme_neg', p.grad)))",
         "optimizer",
         FALLS,
@@ -379,8 +407,7 @@ FAULTS = [
     ),
     Fault(
         "a skipped step changes a state",
-        UPDATE + "COUNT = OpDef(kind='acme_count', infer=lambda i, a: [OutSpec('n', (), 'fp32')], reference='torch:add')\n"
-        "surogate_ops = hook('OP', 'UPDATE', 'INT8', 'FROM_INT8', 'COUNT')\n"
+        UPDATE + "also('acme_count', 'torch:add')\n"
         "def counted(c, b, s, p, v):\n"
         "    n = b.state(f'n.{p.param.name}', (), 'fp32', Init(kind='ones'))\n"
         "    b.emit('acme_count', n, n, outs=[n])\n"
@@ -392,31 +419,36 @@ FAULTS = [
     ),
     Fault(
         "an update that depends on its group",
-        UPDATE + "def grouped(context):\n"
-        "    for p in context.params:\n"
-        "        v = context.builder.state(f'v.{p.param.name}', p.param.shape, 'fp32', Init(kind='zeros'))\n"
-        "        sgd(context, context.builder, context.scalars, p, v, context.clip_coef, momentum=0.5 / len(context.params))\n"
-        "change('OPTIMIZER', update=grouped)",
+        UPDATE + "def grouped(c, b, s, p, v):\n"
+        "    sgd(c, b, s, p, v, c.clip_coef, momentum=0.5 / len(c.params))\n"
+        "updating(grouped)",
         "optimizer",
         "groups by block have the bits of one group",
         "updated block by block",
     ),
     Fault(
         "a state that no checkpoint has",
-        UPDATE + "def forgetful(context):\n"
-        "    for p in context.params:\n"
-        "        v = context.builder.state(f'v.{p.param.name}', p.param.shape, 'fp32', Init(kind='zeros'), derived=True)\n"
-        "        sgd(context, context.builder, context.scalars, p, v, context.clip_coef)\n"
+        UPDATE + "def forgetful(c):\n"
+        "    for p in c.params:\n"
+        "        b = c.builder\n"
+        "        sgd(c, b, c.scalars, p, state(b, p, derived=True), c.clip_coef)\n"
         "change('OPTIMIZER', update=forgetful)",
         "optimizer",
         RESUMES,
         "",
     ),
     # ---- adapters
-    Fault("save writes nothing", "change('ADAPTER', save=lambda *given: None)", "adapter", FALLS, "failed in save: wrote nothing"),
+    Fault(
+        "save writes nothing",
+        "change('ADAPTER', save=lambda *given: None)",
+        "adapter",
+        FALLS,
+        "failed in save: wrote nothing",
+    ),
     Fault(
         "load raises another error",
-        "def careless(folder, options):\n    open(folder / 'acme.json')\n    return load(folder, options)\nchange('ADAPTER', load=careless)",
+        "def careless(folder, options):\n    open(folder / 'acme.json')\n    return load(folder, options)\n"
+        "change('ADAPTER', load=careless)",
         "adapter",
         "its users can load it",
         "raises PluginError, not ConfigError",
@@ -453,7 +485,13 @@ FAULTS = [
         "a weight keeps the precision of its bits",
         "comes back with .* dB; 8.5 bits a weight keep at least",
     ),
-    Fault("bits that it does not take", "change('WEIGHT_FORMAT', bits=4.0)", "weight format", STATED, "8.4. bits, it states 4"),
+    Fault(
+        "bits that it does not take",
+        "change('WEIGHT_FORMAT', bits=4.0)",
+        "weight format",
+        STATED,
+        "8.4. bits, it states 4",
+    ),
     Fault(
         "quantize declares another shape",
         "def flat(b, info, options):\n"
@@ -505,7 +543,8 @@ FAULTS = [
     ),
     Fault(
         "a row that is changed",
-        "def popping(row, t, o):\n    return encode({'acme': row.pop('acme', '')}, t, o)\nchange('FORMAT', encode=popping)",
+        "def popping(row, t, o):\n    return encode({'acme': row.pop('acme', '')}, t, o)\n"
+        "change('FORMAT', encode=popping)",
         "format",
         ROWS,
         "encode changes the row",

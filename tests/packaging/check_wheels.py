@@ -65,6 +65,7 @@ PACKAGES = {
     "surogate-new": ROOT / "plugins/surogate_new/src/surogate_new",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
+    "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }
 KINDS = sorted(LAYERS)
 EXAMPLE = ROOT / "plugins/example_third_party"

@@ -74,7 +74,9 @@ def found(name: str) -> Iterator[Subject]:
     finally:
         if sys.path != path:
             for module in set(sys.modules) - modules:
-                if str(getattr(sys.modules[module], "__file__", None) or "").startswith(tuple(set(sys.path) - set(path))):
+                if str(getattr(sys.modules[module], "__file__", None) or "").startswith(
+                    tuple(set(sys.path) - set(path))
+                ):
                     del sys.modules[module]
             sys.path[:] = path
             discovery._survey.cache_clear()
@@ -98,10 +100,12 @@ def _of_path(path: Path) -> Subject:
         raise ConfigError(f"{path}: there is no such file")
     file = path if path.is_file() else None
     if file:
-        name, version, requires, folder = path.stem, "0", [], path.parent
-        entries = {path.stem: path.stem}
+        folder = path.parent
+        name, version, requires, entries = path.stem, "0", list[str](), {path.stem: path.stem}
         if not _has_hooks(path):
-            raise ConfigError(f"{path}: has no hooks. A plugin assigns or defines surogate_ops, surogate_models or another")
+            raise ConfigError(
+                f"{path}: has no hooks. A plugin assigns or defines surogate_ops, surogate_models or another"
+            )
     else:
         name, version, requires, entries = _metadata(path)
         folder = path / "src" if (path / "src").is_dir() else path

@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ..errors import SurogateError
+from ..errors import ConfigError, SurogateError
 from .signals import INTERRUPTED
 
 BROKEN_PIPE: Final = 141
@@ -68,6 +68,14 @@ class CommandGroup(TyperGroup):
             timer.daemon = True
             timer.start()
             ctx.call_on_close(timer.cancel)
-        if args and args[0] not in CORE_COMMANDS and (command := external_commands().get(args[0])):
-            return args[0], load_command(command), args[1:]
+        words = 2 if args[:1] == ["plugins"] else 1
+        name = " ".join(args[:words])
+        if name and name not in CORE_COMMANDS and (command := external_commands().get(name)):
+            return name, load_command(command), args[words:]
+        if words == len(args[:2]) == 2:
+            from ..config.errors import fold
+            from ..config.keys import DISTRIBUTIONS
+
+            if package := DISTRIBUTIONS.get(("command", fold(name))):
+                raise ConfigError(f"surogate {name}: is not installed. Try: pip install {package}")
         return super().resolve_command(ctx, args)

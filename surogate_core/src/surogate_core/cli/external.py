@@ -1,7 +1,7 @@
 """Commands of other packages: entry points of the group `surogate.commands`, imported when they are used.
 
-The value is `module:object`: a Typer app, a function, or a command made by Typer. Core's own commands cannot be
-replaced; `surogate plugins` reports an attempt.
+The value is `module:object`: a Typer app, a function, or a command made by Typer. The entry point `plugins.test` is the
+command `surogate plugins test`. Core's own commands cannot be replaced; `surogate plugins` reports an attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def all_commands() -> list[Command]:
     for entry in importlib.metadata.entry_points(group=GROUP):
         name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "unknown")
         if not switched_off(entry.name, name, os.environ):
-            found.append(Command(entry.name, name, version, entry))
+            found.append(Command(entry.name.replace(".", " "), name, version, entry))
     found.sort(key=lambda command: (command.name, command.distribution))
     return [_checked(command, found) for command in found]
 

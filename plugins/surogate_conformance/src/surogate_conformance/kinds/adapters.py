@@ -14,7 +14,7 @@ from surogate_core.errors import ConfigError
 
 from ..bench import STEPS, Bench, differing, quiet, shown
 from ..check import NotApplicable, proves, variants
-from .training import check_falls, check_recomputes, check_resumes, check_skips
+from .training import OPTIONS, check_falls, check_recomputes, check_resumes, check_skips
 
 STILL = {"learning_rate": 0, "weight_decay": 0, "max_steps": 1}
 """Keys of a run that trains nothing."""
@@ -29,7 +29,10 @@ def _trained(bench: Bench, keys: dict[str, Any]) -> Path:
     return bench.train(save_steps=STEPS // 2, **keys).folder / "adapter"
 
 
-@proves("adapter", remedy='Check AdapterDef.apply and trainable. Options that suit a tiny model go into an example: SUROGATE_EXAMPLES = {"adapter NAME": [{"learning_rate": 1}]}.')
+@proves(
+    "adapter",
+    remedy="Check AdapterDef.apply and trainable. " + OPTIONS.format("adapter NAME"),
+)
 def it_trains_and_the_loss_falls(definition: AdapterDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         check_falls(bench, keys)
@@ -49,7 +52,10 @@ def only_what_it_trains_changes(definition: AdapterDef, bench: Bench) -> None:
         assert changed == trained, f"{shown(sorted(trained - changed))} did not change in two steps"
 
 
-@proves("adapter", remedy="Its program must compute the library's function, with its scale. `surogate verify` shows where it differs.")
+@proves(
+    "adapter",
+    remedy="Its program must compute the library's function, with its scale. `surogate verify` shows where it differs.",
+)
 def it_computes_what_its_library_computes(definition: AdapterDef, bench: Bench) -> None:
     if definition.library != "peft":
         raise NotApplicable(f"its library is {definition.library}, and only PEFT's adapters can be compared")
@@ -66,7 +72,9 @@ def what_it_saves_is_what_it_loads(definition: AdapterDef, bench: Bench) -> None
         one, other = (_tensors(f) for f in (folder, again))
         wrong = differing(one, other)
         assert one and not wrong, f"loaded and saved again, {shown(wrong) or 'nothing'} is different"
-        assert kind_of_adapter(bench.registry, folder) == definition.name, "its folder is taken for that of another adapter"
+        assert kind_of_adapter(bench.registry, folder) == definition.name, (
+            "its folder is taken for that of another adapter"
+        )
 
 
 def _tensors(folder: Path) -> dict[str, Any]:
@@ -86,7 +94,9 @@ def a_merged_model_computes_what_model_and_adapter_compute(definition: AdapterDe
         losses = [run_.losses[1] for run_ in (by_adapter, by_merged, by_base)]
         moved = abs(losses[0] - losses[2])
         error = abs(losses[0] - losses[1])
-        assert error <= 1e-4 + 0.02 * moved, f"the loss with the adapter is {losses[0]:.5f}, merged {losses[1]:.5f}, of the base {losses[2]:.5f}"
+        assert error <= 1e-4 + 0.02 * moved, (
+            f"the loss with the adapter is {losses[0]:.5f}, merged {losses[1]:.5f}, of the base {losses[2]:.5f}"
+        )
 
 
 @proves("adapter", remedy="Write the library's format; AdapterDef.check loads it as its users do.")
@@ -102,7 +112,9 @@ def its_users_can_load_it(definition: AdapterDef, bench: Bench) -> None:
         except ConfigError:
             pass
         except Exception as error:
-            raise AssertionError(f"load of a folder without {definition.config_file} raises {type(error).__name__}, not ConfigError") from error
+            raise AssertionError(
+                f"load of a folder without {definition.config_file} raises {type(error).__name__}, not ConfigError"
+            ) from error
         finally:
             moved.rename(config)
 

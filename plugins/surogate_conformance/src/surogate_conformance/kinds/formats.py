@@ -33,7 +33,9 @@ def _tokenizer(bench: Bench) -> Tokenizer:
     return bench.once("tokenizer", lambda: Tokenizer(bench.model_dir()))
 
 
-@proves("format", remedy="Return Encoded with as many `trained` as `tokens`, and neither change the row nor draw numbers.")
+@proves(
+    "format", remedy="Return Encoded with as many `trained` as `tokens`, and neither change the row nor draw numbers."
+)
 def a_row_becomes_the_same_document_every_time(definition: DatasetFormatDef, bench: Bench) -> None:
     options, tokenizer = definition.options(), _tokenizer(bench)
     for row in _rows(definition, bench):
@@ -41,7 +43,9 @@ def a_row_becomes_the_same_document_every_time(definition: DatasetFormatDef, ben
         found, again = (definition.encode(given, tokenizer, options) for _ in range(2))
         assert given == row, "encode changes the row"
         assert isinstance(found, Encoded) and found == again, f"a second call returns {again!r:.80} after {found!r:.80}"
-        assert len(found.tokens) == len(found.trained), f"{len(found.tokens)} tokens, but {len(found.trained)} of trained"
+        assert len(found.tokens) == len(found.trained), (
+            f"{len(found.tokens)} tokens, but {len(found.trained)} of trained"
+        )
         assert all(isinstance(t, int) and 0 <= t < 260 for t in found.tokens), "a token is not in the vocabulary"
         assert found.tokens or found.left_out, f"{row!r:.80} gives no tokens and no reason (left_out)"
         assert any(found.trained) or found.left_out, f"no token of {row!r:.80} is trained"
@@ -53,7 +57,7 @@ def a_bad_row_is_refused_or_left_out(definition: DatasetFormatDef, bench: Bench)
     rows, optional = _rows(definition, bench), set(definition.optional(options))
     for column in definition.fields(options):
         for bad in (*(() if column in optional else (None,)), 7, [], {"a": 1}):
-            row = {**{name: None for name in definition.fields(options)}, **deepcopy(rows[0]), column: bad}
+            row = {**dict.fromkeys(definition.fields(options)), **deepcopy(rows[0]), column: bad}
             try:
                 found = definition.encode(row, tokenizer, options)
             except ConfigError:

@@ -86,7 +86,10 @@ def _planned(bench: Bench) -> Iterator[Op]:
                 yield from program.ops
 
 
-@proves("kernel", remedy="supports, workspace and notice answer from the op and the target alone, and import no compiled module.")
+@proves(
+    "kernel",
+    remedy="supports, workspace and notice answer from the op and the target alone, and import no compiled module.",
+)
 def it_answers_what_a_plan_asks(kernel: KernelDef, bench: Bench) -> None:
     definition = bench.registry.ops.get(kernel.op)
     assert definition is not None, f"no installed plugin defines its op {kernel.op}"
@@ -104,7 +107,10 @@ def it_answers_what_a_plan_asks(kernel: KernelDef, bench: Bench) -> None:
                 assert isinstance(kernel.notice(op, target), str), "notice returns no text"
 
 
-@proves("kernel", remedy="bind returns context.call(launch, ...), or a tuple of Launch, whose functions take the stream last.")
+@proves(
+    "kernel",
+    remedy="bind returns context.call(launch, ...), or a tuple of Launch, whose functions take the stream last.",
+)
 def its_launches_get_every_output_and_the_stream(kernel: KernelDef, bench: Bench) -> None:
     if kernel.module and importlib.util.find_spec(kernel.module) is None:
         raise NotApplicable(f"{kernel.module} is not compiled here")
@@ -123,7 +129,11 @@ def its_launches_get_every_output_and_the_stream(kernel: KernelDef, bench: Bench
             assert callable(function), f"a launch is {function!r:.60}, expected a function"
             assert arguments and arguments[-1] == context.stream, "the last argument of a launch is not the stream"
         reached = {*(a for a in given if isinstance(a, int)), *context.words}
-        lost = [f"output {i}" for i, v in enumerate(op.written) if context.addresses.get(v) not in reached and not _inside(v, reached, context)]
+        lost = [
+            f"output {i}"
+            for i, v in enumerate(op.written)
+            if context.addresses.get(v) not in reached and not _inside(v, reached, context)
+        ]
         assert not lost, f"{', '.join(lost)} of {op.kind} reaches no launch"
 
 

@@ -19,7 +19,9 @@ from ..check import NotApplicable, proves
 @proves("launcher", remedy="LauncherDef.recognises must be false where its variables are not set.")
 def it_is_chosen_only_in_its_own_environment(definition: LauncherDef, bench: Bench) -> None:
     assert not definition.recognises({}), "recognises is true in an empty environment, so it would start every run"
-    assert not definition.recognises({"PATH": "/bin", "HOME": "/root"}), "recognises is true where only PATH and HOME are set"
+    assert not definition.recognises({"PATH": "/bin", "HOME": "/root"}), (
+        "recognises is true where only PATH and HOME are set"
+    )
 
 
 @proves("launcher", remedy="Raise ConfigError that names the missing variables or keys.")
@@ -30,7 +32,9 @@ def without_its_processes_it_is_one_or_is_refused(definition: LauncherDef, bench
         return
     assert isinstance(world, World), f"join returns {world!r:.60}, expected a World"
     sizes = (world.size, world.processes, world.nodes, len(world.ranks), len(world.devices))
-    assert sizes == (1, 1, 1, 1, 1), f"without other processes its world has {sizes} ranks, processes, nodes, own ranks, devices"
+    assert sizes == (1, 1, 1, 1, 1), (
+        f"without other processes its world has {sizes} ranks, processes, nodes, own ranks, devices"
+    )
     world.store.set("conformance", b"1")
     assert world.store.get("conformance", 1.0) == b"1", "its store does not return what was set"
     world.store.close()
@@ -49,17 +53,26 @@ def two_processes_train_as_one_run(definition: LauncherDef, bench: Bench) -> Non
         output.rmdir()
         config = bench.config({**rows, "launcher": definition.name}, output)
         command = [part.format(python=sys.executable, config=config) for part in example["command"]]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=_environment(bench))
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=300, env=_environment(bench)
+        )
         assert done.returncode == 0, f"{' '.join(command)} ends with {done.returncode}: {done.stderr.strip()[-400:]}"
         ours = _losses(output)
         assert list(ours) == list(alone.losses), f"the run has the steps {list(ours)}, not {list(alone.losses)}"
         for step, loss in ours.items():
             expected = alone.losses[step]
-            assert abs(loss - expected) <= 1e-4 * expected, f"the loss of step {step} is {loss:.5f}, in one process {expected:.5f}"
+            assert abs(loss - expected) <= 1e-4 * expected, (
+                f"the loss of step {step} is {loss:.5f}, in one process {expected:.5f}"
+            )
 
 
 def _environment(bench: Bench) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def _losses(folder: Path) -> dict[int, float]:

@@ -69,12 +69,14 @@ def _gpu(known: bool) -> GpuReport:
         "sm_clock_mhz": 1000,
         "memory_clock_mhz": 1000,
     }
-    return GpuReport(step=1, gpu=0, time=1e9, **(figures if known else dict.fromkeys(figures)))  # type: ignore[arg-type]
+    return GpuReport(step=1, gpu=0, time=1e9, **(figures if known else dict.fromkeys(figures)))
 
 
 def _numerics() -> NumericsReport:
     columns = (NumericsColumn("amax", "magnitude", "largest magnitude"),)
-    return NumericsReport(step=2, tensors=(QuantizedTensor("blocks.0.qkv", 0),), columns=columns, values=((1.5,),), time=1e9)
+    return NumericsReport(
+        step=2, tensors=(QuantizedTensor("blocks.0.qkv", 0),), columns=columns, values=((1.5,),), time=1e9
+    )
 
 
 @contextmanager

@@ -26,7 +26,9 @@ def _each(definition: ModelDef, bench: Bench) -> list[dict[str, Any]]:
 def it_trains_and_the_loss_falls(definition: ModelDef, bench: Bench) -> None:
     for keys in _each(definition, bench):
         losses = bench.train(save_steps=4, **keys).losses
-        assert losses[max(losses)] < losses[1] - 0.1, f"the loss is {losses[1]:.3f} at first and then {losses[max(losses)]:.3f}"
+        assert losses[max(losses)] < losses[1] - 0.1, (
+            f"the loss is {losses[1]:.3f} at first and then {losses[max(losses)]:.3f}"
+        )
         bench.steps(**keys).step()
 
 
@@ -66,13 +68,15 @@ def _tensors(folder: Any) -> dict[str, torch.Tensor]:
     return {name: x for path in sorted(folder.glob("*.safetensors")) for name, x in load_file(path).items()}
 
 
-@proves("model", remedy="Label the values of blocks (docs/write-a-plugin.md), and write no reference that draws numbers.")
+@proves(
+    "model", remedy="Label the values of blocks (docs/write-a-plugin.md), and write no reference that draws numbers."
+)
 def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
     for keys in _each(definition, bench):
         plain = bench.steps(**keys)
         plain.step()
         for part in ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm"):
-            with_it = bench.steps(**keys, **{part: True})
+            with_it = bench.steps(**{**keys, part: True})
             with_it.step()
             wrong = differing(plain.bits("param"), with_it.bits("param"))
             assert not wrong, f"with {part} other bits come out of {shown(wrong)}"
@@ -92,4 +96,6 @@ def documents_of_a_row_do_not_see_each_other(definition: ModelDef, bench: Bench)
             targets[:cut] = -100
             changed = replace(batch, tokens=tokens, targets=targets, n_valid=int((targets >= 0).sum()))
             losses.append(steps.worker.evaluate(changed))
-        assert losses[0] == losses[1], f"tokens of the first document change the loss of the others by {abs(losses[0] - losses[1]):.1e}"
+        assert losses[0] == losses[1], (
+            f"tokens of the first document change the loss of the others by {abs(losses[0] - losses[1]):.1e}"
+        )

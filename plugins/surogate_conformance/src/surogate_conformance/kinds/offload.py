@@ -17,12 +17,14 @@ from .training import check_resumes
 
 def _runs(definition: OffloadDef, bench: Bench) -> Iterator[dict[str, Any]]:
     """Yield the keys of runs: one for each option that selects it."""
-    default = [{key: value for key, value in proposed.items()} for proposed in definition.proposed]
+    default = [dict(proposed) for proposed in definition.proposed]
     distinct = {tuple(sorted(keys)): keys for keys in default}
     base = _base(bench)
     found = [{**base, **keys} for keys in variants(bench, definition, list(distinct.values()))]
     if not found:
-        raise NotApplicable('nothing says which keys select it. Give an example: SUROGATE_EXAMPLES = {"offload NAME": [{"key": true}]}')
+        raise NotApplicable(
+            'nothing says which keys select it. Give an example: SUROGATE_EXAMPLES = {"offload NAME": [{"key": true}]}'
+        )
     yield from found
 
 

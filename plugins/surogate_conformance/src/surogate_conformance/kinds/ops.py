@@ -110,7 +110,9 @@ def _check_gradients(definition: OpDef, sample: Sample, ops: Mapping[str, OpDef]
     }
     wanted = [x for x in leaves if x.requires_grad]
     if not wanted or not seeds:
-        if definition.vjp is None or not any(v.role in ("param", "act") for x, v in _pairs(sample) if x.is_floating_point()):
+        if definition.vjp is None or not any(
+            v.role in ("param", "act") for x, v in _pairs(sample) if x.is_floating_point()
+        ):
             return
         raise NotApplicable("autograd cannot differentiate its reference, so its rule has nothing to be compared with")
     byautograd = torch.autograd.grad([outs[i] for i in seeds], wanted, list(seeds.values()), allow_unused=True)
@@ -121,7 +123,9 @@ def _check_gradients(definition: OpDef, sample: Sample, ops: Mapping[str, OpDef]
     b = Builder(ops, next(v.dtype for x, v in _pairs(sample) if x.is_floating_point()))
     env: Env = _env(sample, [out.detach() for out in outs])
     with b.record("backward") as emitted:
-        given = tuple(b.activation(f"d{i}", out.shape, out.dtype) if i in seeds else None for i, out in enumerate(op.outs))
+        given = tuple(
+            b.activation(f"d{i}", out.shape, out.dtype) if i in seeds else None for i, out in enumerate(op.outs)
+        )
         env |= {d: seeds[i] for i, d in enumerate(given) if d is not None}
         gradients = definition.vjp(b, op, given)
     interpret(emitted, ops, env)
@@ -194,14 +198,18 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         raise NotApplicable("it declares no product")
     for sample in samples(definition, bench):
         a, b, *more = (x.double() for x in sample.ins)
-        out = {"forward": lambda a, b: a @ b.T, "dgrad": lambda a, b: a @ b, "wgrad": lambda a, b: a.T @ b}[product.of](a, b)
+        out = {"forward": lambda a, b: a @ b.T, "dgrad": lambda a, b: a @ b, "wgrad": lambda a, b: a.T @ b}[product.of](
+            a, b
+        )
         if product.adds and more:
             out = out + more[0]
         if product.second:
             continue
         ours = call(definition.kind, bench.registry.ops, sample.ins, sample.op.attrs)[0].double()
         error = float((ours - out).norm() / out.norm().clamp(min=1e-30))
-        assert error <= 1e-2, f"its reference is off by {error:.1e} from the {product.of} product of its first two inputs"
+        assert error <= 1e-2, (
+            f"its reference is off by {error:.1e} from the {product.of} product of its first two inputs"
+        )
 
 
 @proves("op", remedy="Both forms must give the same bits (OpDef.add_kind, pair_kind, narrowed).")
@@ -213,7 +221,9 @@ def the_ops_that_replace_it_have_its_bits(definition: OpDef, bench: Bench) -> No
         if kind := definition.add_kind(op):
             base = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(1)).to(outs[0].dtype)
             (sums,) = call("add", ops, [outs[0], base], {})
-            assert same_bits(sums, call(kind, ops, [*sample.ins, base], op.attrs)[0]), f"{kind} is not its sum with a base"
+            assert same_bits(sums, call(kind, ops, [*sample.ins, base], op.attrs)[0]), (
+                f"{kind} is not its sum with a base"
+            )
             replaced += 1
         if kind := definition.pair_kind:
             (sums,) = call("add", ops, [outs[0], outs[0]], {})

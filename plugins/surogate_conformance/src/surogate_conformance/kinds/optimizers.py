@@ -10,9 +10,13 @@ from surogate_core.assembly.update_groups import by_block
 
 from ..bench import Bench, differing, shown
 from ..check import proves, variants
-from .training import check_falls, check_resumes, check_skips
+from .training import OPTIONS, check_falls, check_resumes, check_skips
 
-SEVERAL = ({}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"model_dtype": "bf16", "master_dtype": "bf16"})
+SEVERAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"model_dtype": "bf16", "master_dtype": "fp32"},
+    {"model_dtype": "bf16", "master_dtype": "bf16"},
+)
 """Dtypes of params and masters: one, a working copy, a master that is rounded stochastically."""
 
 
@@ -20,7 +24,10 @@ def _runs(definition: OptimizerDef, bench: Bench) -> list[dict[str, Any]]:
     return [{"optimizer": definition.name, **keys} for keys in variants(bench, definition, [{}])]
 
 
-@proves("optimizer", remedy='Check the sign and size of the update. Options that suit a tiny model go into an example: SUROGATE_EXAMPLES = {"optimizer NAME": [{"learning_rate": 1}]}.')
+@proves(
+    "optimizer",
+    remedy="Check the sign and size of the update. " + OPTIONS.format("optimizer NAME"),
+)
 def it_trains_and_the_loss_falls(definition: OptimizerDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         check_falls(bench, keys)
@@ -39,7 +46,9 @@ def the_gradient_that_it_uses_is_clipped(definition: OptimizerDef, bench: Bench)
         for name, moved in runs[0].items():
             size = float(moved.norm())
             error = float((moved - runs[1][name]).norm()) / size if size else float(runs[1][name].norm())
-            assert error <= 1e-2, f"a gradient 1024 times as large, clipped to the same norm, moves {name} {error:.1%} differently"
+            assert error <= 1e-2, (
+                f"a gradient 1024 times as large, clipped to the same norm, moves {name} {error:.1%} differently"
+            )
 
 
 @proves("optimizer", remedy="Write nothing where clip_coef is not finite: neither params nor states.")
@@ -61,7 +70,9 @@ def groups_by_block_have_the_bits_of_one_group(definition: OptimizerDef, bench: 
         assert not wrong, f"updated block by block, {shown(wrong)} differ"
 
 
-@proves("optimizer", remedy="Keep everything that later steps depend on in states, and draw random bits from seed and step.")
+@proves(
+    "optimizer", remedy="Keep everything that later steps depend on in states, and draw random bits from seed and step."
+)
 def a_resumed_run_has_the_bits_of_an_uninterrupted_one(definition: OptimizerDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         check_resumes(bench, keys)

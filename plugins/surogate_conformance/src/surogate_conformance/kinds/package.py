@@ -19,7 +19,18 @@ from ..subject import Subject, broken
 PUBLIC = ("api", "dtypes", "errors", "program", "reference", "run", "testing", "world")
 """Parts of core that a plugin may import."""
 
-HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "matplotlib", "pandas", "tensorboard", "wandb", "ray")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "pyarrow",
+    "tokenizers",
+    "matplotlib",
+    "pandas",
+    "tensorboard",
+    "wandb",
+    "ray",
+)
 """Libraries that make every command slower to start if the module of an entry point imports them."""
 
 
@@ -45,7 +56,10 @@ def nothing_that_it_provides_is_left_over(subject: Subject, bench: Bench) -> Non
     assert subject.provided or not names - {"builtin"}, "its hooks return nothing"
 
 
-@proves("package", remedy="Import it in the functions that need it: a reference is named as text, other functions import inside.")
+@proves(
+    "package",
+    remedy="Import it in the functions that need it: a reference is named as text, other functions import inside.",
+)
 def its_module_imports_nothing_that_is_slow(subject: Subject, bench: Bench) -> None:
     modules = [plugin.module for plugin in subject.plugins]
     code = (
@@ -73,9 +87,13 @@ def it_imports_only_what_is_public(subject: Subject, bench: Bench) -> list[str]:
 def _core_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and module of every import of a part of core."""
     for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            names = [f"{node.module}.{a.name}" if node.module == "surogate_core" else node.module for a in node.names[:1]]
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            top = node.module == "surogate_core"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if top else [node.module]
+        else:
+            continue
         yield from ((node.lineno, name) for name in names if name.startswith("surogate_core."))
 
 
@@ -95,6 +113,8 @@ def it_ships_py_typed(subject: Subject, bench: Bench) -> list[str]:
     files = subject.source_files()
     if subject.file is not None or not any(path.name == "__init__.py" for path in files):
         raise NotApplicable("a single file has no place for py.typed")
-    tops = {path.parent for path in files if path.name == "__init__.py" and not (path.parent.parent / path.name).exists()}
+    tops = {
+        path.parent for path in files if path.name == "__init__.py" and not (path.parent.parent / path.name).exists()
+    }
     missing = [folder.name for folder in tops if not (folder / "py.typed").is_file()]
     return [f"{name} has no py.typed, so mypy ignores its annotations" for name in missing]

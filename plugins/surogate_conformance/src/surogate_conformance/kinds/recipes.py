@@ -39,7 +39,10 @@ def it_trains_and_the_loss_falls(definition: Any, bench: Bench) -> None:
         check_falls(bench, keys)
 
 
-@proves(*BOTH, remedy="`surogate verify` with these keys shows what is wrong. RecipeDef.product_error says what rounding costs.")
+@proves(
+    *BOTH,
+    remedy="`surogate verify` with these keys shows what is wrong. RecipeDef.product_error says what rounding costs.",
+)
 def it_computes_what_transformers_computes(definition: Any, bench: Bench) -> None:
     for own in _runs(definition, bench):
         for keys in (own, *_with_adapters(own, bench)):
@@ -103,6 +106,8 @@ def a_step_that_reports_on_numerics_has_the_same_bits(definition: RecipeDef, ben
             steps.step()
             for i in range(2):
                 first, scale = i == 0, 1 / steps.batch.n_valid
-                steps.worker.micro_step(steps.batch, first=first, last=not first, loss_scale=scale, index=9 + i, reporting=reports and first)
+                steps.worker.micro_step(
+                    steps.batch, first=first, last=not first, loss_scale=scale, index=9 + i, reporting=reports and first
+                )
         wrong = [n for n, x in plain.gradients().items() if not torch.equal(x, reporting.gradients()[n])]
         assert not wrong, f"{shown(wrong)} differ in a step that reports"

@@ -9,6 +9,7 @@ from typing import Any
 from ..bench import STEPS, Bench, Steps, differing, shown
 
 Keys = Mapping[str, Any]
+OPTIONS = 'Options that suit a tiny model go into an example: SUROGATE_EXAMPLES = {{"{}": [{{"learning_rate": 1}}]}}.'
 
 
 def check_falls(bench: Bench, keys: Keys) -> None:
@@ -16,7 +17,9 @@ def check_falls(bench: Bench, keys: Keys) -> None:
     losses = bench.train(save_steps=STEPS // 2, **keys).losses
     last = losses[max(losses)]
     assert math.isfinite(last), f"the loss of step {max(losses)} is {last}{_with(keys)}"
-    assert last < losses[1] - 0.01, f"the loss is {losses[1]:.4f} in step 1 and {last:.4f} in step {max(losses)}{_with(keys)}"
+    assert last < losses[1] - 0.01, (
+        f"the loss is {losses[1]:.4f} in step 1 and {last:.4f} in step {max(losses)}{_with(keys)}"
+    )
 
 
 def check_resumes(bench: Bench, keys: Keys) -> None:
@@ -25,7 +28,9 @@ def check_resumes(bench: Bench, keys: Keys) -> None:
     saved = straight.folder / f"step_{STEPS // 2:08d}"
     resumed = bench.train(save_steps=STEPS // 2, resume_from_checkpoint=str(saved), **keys)
     for step, loss in resumed.losses.items():
-        assert loss == straight.losses[step], f"the loss of step {step} is {loss!r}, without an interruption {straight.losses[step]!r}"
+        assert loss == straight.losses[step], (
+            f"the loss of step {step} is {loss!r}, without an interruption {straight.losses[step]!r}"
+        )
     wrong = differing(straight.tensors(STEPS), resumed.tensors(STEPS))
     assert not wrong, f"{shown(wrong)} differ from those of an uninterrupted run{_with(keys)}"
 
@@ -42,7 +47,7 @@ def check_skips(steps: Steps) -> None:
 
 def check_recomputes(bench: Bench, keys: Keys) -> None:
     """Assert that every key of recomputation gives the same bits."""
-    runs = {part: bench.steps(**keys, **({part: True} if part else {})) for part in ("", *parts(bench, keys))}
+    runs = {part: bench.steps(**{**keys, part: True} if part else keys) for part in ("", *_parts(keys))}
     for steps in runs.values():
         steps.step()
     plain = runs.pop("").bits("param", "state")
@@ -51,7 +56,7 @@ def check_recomputes(bench: Bench, keys: Keys) -> None:
         assert not wrong, f"with {part}: true other bits come out of {shown(wrong)}{_with(keys)}"
 
 
-def parts(bench: Bench, keys: Keys) -> list[str]:
+def _parts(keys: Keys) -> list[str]:
     names = ["swiglu", "rmsnorm", "ffn", "qkv", "att", "block", *(["lora"] if "adapter" in keys else [])]
     return [f"recompute_{name}" for name in names]
 

@@ -30,7 +30,7 @@ def _runs(definition: WeightFormatDef, bench: Bench) -> list[dict[str, Any]]:
     return [{**base, "model_dtype": "bf16", **keys} for keys in variants(bench, definition, [{}])]
 
 
-@proves("weight format", remedy="Return from dequantize what quantize stored, or state fewer bits (WeightFormatDef.bits).")
+@proves("weight format", remedy="Return from dequantize what quantize stored, or state fewer bits.")
 def a_weight_keeps_the_precision_of_its_bits(definition: WeightFormatDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         found = bench.verified(**keys)
@@ -38,18 +38,25 @@ def a_weight_keeps_the_precision_of_its_bits(definition: WeightFormatDef, bench:
         least = DECIBELS_A_BIT * min(definition.bits or 1.0, 8.0)
         worst = min(found.stored, key=lambda matrix: matrix.snr)
         assert not math.isnan(worst.snr) and worst.snr >= least, (
-            f"{worst.name} comes back with {worst.snr:.1f} dB; {definition.bits or 'its'} bits a weight keep at least {least:.1f}"
+            f"{worst.name} comes back with {worst.snr:.1f} dB; {definition.bits or 'its'} bits a weight keep at least "
+            f"{least:.1f}"
         )
 
 
-@proves("weight format", remedy="`surogate verify` shows the first wrong value: dequantize, or a product that reads the states.")
+@proves(
+    "weight format",
+    remedy="`surogate verify` shows the first wrong value: dequantize, or a product that reads the states.",
+)
 def an_adapter_on_it_computes_what_transformers_computes(definition: WeightFormatDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         found = bench.verified(**keys)
         assert found.passed, f"{found.first_wrong.name if found.first_wrong else 'a value'} is wrong"
 
 
-@proves("weight format", remedy="Store each logical matrix of a fused param as if it were alone, states concatenated by rows.")
+@proves(
+    "weight format",
+    remedy="Store each logical matrix of a fused param as if it were alone, states concatenated by rows.",
+)
 def a_matrix_that_is_stored_again_keeps_its_states(definition: WeightFormatDef, bench: Bench) -> None:
     """What a state decodes to is stored without a further error of more than the format's own."""
     for keys in _runs(definition, bench):
@@ -58,11 +65,15 @@ def a_matrix_that_is_stored_again_keeps_its_states(definition: WeightFormatDef, 
         for tensor in list(stored_tensors(steps.assembly).values())[:3]:
             weight = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)).bfloat16() * 0.02
             once = codec.rounded(tensor, weight)
-            assert once.shape == weight.shape and once.dtype == weight.dtype, f"{tensor.name} comes back as {once.dtype} {list(once.shape)}"
+            assert once.shape == weight.shape and once.dtype == weight.dtype, (
+                f"{tensor.name} comes back as {once.dtype} {list(once.shape)}"
+            )
             twice = codec.rounded(tensor, once).float()
             first = float((once.float() - weight.float()).norm())
             second = float((twice - once.float()).norm())
-            assert second <= first, f"{tensor.name} is off by {first:.2e} when stored, and by {second:.2e} more when stored again"
+            assert second <= first, (
+                f"{tensor.name} is off by {first:.2e} when stored, and by {second:.2e} more when stored again"
+            )
 
 
 def _run_of(bench: Bench, keys: dict[str, Any]) -> run.Run:
@@ -70,7 +81,10 @@ def _run_of(bench: Bench, keys: dict[str, Any]) -> run.Run:
         return run.open_run(run.load(bench.config(keys, bench._new("out"))), ["*.json", "*.safetensors"])
 
 
-@proves("weight format", remedy="Correct WeightFormatDef.bits: what a weight takes with the default options, scales included.")
+@proves(
+    "weight format",
+    remedy="Correct WeightFormatDef.bits: what a weight takes with the default options, scales included.",
+)
 def a_weight_takes_the_bits_that_it_states(definition: WeightFormatDef, bench: Bench) -> None:
     if definition.bits is None:
         raise NotApplicable("it states no bits, so no plan proposes it")
@@ -79,7 +93,9 @@ def a_weight_takes_the_bits_that_it_states(definition: WeightFormatDef, bench: B
     stored = sum(8 * DTYPES[s.dtype].nbytes(s.size) for states in assembly.stored.values() for s in states)
     weights = sum(sizes[name] for name in assembly.stored)
     found = stored / weights
-    assert abs(found - definition.bits) <= 0.15 * definition.bits, f"a weight takes {found:.2f} bits, it states {definition.bits}"
+    assert abs(found - definition.bits) <= 0.15 * definition.bits, (
+        f"a weight takes {found:.2f} bits, it states {definition.bits}"
+    )
 
 
 @proves("weight format", remedy="Let quantize declare `derived` states that are smaller than the param.")
@@ -90,7 +106,10 @@ def a_plan_with_it_holds_fewer_bytes(definition: WeightFormatDef, bench: Bench) 
         assert with_it < without, f"the run takes {with_it:,} bytes with it and {without:,} without"
 
 
-@proves("weight format", remedy="Quantize by the same ops at every start; states are `derived`, so that no checkpoint has them.")
+@proves(
+    "weight format",
+    remedy="Quantize by the same ops at every start; states are `derived`, so that no checkpoint has them.",
+)
 def an_adapter_trains_on_it_and_resumes_to_the_bit(definition: WeightFormatDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         check_falls(bench, keys)
@@ -109,7 +128,9 @@ def a_checkpoint_in_it_is_read_as_it_was_written(definition: WeightFormatDef, be
             run.quantize(keys["model"], folder, sets, notice=lambda line: None)
         still = {"learning_rate": 0, "max_steps": 1}
         one, other = (bench.train(**{**keys, **still, "model": str(model)}) for model in (keys["model"], folder))
-        assert one.losses == other.losses, f"the loss is {one.losses[1]!r} on the model and {other.losses[1]!r} on its checkpoint in the format"
+        assert one.losses == other.losses, (
+            f"the loss is {one.losses[1]!r} on the model and {other.losses[1]!r} on its checkpoint in the format"
+        )
 
 
 @proves("weight format", remedy="Refuse a shape by ConfigError in quantize, a device by Support in supports.")
@@ -117,7 +138,9 @@ def what_it_cannot_store_is_refused(definition: WeightFormatDef, bench: Bench) -
     options = definition.options()
     for info in DEVICES.values():
         found = definition.supports(info, options)
-        assert isinstance(found, Support) and (found.ok or found.reason), f"supports refuses {info.name} without a reason"
+        assert isinstance(found, Support) and (found.ok or found.reason), (
+            f"supports refuses {info.name} without a reason"
+        )
     model = bench.once("odd", lambda: bench.train(max_steps=1, model=str(_odd(bench)), model_dtype="bf16").folder)
     try:
         bench.steps(**{**_runs(definition, bench)[0], "model": str(model)}).step()
@@ -127,4 +150,12 @@ def what_it_cannot_store_is_refused(definition: WeightFormatDef, bench: Bench) -
 
 def _odd(bench: Bench) -> Path:
     """Return a model whose sizes no block or tile divides."""
-    return bench.model_dir({**bench.config_of(bench.model)[0], "hidden_size": 50, "intermediate_size": 37, "num_hidden_layers": 1, "head_dim": 10})
+    return bench.model_dir(
+        {
+            **bench.config_of(bench.model)[0],
+            "hidden_size": 50,
+            "intermediate_size": 37,
+            "num_hidden_layers": 1,
+            "head_dim": 10,
+        }
+    )
