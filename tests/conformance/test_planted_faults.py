@@ -95,7 +95,7 @@ def updating(make):
 from surogate_core.api import Init
 
 def also(kind, reference):
-    """Provide another op, which has the shape of its first input."""
+    # an op that has the shape of its first input
     globals()["ALSO"] = OpDef(kind=kind, reference=reference, infer=lambda ins, attrs: [
         OutSpec("out", ins[0].shape, ins[0].dtype)])
     globals()["surogate_ops"] = hook("OP", "UPDATE", "INT8", "FROM_INT8", "ALSO")
