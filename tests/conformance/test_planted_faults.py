@@ -235,7 +235,7 @@ FAULTS = [
         "from surogate_core.api import Product\nchange('FROM_INT8', product=Product(of='forward'))",
         "op acme_from_int8",
         "the product that it declares is what it computes",
-        "",
+        "cannot be multiplied",
     ),
     Fault(
         "an addition that it does not absorb",
@@ -435,7 +435,7 @@ FAULTS = [
         "change('OPTIMIZER', update=forgetful)",
         "optimizer",
         RESUMES,
-        "",
+        "the loss of step . is .*, without an interruption",
     ),
     # ---- adapters
     Fault(
@@ -509,7 +509,7 @@ FAULTS = [
         "change('WEIGHT_FORMAT', checkpoints=dataclasses.replace(CHECKPOINTS, load=shifted))",
         "weight format",
         "a checkpoint in it is read as it was written",
-        "",
+        "is not what checkpoints.save was given",
     ),
     # ---- offload strategies
     Fault(

@@ -216,24 +216,6 @@ def test_options_outside_their_range_are_rejected() -> None:
 # ------------------------------------------------------------------------------------------------------- skipped steps
 
 
-@pytest.mark.parametrize("coef", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("state", ["fp32", "bf16"])
-@pytest.mark.parametrize(("model", "master"), [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")])
-def test_a_coefficient_that_is_not_finite_changes_no_bit(model: str, master: str, state: str, coef: float) -> None:
-    ours = Updates(SHAPES, model=model, master=master, grad="fp32", state=state, weight_decay=0.1)
-    ours.draw(generator())
-    grads = draw_like(ours.params, generator(1))
-    ours.step(grads, step=1)
-    before = ours.everything()
-    grads[3][5] = float("nan")
-    ours.step(grads, step=2, coef=coef)
-    assert all(torch.equal(bits, before[name]) for name, bits in ours.everything().items())
-    ours.step(draw_like(ours.params, generator(2)), step=3)
-    after = ours.everything()
-    assert any(not torch.equal(bits, before[name]) for name, bits in after.items())
-    assert all(ours[p.param].isfinite().all() for p in ours.params)
-
-
 # ----------------------------------------------------------------------------------------------------- dtypes of states
 
 

@@ -6,16 +6,13 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from models import harness
 from torch import Tensor
 
 from surogate_core.api import Init, Matrix, ParamGrad, ParamKind, Precision, Scalars, UpdateContext, Value
 from surogate_core.api.param_update import update_table
-from surogate_core.assembly.update_groups import by_block
 from surogate_core.errors import ConfigError
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
@@ -339,25 +336,6 @@ def test_the_clip_coefficient_scales_the_gradient() -> None:
 DTYPES = [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")]
 
 
-@pytest.mark.parametrize("coef", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("model", "master"), DTYPES)
-def test_a_coefficient_that_is_not_finite_changes_no_bit(model: str, master: str, coef: float) -> None:
-    ours = Updates(model=model, master=master, weight_decay=0.1)
-    ours.draw(generator())
-    grads = ours.random(1)
-    ours.step(grads, step=1)
-    before = ours.everything()
-    grads[0][5] = float("nan")
-    ours.step(grads, step=2, coef=coef)
-    assert all(torch.equal(bits, before[name]) for name, bits in ours.everything().items())
-    ours.step(ours.random(2), step=3)
-    after = ours.everything()
-    assert all(
-        not torch.equal(after[f"adamw_8bit.{name}"], before[f"adamw_8bit.{name}"]) for name in ("m.matrix", "v.odd")
-    )
-    assert all(ours[p.param].isfinite().all() for p in ours.params.values())
-
-
 @pytest.mark.parametrize("coef", [1.0, float("nan")])
 @pytest.mark.parametrize(("model", "master"), DTYPES)
 def test_work_copy_and_amax_are_those_of_the_stored_master(model: str, master: str, coef: float) -> None:
@@ -432,26 +410,3 @@ def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- a model
-
-
-def trained(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Tensor]:
-    """Return the bits of params and states of a small model after three steps."""
-    config = harness.tiny_config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
-    monkeypatch.setattr(harness, "OPS", harness.OPS | {"adamw_8bit": ADAMW_8BIT_OP})
-    settings |= {"optimizer": ADAMW_8BIT, "optimizer_options": AdamW8bitOptions(), "weight_decay": 0.1}
-    model = harness.PlannedModel(config, 2, 16, **settings)
-    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
-    model.executor.run("start")
-    rows = [[document] for document in harness.random_documents([16, 11], 61)]
-    for step in range(1, 4):
-        model.micro_step(rows, 1 / 25)
-        model.update(step, lr=1e-2)
-    kept = [v for v in model.assembly.declared if v.role in ("param", "state")]
-    assert any(v.dtype == "uint8" for v in kept)
-    return {v.name: model.buffers.persistent(v).clone().reshape(-1).view(torch.uint8) for v in kept}
-
-
-def test_an_update_by_block_gives_the_same_bits_as_one_of_all_params(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts = trained(monkeypatch), trained(monkeypatch, update_groups=by_block)
-    assert whole.keys() == parts.keys()
-    assert [name for name, bits in whole.items() if not torch.equal(bits, parts[name])] == []

@@ -62,10 +62,10 @@ def a_plan_with_it_holds_fewer_bytes_on_the_device(definition: OffloadDef, bench
 
 
 @proves("offload", remedy="What is saved must not depend on where it was held.")
-def a_resumed_run_has_the_bits_of_an_uninterrupted_one(definition: OffloadDef, bench: Bench) -> None:
+def a_run_resumed_with_it_has_the_bits_of_one_without(definition: OffloadDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         try:
-            check_resumes(bench, keys)
+            check_resumes(bench, keys, _base(bench))
         except ConfigError as error:
             raise NotApplicable(f"it refuses a tiny run: {error}") from None
 

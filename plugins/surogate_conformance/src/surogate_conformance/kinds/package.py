@@ -17,7 +17,8 @@ from ..check import NotApplicable, proves
 from ..subject import Subject, broken
 
 PUBLIC = ("api", "dtypes", "errors", "program", "reference", "run", "testing", "world")
-"""Parts of core that a plugin may import."""
+"""Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of, and
+`world` the store of several processes, for launchers."""
 
 HEAVY = (
     "torch",

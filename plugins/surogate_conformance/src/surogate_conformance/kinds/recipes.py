@@ -54,8 +54,9 @@ def it_computes_what_transformers_computes(definition: Any, bench: Bench) -> Non
 @proves(*BOTH, remedy="A recomputed op must read what the first one read: no state that the micro-step changes.")
 def every_key_of_recomputation_gives_the_same_bits(definition: Any, bench: Bench) -> None:
     for own in _runs(definition, bench):
-        for keys in (own, *_with_adapters(own, bench)[:1]):
-            check_recomputes(bench, keys)
+        check_recomputes(bench, own)
+        for keys in _with_adapters(own, bench)[:1]:
+            check_recomputes(bench, keys, each=False)
 
 
 @proves(*BOTH, remedy="Declare what later steps depend on as states that are not `derived`.")

@@ -22,15 +22,14 @@ def check_falls(bench: Bench, keys: Keys) -> None:
     )
 
 
-def check_resumes(bench: Bench, keys: Keys) -> None:
-    """Assert that a run resumed from the middle has the bits of one that was not interrupted."""
-    straight = bench.train(save_steps=STEPS // 2, **keys)
+def check_resumes(bench: Bench, keys: Keys, straight_keys: Keys | None = None) -> None:
+    """Assert that a run resumed from the middle of one with `straight_keys`, by default its own, has its bits."""
+    straight = bench.train(save_steps=STEPS // 2, **(keys if straight_keys is None else straight_keys))
     saved = straight.folder / f"step_{STEPS // 2:08d}"
     resumed = bench.train(save_steps=STEPS // 2, resume_from_checkpoint=str(saved), **keys)
     for step, loss in resumed.losses.items():
-        assert loss == straight.losses[step], (
-            f"the loss of step {step} is {loss!r}, without an interruption {straight.losses[step]!r}"
-        )
+        expected = straight.losses[step]
+        assert loss == expected, f"the loss of step {step} is {loss!r}, without an interruption {expected!r}"
     wrong = differing(straight.tensors(STEPS), resumed.tensors(STEPS))
     assert not wrong, f"{shown(wrong)} differ from those of an uninterrupted run{_with(keys)}"
 
@@ -45,20 +44,17 @@ def check_skips(steps: Steps) -> None:
         assert not wrong, f"a step with gradients of {scale} changes {shown(wrong)}"
 
 
-def check_recomputes(bench: Bench, keys: Keys) -> None:
-    """Assert that every key of recomputation gives the same bits."""
-    runs = {part: bench.steps(**{**keys, part: True} if part else keys) for part in ("", *_parts(keys))}
-    for steps in runs.values():
+def check_recomputes(bench: Bench, keys: Keys, *, each: bool = True) -> None:
+    """Assert that recomputation gives the same bits: by each of its keys, and of everything."""
+    parts = ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", *(["lora"] if "adapter" in keys else []))
+    changes = [{"recompute": "true"}, *({f"recompute_{part}": True} for part in parts if each)]
+    runs = [bench.steps(**keys), *(bench.steps(**{**keys, **change}) for change in changes)]
+    for steps in runs:
         steps.step()
-    plain = runs.pop("").bits("param", "state")
-    for part, steps in runs.items():
-        wrong = differing(plain, steps.bits("param", "state"))
-        assert not wrong, f"with {part}: true other bits come out of {shown(wrong)}{_with(keys)}"
-
-
-def _parts(keys: Keys) -> list[str]:
-    names = ["swiglu", "rmsnorm", "ffn", "qkv", "att", "block", *(["lora"] if "adapter" in keys else [])]
-    return [f"recompute_{name}" for name in names]
+    plain, *others = (steps.bits("param", "state") for steps in runs)
+    for change, bits in zip(changes, others, strict=True):
+        wrong = differing(plain, bits)
+        assert not wrong, f"other bits come out of {shown(wrong)}{_with({**keys, **change})}"
 
 
 def _with(keys: Keys) -> str:
