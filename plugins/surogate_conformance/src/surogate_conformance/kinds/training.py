@@ -47,7 +47,7 @@ def check_skips(steps: Steps) -> None:
 def check_recomputes(bench: Bench, keys: Keys, *, each: bool = True) -> None:
     """Assert that recomputation gives the same bits: by each of its keys, and of everything."""
     parts = ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", *(["lora"] if "adapter" in keys else []))
-    changes = [{"recompute": "true"}, *({f"recompute_{part}": True} for part in parts if each)]
+    changes: list[dict[str, Any]] = [{"recompute": "true"}, *({f"recompute_{part}": True} for part in parts if each)]
     runs = [bench.steps(**keys), *(bench.steps(**{**keys, **change}) for change in changes)]
     for steps in runs:
         steps.step()
