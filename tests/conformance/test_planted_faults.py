@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from torch import Tensor
 
 from surogate_conformance import bench_folder
 from surogate_conformance.bench import Bench
 from surogate_conformance.cases import cases
 from surogate_conformance.check import Result
+from surogate_conformance.kinds import kernels
 from surogate_conformance.subject import found
+from surogate_core.api import Op, Value
+from surogate_core.machine.devices import device
 
 HERE = Path(__file__).parent
 SOUND = (HERE / "sound_plugin.py").read_text()
@@ -625,3 +630,20 @@ def test_a_fault_fails_its_check_with_a_line_that_is_right(fault: Fault, tmp_pat
 def test_there_are_faults_of_every_kind() -> None:
     kinds = {"package", "op", "kernel", "model", "recipe", "optimizer", "adapter", "weight", "offload", "format"}
     assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher"}
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "passed"), (1.1, "failed")])
+def test_a_kernel_is_compared_with_its_reference_on_a_gpu(
+    factor: float, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: the reference takes the place of the kernel, once with a wrong factor."""
+
+    def run(kernels: object, op: Op, contents: Mapping[Value, Tensor]) -> list[Tensor]:
+        return [factor * contents[op.ins[0]].float().relu().square().to(contents[op.ins[0]].dtype)]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "training_device", lambda: device("h200"))
+    monkeypatch.setattr(kernels.binding, "run_kernel", run)
+    (result,) = results(tmp_path, "", "its results are those of the reference")
+    assert result.state == state, str(result)
+    assert ("off by 1.0e-01" in result.reason) == (state == "failed")

@@ -41,7 +41,7 @@ def bench_folder() -> Iterator[Path]:
     """Make a folder for a bench. While it exists, runs cache there and look for no model on the hub."""
     with tempfile.TemporaryDirectory(prefix="surogate-conformance-", ignore_cleanup_errors=True) as folder:
         before = dict(os.environ)
-        os.environ.update(XDG_CACHE_HOME=str(Path(folder) / "cache"), HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+        os.environ.update(XDG_CACHE_HOME=str(Path(folder) / "cache"), HF_HUB_OFFLINE="1")
         try:
             yield Path(folder)
         finally:

@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,12 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.api import ModelDef, Op
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
+from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.reporting import picture
 from surogate_core.runtime.worker import Worker
@@ -104,7 +105,7 @@ class Bench:
         self.target = target
         self._made: dict[str, Any] = {}
         self.samples: dict[str, list[Sample]] = {}
-        self._wanted = {item.name for item in subject.provided if item.kind == "op"}
+        self._wanted = {item.name for item in subject.provided if item.kind in ("op", "kernel")}
         self._seen: set[Any] = set()
 
     # ------------------------------------------------------------------------------------------------------- files
@@ -234,9 +235,11 @@ class Bench:
         """Run a step of each of `own_runs` for the samples of their ops. Checks of their own tell what fails."""
 
         def make() -> bool:
+            serves = any(item.kind == "kernel" for item in self.subject.provided)
             for keys in self.own_runs():
-                with suppress(SurogateError):
-                    self.steps(**keys).step()
+                for more in ({}, *([{"model_dtype": "bf16"}] if serves and "model_dtype" not in keys else [])):
+                    with suppress(SurogateError):
+                        self.steps(**{**keys, **more}).step()
             return True
 
         self.once("samples", make)
@@ -333,8 +336,14 @@ def shown(names: list[str]) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Discard what a run prints, and its picture, which takes longer than the run."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), patch.object(picture, "draw_loss"):
+    """Runs in this context are on the CPU, print nothing, and draw no picture, which would take longer than the run."""
+    cpu = LocalDevice(device("cpu"), 1, "the suite's runs are")
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        stack.enter_context(patch.object(picture, "draw_loss"))
+        stack.enter_context(patch.object(training, "usable_device", lambda: cpu))
+        stack.enter_context(patch.object(training, "device_of_torch", lambda here: cpu.device))
         yield
 
 

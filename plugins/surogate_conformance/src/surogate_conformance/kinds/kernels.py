@@ -7,16 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surogate_core.api import Call, Comm, KernelDef, Op, Support, Target, Value
+import torch
+from torch import Tensor
+
+from surogate_core.api import Call, Comm, KernelDef, Op, OpDef, Support, Target, Value
 from surogate_core.errors import ConfigError, SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.plugins.registry import refusal
+from surogate_core.reference.ops import load
+from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.bind import as_launches
+from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import SingleComm
+from surogate_core.testing import binding
 from surogate_core.testing.binding import check_reads_attrs
+from surogate_core.testing.kernels import relative_error
 
-from ..bench import Bench
+from ..bench import Bench, Sample
 from ..check import NotApplicable, proves
+
+MOST = 8
+"""Ops that a kernel is run on."""
 
 
 @dataclass
@@ -135,6 +146,43 @@ def its_launches_get_every_output_and_the_stream(kernel: KernelDef, bench: Bench
             if context.addresses.get(v) not in reached and not _inside(v, reached, context)
         ]
         assert not lost, f"{', '.join(lost)} of {op.kind} reaches no launch"
+
+
+@proves("kernel", remedy="OpDef.reference defines the op. `run_kernel` of surogate_core.testing.binding runs one case.")
+def its_results_are_those_of_the_reference(kernel: KernelDef, bench: Bench) -> None:
+    """Also: eager and captured in a graph they are the same, and nothing outside of the buffers is written."""
+    if not torch.cuda.is_available():
+        raise NotApplicable("no GPU is visible")
+    bench.sample_ops()
+    target, definition = Target(training_device()), bench.registry.ops[kernel.op]
+    found = [s for s in bench.samples.get(kernel.op, []) if not refusal(kernel, definition, s.op, target)]
+    if not found:
+        raise NotApplicable(f"it serves no {kernel.op} of tiny runs on {target.device.title}")
+    for sample in found[:MOST]:
+        check_results(kernel, definition, sample)
+
+
+def check_results(kernel: KernelDef, definition: OpDef, sample: Sample) -> None:
+    """Run a kernel and compare its outputs with those of the reference."""
+    op = sample.op
+    contents = dict(zip(op.ins, sample.ins, strict=True))
+    contents |= {op.outs[i]: _zeros(op.outs[i]) for i in op.accumulate}
+    theirs = load(definition.reference)(*sample.ins, **op.attrs)
+    ours = binding.run_kernel([kernel], op, contents)
+    for value, one, other in zip(op.written, ours, theirs if isinstance(theirs, tuple) else (theirs,), strict=True):
+        if value.dtype in ("fp32", "bf16", "fp64"):
+            error = relative_error(one, other)
+            allowed = 1e-2 if "bf16" in {v.dtype for v in (*op.ins, *op.outs)} else 1e-4
+            assert error <= allowed, (
+                f"{value.label or value.name} is off by {error:.1e} of its norm (allowed {allowed:.0e})"
+            )
+        else:
+            different = float((one.view(torch.uint8) != other.view(torch.uint8)).double().mean())
+            assert different <= 1e-3, f"{different:.1%} of the bytes of {value.label or value.name} differ"
+
+
+def _zeros(value: Value) -> Tensor:
+    return torch.zeros(value.stored_shape, dtype=TORCH_DTYPES[value.dtype])
 
 
 def _inside(value: Value, reached: set[int], context: Recorder) -> bool:
