@@ -38,12 +38,16 @@ def conformance(name: str, target: str = "h200") -> Iterator[Result]:
 
 @contextmanager
 def bench_folder() -> Iterator[Path]:
-    """Make a folder for a bench. While it exists, runs cache there and look for no model on the hub."""
+    """Make a folder for a bench. While it exists, runs cache there, look for no model on the hub, and have one thread."""
+    import torch
+
     with tempfile.TemporaryDirectory(prefix="surogate-conformance-", ignore_cleanup_errors=True) as folder:
-        before = dict(os.environ)
+        before, threads = dict(os.environ), torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny tensors gain nothing from more, which would wait for each other
         os.environ.update(XDG_CACHE_HOME=str(Path(folder) / "cache"), HF_HUB_OFFLINE="1")
         try:
             yield Path(folder)
         finally:
+            torch.set_num_threads(threads)
             os.environ.clear()
             os.environ.update(before)

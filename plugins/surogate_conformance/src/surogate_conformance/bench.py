@@ -105,7 +105,8 @@ class Bench:
         self.target = target
         self._made: dict[str, Any] = {}
         self.samples: dict[str, list[Sample]] = {}
-        self._wanted = {item.name for item in subject.provided if item.kind in ("op", "kernel")}
+        self._wanted = {item.name for item in subject.provided if item.kind == "op"}
+        self._served = {item.name for item in subject.provided if item.kind == "kernel"}
         self._seen: set[Any] = set()
 
     # ------------------------------------------------------------------------------------------------------- files
@@ -186,7 +187,9 @@ class Bench:
             output, notices = self._new("out"), list[str]()
             output.rmdir()
             with quiet():
-                run.train(run.load(self.config(keys, output)), notices.append)
+                result = run.train(run.load(self.config(keys, output)), notices.append)
+            if result.signal_exit:  # the run was saved, as its user would want; the suite ends
+                raise KeyboardInterrupt
             records = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
             losses = {r["step"]: r["loss"] for r in records if r["log"] == "step"}
             return Trained(output, losses, tuple(notices))
@@ -231,18 +234,24 @@ class Bench:
                 runs += [{**base, **keys, "recipe": r, "model_dtype": None} for r in self.registry.names("recipe")]
         return runs
 
-    def sample_ops(self) -> None:
-        """Run a step of each of `own_runs` for the samples of their ops. Checks of their own tell what fails."""
+    def sample_ops(self, *, all_dtypes: bool = False) -> None:
+        """Run `own_runs` until every op of the subject has samples, or all of them, also in bf16.
+
+        What refuses a run has checks of its own, which tell why.
+        """
 
         def make() -> bool:
-            serves = any(item.kind == "kernel" for item in self.subject.provided)
             for keys in self.own_runs():
-                for more in ({}, *([{"model_dtype": "bf16"}] if serves and "model_dtype" not in keys else [])):
+                if not all_dtypes and self._wanted <= self.samples.keys():
+                    break
+                with suppress(SurogateError):
+                    self.steps(**keys).step()
+                if all_dtypes and "model_dtype" not in keys:
                     with suppress(SurogateError):
-                        self.steps(**{**keys, **more}).step()
+                        self.steps(**keys, model_dtype="bf16").step()
             return True
 
-        self.once("samples", make)
+        self.once(("samples", all_dtypes), make)
 
     def plan(self, **keys: Any) -> Plan:
         """Plan a run for the device that is tested for."""
@@ -283,7 +292,7 @@ class Steps:
             forward = {v for op in program.ops if op.phase == "forward" for v in op.ins}
             by_autograd = {op.attrs["of"] for op in program.ops if op.kind == "reference_vjp"}
             for i, (op, call) in enumerate(zip(program.ops, calls, strict=True)):
-                if op.kind in bench._wanted:
+                if op.kind in bench._wanted | bench._served:
                     rule = bench.registry.ops[op.kind].vjp is not None
                     has_gradient = op.phase == "forward" and (rule or op.kind in by_autograd)
                     sample = Sample(op, (), tuple(out in forward for out in op.outs), has_gradient)

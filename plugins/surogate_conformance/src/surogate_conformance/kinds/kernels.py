@@ -79,14 +79,11 @@ def _ops(kernel: KernelDef, bench: Bench) -> list[Op]:
 
 def _planned(bench: Bench) -> Iterator[Op]:
     """Yield the ops of the subject's runs in several dtypes. Runs that another definition refuses are left out."""
-    more: list[dict[str, Any]] = [{"model_dtype": "bf16"}, {"recompute": "true"}]
-    more.append({"model_dtype": "bf16", "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"})
-    more.append({"model_dtype": "bf16", "master_dtype": "fp32"})
-    more.append({"numerics_report_steps": 1})
+    narrow = {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "master_dtype": "fp32"}
     for own in bench.own_runs():
-        for keys in ({}, *more):
-            if keys.get("model_dtype", "") and own.get("model_dtype", "") is None:
-                keys = {k: v for k, v in keys.items() if k != "model_dtype"}
+        dtype = {} if "model_dtype" in own else {"model_dtype": "bf16"}
+        report = {"numerics_report_steps": 1} if "recipe" in own else {}
+        for keys in ({}, {**dtype, **narrow}, {**dtype, "recompute": "true"}, report):
             try:
                 plan = bench.plan(**{"kernels": "allow_reference", **own, **keys})
             except SurogateError as error:
@@ -153,7 +150,7 @@ def its_results_are_those_of_the_reference(kernel: KernelDef, bench: Bench) -> N
     """Also: eager and captured in a graph they are the same, and nothing outside of the buffers is written."""
     if not torch.cuda.is_available():
         raise NotApplicable("no GPU is visible")
-    bench.sample_ops()
+    bench.sample_ops(all_dtypes=True)
     target, definition = Target(training_device()), bench.registry.ops[kernel.op]
     found = [s for s in bench.samples.get(kernel.op, []) if not refusal(kernel, definition, s.op, target)]
     if not found:

@@ -25,12 +25,13 @@ def _runs(definition: Any, bench: Bench) -> list[dict[str, Any]]:
 
 
 def _with_adapters(keys: dict[str, Any], bench: Bench) -> list[dict[str, Any]]:
-    """Return the keys for an adapter, and for one on a base in each weight format that is installed."""
+    """Return the keys for an adapter, and for one on a base in the weight format with the fewest bits."""
     try:
         adapted = {**keys, "adapter": adapter_of(bench), "model": str(bench.base("bf16")), "from_scratch": False}
     except NotApplicable:
         return []
-    return [adapted, *({**adapted, f.key: True} for f in list(bench.registry.weight_formats().values())[-1:])]
+    smallest = sorted(bench.registry.weight_formats().values(), key=lambda format: format.bits or 16)[:1]
+    return [adapted, *({**adapted, format.key: True} for format in smallest)]
 
 
 @proves(*BOTH, remedy="Compare its products with those of fp32; a state that nobody renews shows so, too.")
