@@ -20,13 +20,13 @@ surogate_dataset_formats = provides([DatasetFormatDef(
 """
 
 
-def tested(*args: str | Path) -> Result:
+def outcome(*args: str | Path) -> Result:
     return CliRunner().invoke(app, ["plugins", "test", *map(str, args)])
 
 
 def test_a_file_is_tested_and_one_document_printed(tmp_path: Path) -> None:
     (tmp_path / "acme_file.py").write_text(FORMAT)
-    done = tested(tmp_path / "acme_file.py", "--json")
+    done = outcome(tmp_path / "acme_file.py", "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["passed"] and {r["what"] for r in document["results"]} == {"package acme_file", "format acme"}
@@ -41,14 +41,14 @@ def test_a_folder_need_not_be_installed(tmp_path: Path) -> None:
         '[project]\nname = "acme-folder"\nversion = "1.0"\ndependencies = ["surogate-core==0.1.0"]\n'
         '[project.entry-points.surogate]\nacme = "acme_folder.plugin"\n'
     )
-    done = tested(tmp_path)
+    done = outcome(tmp_path)
     assert done.exit_code == 1
     lines = done.output.splitlines()
     assert any("it requires surogate-core==0.1.0, one version, which excludes all later ones" in line for line in lines)
     assert '            Add to its dependencies: "surogate-core>=0.1,<0.2".' in lines
-    assert "  warning   plugin.py:9 imports surogate_core.data, which is not public and may move" in lines
-    assert lines[-1].startswith("12 passed, 1 failed, 0 not applicable; 2 warnings")
-    gone = tested("acme-folder")
+    assert any("imports surogate_core.data, which is not public and may move" in line for line in lines)
+    assert lines[-1] == "10 passed, 1 failed, 0 not applicable; 2 warnings"
+    gone = outcome("acme-folder")
     assert gone.exit_code == 2, "it is known only while it is tested"
 
 
@@ -67,5 +67,5 @@ def test_what_is_no_plugin_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.py").write_text("x = 1\n")
-    done = tested(*args)
+    done = outcome(*args)
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.output

@@ -38,7 +38,7 @@ def conformance(name: str, target: str = "h200") -> Iterator[Result]:
 
 @contextmanager
 def bench_folder() -> Iterator[Path]:
-    """Make a folder for a bench. While it exists, runs cache there, look for no model on the hub, and have one thread."""
+    """Make a folder for a bench. While it exists, runs cache there, ask no hub for models, and have one thread."""
     import torch
 
     with tempfile.TemporaryDirectory(prefix="surogate-conformance-", ignore_cleanup_errors=True) as folder:
