@@ -72,10 +72,9 @@ class CommandGroup(TyperGroup):
         name = " ".join(args[:words])
         if name and name not in CORE_COMMANDS and (command := external_commands().get(name)):
             return name, load_command(command), args[words:]
-        if words == len(args[:2]) == 2:
-            from ..config.errors import fold
+        if words == 2:
             from ..config.keys import DISTRIBUTIONS
 
-            if package := DISTRIBUTIONS.get(("command", fold(name))):
+            if package := DISTRIBUTIONS.get(("command", name)):
                 raise ConfigError(f"surogate {name}: is not installed. Try: pip install {package}")
         return super().resolve_command(ctx, args)

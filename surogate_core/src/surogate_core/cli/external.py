@@ -21,17 +21,8 @@ from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
-    "train",
-    "pt",
-    "sft",
-    "plan",
-    "merge",
-    "quantize",
-    "tokenize",
-    "verify",
-    "profile",
-    "plugins",
-    "doctor",
+    *("train", "pt", "sft", "plan", "merge", "quantize"),
+    *("tokenize", "verify", "profile", "plugins", "doctor"),
 )
 
 
