@@ -1,6 +1,6 @@
 """The checks of each kind of definition. Importing this package registers them."""
 
-from . import (  # noqa: F401  # in the order in which their results are shown
+from . import (  # noqa: F401
     adapters,
     formats,
     kernels,
