@@ -218,7 +218,15 @@ def test_offsets_equal_those_of_a_plain_search(seed: int) -> None:
         values.append((256 * rng.choice((0, 1, 1, 2, 3, 7, rng.randint(0, 50))), first, last))
     if seed % 2:
         values.sort(key=lambda value: -value[0])
-    assert list(place(tuple(values))) == plain_search(values)
+    assert list(place(values)) == plain_search(values)
+
+
+def test_values_whose_lifetimes_differ_by_ops_in_between_are_placed_once() -> None:
+    placement._placed.cache_clear()
+    micro_first = [(512, 0, 1), (256, 1, 2), (256, 2, 2)]
+    micro_next = [(512, 0, 3), (256, 2, 7), (256, 7, 8)]  # with ops that use no value of the arena
+    assert place(micro_first) == place(micro_next) == (0, 512, 0)
+    assert placement._placed.cache_info().misses == 1
 
 
 def test_programs_with_equal_lifetimes_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +238,7 @@ def test_programs_with_equal_lifetimes_are_placed_once(monkeypatch: pytest.Monke
             super().__init__(n_ops)
 
     monkeypatch.setattr(placement, "Occupied", Counted)
-    place.cache_clear()
+    placement._placed.cache_clear()
     first = transformer(3)
     memory = plan_family(
         [first, replace(first, name="again"), replace(transformer(4), name="deeper")], (), lambda op: 0

@@ -11,21 +11,29 @@ Interval = tuple[int, int, int]
 """(bytes, first op, last op) of a value; its lifetime includes both ops."""
 
 
-@lru_cache(maxsize=64)
-def place(values: tuple[Interval, ...]) -> tuple[int, ...]:
+def place(values: Sequence[Interval]) -> tuple[int, ...]:
     """Return the offsets of `values`, placed in the given order, each at the lowest offset free during its lifetime.
 
-    Takes O(n log n) operations of the index (`Occupied`) for n values. The results of the last 64 lists are cached,
-    because the micro-step programs of a run, and most programs that suggestions try, have equal lifetimes.
+    Takes O(n log n) operations of the index (`Occupied`) for n values.
     """
     starts = sorted({first for _, first, _ in values})
     ends = {last for _, _, last in values}
     peaks = sorted(
         {starts[bisect_right(starts, last) - 1] for last in ends}
     )  # lifetimes that overlap share one of them
-    occupied = Occupied(len(peaks))
-    ranges = ((nbytes, bisect_left(peaks, first), bisect_right(peaks, last) - 1) for nbytes, first, last in values)
-    return tuple(starmap(occupied.claim, ranges))
+    after = {last: bisect_right(peaks, last) - 1 for last in ends}
+    at = {first: bisect_left(peaks, first) for first in starts}
+    return _placed(len(peaks), tuple([(nbytes, at[first], after[last]) for nbytes, first, last in values]))
+
+
+@lru_cache(maxsize=64)
+def _placed(n_peaks: int, values: tuple[Interval, ...]) -> tuple[int, ...]:
+    """Return the offsets of `values`, whose lifetimes count peaks.
+
+    The results of the last 64 lists are cached. Programs that differ only in ops between the peaks share one: the
+    micro-steps of a run, and most programs that suggestions try.
+    """
+    return tuple(starmap(Occupied(n_peaks).claim, values))
 
 
 class Occupied:
@@ -65,7 +73,8 @@ class Occupied:
 
     def _lowest_gap(self, nbytes: int, occupied: Sequence[list[int]]) -> int:
         """Return the lowest offset at which `nbytes` overlap no part of any set. Skips overlaps until there is none."""
-        at, last = 0, None
+        at, last = max([parts[1] for parts in occupied if not parts[0]], default=0), None
+        occupied = [parts for parts in occupied if parts[-1] > at]
         while True:
             self.probes += len(occupied)
             for boundaries in occupied:
@@ -106,6 +115,11 @@ def _add(boundaries: list[int], start: int, end: int) -> bool:
     if not boundaries or boundaries[-1] < start:
         boundaries += start, end
         return True
+    if boundaries[-2] <= start:  # the last part, as a rule
+        grows = boundaries[-1] < end
+        if grows:
+            boundaries[-1] = end
+        return grows
     inside = bisect_right(boundaries, start)
     if inside % 2 and end <= boundaries[inside]:
         return False

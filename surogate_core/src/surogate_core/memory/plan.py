@@ -40,7 +40,7 @@ def plan(program: Program, workspace: Callable[[Op], int], on: Place = "device")
     """
     lives = lifetimes(program, workspace, on)
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
-    offsets = place(tuple((life.nbytes, life.first, life.last) for life in order))
+    offsets = place([(life.nbytes, life.first, life.last) for life in order])
     placed = list(zip(order, offsets, strict=True))
     live = live_bytes(lives, len(program.ops))
     peak_op = max(range(len(live)), key=live.__getitem__, default=0)
