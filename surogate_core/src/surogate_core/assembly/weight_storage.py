@@ -145,7 +145,8 @@ def _reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Pro
                     _materialise(value, wanted, storage, b, now)
                 ops += emitted
         ops.append(op.on(now))
-        now = {value: found for value, found in now.items() if value.block >= 0}
+        if wanted:
+            now = {value: found for value, found in now.items() if value.block >= 0}
     return replace(program, ops=tuple(ops))
 
 

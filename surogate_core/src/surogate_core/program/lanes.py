@@ -95,9 +95,10 @@ def _needed(op: Op, users: Mapping[Value, _Users]) -> set[int]:
     }
 
 
-def _merged(*known: Known) -> Known:
-    result: Known = {}
-    for one in known:
-        for lane, index in one.items():
-            result[lane] = max(index, result.get(lane, -1))
+def _merged(first: Known, *others: Known) -> Known:
+    result = dict(first)
+    for known in others:
+        for lane, index in known.items():
+            if index > result.get(lane, -1):
+                result[lane] = index
     return result

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 from ..origin import Origin
+from .lazy import lazy
 from .value import Value
 
 Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
@@ -72,7 +73,7 @@ class Op:
         op.__dict__.pop("signature", None)
         return op
 
-    @cached_property
+    @lazy
     def signature(self) -> Signature:
         """Equal for ops that differ only in which values they use and in `block` and `where`."""
         values = [v.form for v in self.ins + self.outs]

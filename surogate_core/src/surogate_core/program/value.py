@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Literal
 
 from ..dtypes import DTYPES
 from ..errors import ProgramError
+from .lazy import lazy
 
 Role = Literal["input", "param", "grad", "state", "act", "staged"]
 """The role of a value determines who owns its memory and how long it lives.
@@ -100,12 +100,12 @@ class Value:
     inside: Value | None = None
     room: int = 0
 
-    @cached_property
+    @lazy
     def size(self) -> int:
         """Number of elements; a scalar has one."""
         return prod(self.shape)
 
-    @cached_property
+    @lazy
     def form(self) -> tuple[tuple[int, ...], str, Role, Place]:
         """The fields that `Op.signature` depends on."""
         return self.shape, self.dtype, self.role, self.place
@@ -115,7 +115,7 @@ class Value:
         """Shape of the tensor that holds the elements (`Dtype.stored_shape`)."""
         return DTYPES[self.dtype].stored_shape(self.shape)
 
-    @cached_property
+    @lazy
     def nbytes(self) -> int:
         """Bytes of the buffer, without alignment. Rows of packed elements begin at a byte."""
         return prod(self.stored_shape) * max(DTYPES[self.dtype].bits, 8) // 8
