@@ -53,7 +53,8 @@ def reference(options: Mapping[tuple[str, str], type[BaseModel]], formats: Mappi
     for theme in THEMES:
         keys = theme.__annotations__
         parts += [f"## {theme.__doc__}\n", _fields_table({key: TrainConfig.model_fields[key] for key in keys})]
-    parts += ["## Entries of `datasets` and `validation_datasets`\n", _fields_table(_without_options(DatasetEntry))]
+    entry = {name: info for name, info in DatasetEntry.model_fields.items() if name != "options"}
+    parts += ["## Entries of `datasets` and `validation_datasets`\n", _fields_table(entry)]
     for name, definition in formats.items():
         parts += [f"### Type `{name}`\n", definition.summary + "\n", _fields_table(definition.options.model_fields)]
     for (kind, name), model in options.items():
@@ -61,10 +62,6 @@ def reference(options: Mapping[tuple[str, str], type[BaseModel]], formats: Mappi
             parts += [f"## Keys of {kind} `{name}`\n", _fields_table(model.model_fields)]
     parts += [_differs(), _decided(options.values()), _not_yet(), _ignored()]
     return "\n".join(parts)
-
-
-def _without_options(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {name: info for name, info in model.model_fields.items() if name != "options"}
 
 
 def _fields_table(fields: Mapping[str, FieldInfo]) -> str:
@@ -79,7 +76,7 @@ def _field_rows(fields: Mapping[str, FieldInfo], within: str = "") -> Iterator[t
             yield from _field_rows(info.annotation.model_fields, f"{key}.")
         else:
             default = _default(info.get_default(call_default_factory=True))
-            yield f"`{key}`", _type(info), default, info.description
+            yield f"`{key}`", _annotation(info.annotation, info.metadata), default, info.description
 
 
 def _differs() -> str:
@@ -171,10 +168,6 @@ def _default(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=1000)
     text = text.removesuffix("\n...\n").strip()
     return f"{value:g}" if isinstance(value, float) else text
-
-
-def _type(info: FieldInfo) -> str:
-    return _annotation(info.annotation, info.metadata)
 
 
 def _annotation(annotation: Any, metadata: Sequence[Any] = ()) -> str:

@@ -17,7 +17,6 @@ from ..config.load import LoadedConfig
 from ..data.cache import TokenDataset
 from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
-from ..data.pack import PackedRows
 from ..errors import ConfigError
 from ..machine.progress import print_notice
 from .options import RunArguments
@@ -61,7 +60,8 @@ def _summary(loaded: LoadedConfig, data: Corpora) -> Iterator[str]:
     length = loaded.config.sequence_len
     parts = {"train": data.train} | ({"validate": data.validation} if data.validation else {})
     for name, rows in parts.items():
-        yield f"{name:<10}{_packed(rows, length)}"
+        padding = 1 - rows.n_tokens / (rows.n_rows * length)
+        yield f"{name:<10}{rows.n_tokens:,} tokens in {rows.n_rows:,} rows of {length:,}, {padding:.1%} padding"
 
 
 def _dataset(dataset: TokenDataset) -> Iterator[str]:
@@ -73,11 +73,6 @@ def _dataset(dataset: TokenDataset) -> Iterator[str]:
     yield f"  lengths   {shortest:,} to {longest:,} tokens, median {median:,}, 99 % up to {most:,}"
     if dataset.path is not None:
         yield f"  cache     {dataset.path}"
-
-
-def _packed(rows: PackedRows, length: int) -> str:
-    padding = 1 - rows.n_tokens / (rows.n_rows * length)
-    return f"{rows.n_tokens:,} tokens in {rows.n_rows:,} rows of {length:,}, {padding:.1%} padding"
 
 
 def _legend() -> str:

@@ -101,14 +101,9 @@ def _stored_table(matrices: Sequence[StoredMatrix]) -> Table:
     for layer, group in groupby(matrices, lambda matrix: matrix.layer):
         members = list(group)
         lowest, worst = min(members, key=lambda m: m.snr), max(members, key=lambda m: m.worst)
-        names = [_short(m.name) for m in (lowest, worst)]
+        names = [m.name.removesuffix(".weight").rpartition(".")[2] for m in (lowest, worst)]
         table.add_row(_layer(layer), f"{lowest.snr:.1f} dB {names[0]}", f"{worst.worst:.1%} {names[1]}")
     return table
-
-
-def _short(name: str) -> str:
-    """Return the name of a tensor's module without those around it."""
-    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _print_tables(console: Console, verdict: Verdict) -> None:
@@ -135,7 +130,7 @@ def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Tabl
     table.add_column(title, no_wrap=True, ratio=1)
     for head in ["ours", precision, "allowed", *(["cosine"] if cosine else []), ""]:
         table.add_column(head, justify="right", no_wrap=True)
-    for section, group in groupby(rows, _section):
+    for section, group in groupby(rows, lambda row: _layer(row.layer) if row.kind == "gradient" else ""):
         members = list(group)
         if section:
             table.add_row(section)
@@ -146,12 +141,6 @@ def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Tabl
             name = ("  " if section else "") + row.name.removeprefix(prefix)
             table.add_row(name, *cells, "" if row.ok else "wrong", style="" if row.ok else "red")
     return table
-
-
-def _section(row: Row) -> str:
-    if row.kind != "gradient":
-        return ""
-    return _layer(row.layer)
 
 
 def _layer(layer: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,8 +34,8 @@ def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOp
     text = row[options.text_field]
     if not isinstance(text, str):
         raise ConfigError(
-            f"column {options.text_field!r} holds {_kind(text)}, not text. Set text_field to a column of strings, "
-            "or remove such rows."
+            f"column {options.text_field!r} holds {kind_of_value(text)}, not text. Set text_field to a column of "
+            "strings, or remove such rows."
         )
     if not text:
         return Encoded((), ())
@@ -57,23 +57,16 @@ def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOp
     return Encoded(tokens, [True] * len(tokens))
 
 
-def _kind(value: object) -> str:
+def kind_of_value(value: object) -> str:
+    """Return what a cell holds, for messages."""
     return "null" if value is None else f"a value of type {type(value).__name__} ({str(value)[:40]})"
-
-
-def _is_text(columns: Sequence[str]) -> bool:
-    return "text" in columns
-
-
-def _fields(options: TextOptions) -> Sequence[str]:
-    return (options.text_field,)
 
 
 TEXT = DatasetFormatDef(
     name="text",
     summary="plain text, every token trained",
     options=TextOptions,
-    matches=_is_text,
-    fields=_fields,
+    matches=lambda columns: "text" in columns,
+    fields=lambda options: (options.text_field,),
     encode=encode_text,
 )

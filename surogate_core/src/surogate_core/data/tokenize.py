@@ -340,7 +340,8 @@ def _encode(
         except Exception as error:  # an error in a format of core
             error.add_note(f"while encoding {row.where}")
             raise
-        for omission in _omissions(encoded):
+        # of a row that is left out, only that
+        for omission in [Omission("", "rows", encoded.left_out)] if encoded.left_out else encoded.omissions:
             kind = replace(omission, count=0, of=0)
             count, of, first = omitted.get(kind, (0, 0, ""))
             first = first or (row.where if omission.count else "")
@@ -369,14 +370,6 @@ def _encode(
         omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
         bad=bad,
     )
-
-
-def _omissions(encoded: Encoded) -> Iterator[Omission]:
-    """Yield the omissions of a row; of a row that is left out, only that."""
-    if encoded.left_out:
-        yield Omission("", "rows", encoded.left_out)
-    else:
-        yield from encoded.omissions
 
 
 def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginError:

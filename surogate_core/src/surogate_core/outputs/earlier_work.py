@@ -7,7 +7,6 @@ first step: `run.yaml`, and metrics that hold only the record of its start.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from ..checkpoint.folder_lock import LOCK, locked
 from ..checkpoint.folders import SAVING, free_name
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, WEIGHT_FILES
-from ..reporting.metrics import METRICS_FILE
+from ..reporting.metrics import METRICS_FILE, parsed_record
 from ..reporting.picture import PICTURE_FILE
 from ..reporting.text import names_text
 
@@ -64,23 +63,15 @@ def is_foreign(file: Path) -> bool:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the lines of a regular file, None for one that is not a JSON object. A last line cut off by a crash is
+    """Yield the lines of a regular file, None for one that is not a record. A last line cut off by a crash is
     skipped."""
     if not path.is_file():  # it does not exist, or is /dev/null
         return
     with path.open("rb") as lines:
         for line in lines:
-            record = _parsed(line)
+            record = parsed_record(line)
             if record is not None or (line.strip(b" \t\r\n\0") and line.endswith(b"\n")):
                 yield record
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = True) -> None:

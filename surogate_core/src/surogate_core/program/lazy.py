@@ -5,26 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from functools import cached_property as lazy
 else:
 
     class lazy:
-        """The decorator of a method without arguments, which becomes an attribute."""
-
-        def __init__(self, compute: Callable[[Any], Any]) -> None:
+        def __init__(self, compute):
             self._compute = compute
-            self._name = compute.__name__
             self.__doc__ = compute.__doc__
 
-        def __get__(self, owner: Any, cls: type) -> Any:
+        def __get__(self, owner, cls):
             if owner is None:
                 return self
-            value = owner.__dict__[self._name] = self._compute(owner)
+            value = owner.__dict__[self._compute.__name__] = self._compute(owner)
             return value
-
-
-__all__ = ["lazy"]

@@ -100,7 +100,7 @@ class JsonLinesLogger:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a `metrics.jsonl` in order. Skip lines that a crash left incomplete."""
     with path.open(encoding="utf-8", errors="replace") as lines:
-        yield from (record for record in map(_parsed, lines) if record is not None)
+        yield from (record for record in map(parsed_record, lines) if record is not None)
 
 
 def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
@@ -116,7 +116,7 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
     highest = 0
     try:
         for line in path.read_bytes().splitlines():
-            record = _parsed(line)
+            record = parsed_record(line)
             at = record.get("step") if record else None
             if record is None or (at is not None and at > step):
                 continue
@@ -135,7 +135,7 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
         raise ConfigError(f"output_dir: cannot rewrite {path}: {error.strerror or error}.") from error
 
 
-def _parsed(line: bytes | str) -> dict[str, Any] | None:
+def parsed_record(line: bytes | str) -> dict[str, Any] | None:
     """Return the record of a line, or None if it has no valid record."""
     try:
         record = json.loads(line)

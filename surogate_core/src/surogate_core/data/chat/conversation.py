@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...api import DatasetFormatDef, Encoded, Omission
 from ...errors import ConfigError
+from ..formats import kind_of_value
 from .mask import LossScale, encode_chat
 from .omissions import REASONING_KEYS
 
@@ -112,7 +113,7 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
     if system:
         if not isinstance(system, str):
             raise ConfigError(
-                f"column {options.system_field!r} holds {_kind(system)}, not text. Correct such rows, or set "
+                f"column {options.system_field!r} holds {kind_of_value(system)}, not text. Correct such rows, or set "
                 "system_field: null."
             )
         if messages[0]["role"] != "system":
@@ -163,7 +164,9 @@ def _messages(
     """Return the messages of a cell with the keys that chat templates read."""
     value = _from_json(value)
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of messages. Set messages_field.")
+        raise ConfigError(
+            f"column {column!r} holds {kind_of_value(value)}, not a list of messages. Set messages_field."
+        )
     if not value:
         raise ConfigError(f"column {column!r} holds no message. Remove such rows.")
     return [
@@ -175,7 +178,7 @@ def _message(
     value: object, where: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
 ) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} is {_kind(value)}, not an object with role and content. Correct such rows.")
+        raise ConfigError(f"{where} is {kind_of_value(value)}, not an object with role and content. Correct such rows.")
     given = {str(key): item for key, item in value.items() if item is not None}  # tables fill missing keys with null
     if names is None:
         is_share = "role" not in given and "from" in given
@@ -198,17 +201,14 @@ def _message(
         "content": _content(content, calls, where, names.content, dropped),
         **given,
     }
-    if role == "assistant" and not calls and not _says_something(message):
+    says_something = any(str(message.get(key) or "").strip() for key in ("content", *REASONING_KEYS))
+    if role == "assistant" and not calls and not says_something:
         raise ConfigError(f"{where} is an empty message of the assistant. Remove the row, or the message.")
     if calls:
         if role != "assistant":
             raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
         message["tool_calls"] = _tool_calls(calls, where, dropped)
     return message
-
-
-def _says_something(message: Mapping[str, Any]) -> bool:
-    return any(str(message.get(key) or "").strip() for key in ("content", *REASONING_KEYS))
 
 
 def _content(content: object, calls: object, where: str, name: str, dropped: Counter[tuple[str, str]]) -> str:
@@ -222,7 +222,9 @@ def _content(content: object, calls: object, where: str, name: str, dropped: Cou
     if content is None and calls:
         return ""
     if not isinstance(content, str):
-        raise ConfigError(f"{where} has {name} {_kind(content)}, not text. Correct such rows: only text is trained.")
+        raise ConfigError(
+            f"{where} has {name} {kind_of_value(content)}, not text. Correct such rows: only text is trained."
+        )
     return content
 
 
@@ -236,12 +238,14 @@ def _tool_calls(value: object, where: str, dropped: Counter[tuple[str, str]]) ->
     value = _from_json(value)
     calls = [value] if isinstance(value, Mapping) else value
     if not isinstance(calls, list | tuple):
-        raise ConfigError(f"{where} has tool_calls {_kind(value)}, not a list of calls. Correct such rows.")
+        raise ConfigError(f"{where} has tool_calls {kind_of_value(value)}, not a list of calls. Correct such rows.")
     found = []
     for call in calls:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"{where} has a tool call without the name of a function: {_kind(call)}. Correct it.")
+            raise ConfigError(
+                f"{where} has a tool call without the name of a function: {kind_of_value(call)}. Correct it."
+            )
         own = {key: call[key] for key in _others(call, _FUNCTION)}
         if "function" in call:
             dropped.update((f"the key {key!r}", "functions of tool calls") for key in _others(function, _FUNCTION))
@@ -256,7 +260,9 @@ def _tools(value: object, column: str) -> list[Any] | None:
     if value is None or value in ("", []):
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of tools (JSON schemas). Correct it.")
+        raise ConfigError(
+            f"column {column!r} holds {kind_of_value(value)}, not a list of tools (JSON schemas). Correct it."
+        )
     return value
 
 
@@ -289,14 +295,6 @@ def _check_text(value: object, where: str) -> None:
         raise ConfigError(f"{where} is not JSON: {error}. Correct the row.") from error
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else f"a value of type {type(value).__name__} ({str(value)[:40]})"
-
-
-def _is_conversation(columns: Sequence[str]) -> bool:
-    return any(name in columns for name in _COLUMNS)
-
-
 def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
     found = {"messages_field": next((name for name in _COLUMNS if name in columns), "messages")}
     return found | {f"{name}_field": name for name in ("system", "tools") if name in columns}
@@ -315,7 +313,7 @@ CONVERSATION = DatasetFormatDef(
     name="conversation",
     summary="messages in the model's chat template, the assistant's answers trained",
     options=ConversationOptions,
-    matches=_is_conversation,
+    matches=lambda columns: any(name in columns for name in _COLUMNS),
     fields=_fields,
     optional=_optional,
     encode=encode_conversation,

@@ -130,10 +130,6 @@ def _pair(columns: Sequence[str]) -> tuple[str, str] | None:
     return (query, response) if query and response else None
 
 
-def _is_instruction(columns: Sequence[str]) -> bool:
-    return _pair(columns) is not None
-
-
 def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
     pair = _pair(columns)
     if pair is None:
@@ -155,7 +151,7 @@ INSTRUCTION = DatasetFormatDef(
     name="instruction",
     summary="instruction, input and output; the output is trained",
     options=InstructionOptions,
-    matches=_is_instruction,
+    matches=lambda columns: _pair(columns) is not None,
     fields=_fields,
     optional=_optional,
     encode=encode_instruction,
