@@ -13,7 +13,7 @@ from sharding.ranks import assert_equal, trained
 
 from surogate_core.api import PrecisionRequest
 from surogate_core.errors import ConfigError
-from surogate_core.program.shards import Sharding
+from surogate_core.program.shards import Sharding, is_divisible
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import surogate_offload_strategies as residual
@@ -117,7 +117,11 @@ def check(one: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="Set shard_gradients: true"):
             trained(config, one["ranks"], sharding(one), **given)
         return
-    assert_equal(trained(config, one["ranks"], sharding(one), **given), parallel)
+    divided = trained(config, one["ranks"], sharding(one), **given)
+    assert_equal(divided, parallel)
+    matrices = [v for v in divided.assembly.params.values() if is_divisible(v.shard.shape if v.shard else v.shape, 4)]
+    of_model = [v for v in matrices if "lora" not in v.name]
+    assert all((v.shard is not None) == sharding(one).weights for v in of_model)
 
 
 @pytest.mark.parametrize("one", drawn(24, SEED), ids=str)

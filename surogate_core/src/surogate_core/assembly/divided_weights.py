@@ -74,7 +74,7 @@ def divide_weights(
     """Declare the parts in place of the whole weights. `staged` params have no memory to divide."""
     read = {v for p in programs if p.stage in ("micro", "evaluate") for op in p.ops for v in op.ins}
     chosen = [p.param for p in params.values() if p.stored and is_divisible(p.param.shape, ranks)]
-    parts = {param: part_of(param, ranks) for param in chosen if param in read and param not in staged}
+    parts = {param: part_of(param, ranks) for param in chosen if param not in staged}
     for value in b.declared:
         if value.role == "state" and value.derived and value in read and value.size >= ranks * SMALLEST_CHUNK:
             parts[value] = part_of(value, ranks)

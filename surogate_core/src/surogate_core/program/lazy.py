@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+__all__ = ["lazy"]
+
 if TYPE_CHECKING:
     from functools import cached_property as lazy
 else:
