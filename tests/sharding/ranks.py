@@ -79,6 +79,7 @@ def trained(
                 team.micro_step(*batches, first=micro == 0, last=last, loss_scale=0.01, index=index)
             readings.append(team.update(lr=1e-2, step=step).values())
         evaluated = team.evaluate(*(random_batch(rng, config, 2, 32, 64) for _ in range(ranks)))
+        team.gather()
         team.settle()
         weights = wholes(team, assembly)
     return Trained([*readings, (evaluated, 0.0)], weights, assembly)

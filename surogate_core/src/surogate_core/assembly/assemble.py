@@ -102,6 +102,8 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
     readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
+    gathers = recorder.gathered_late(update, micro_steps, held)
+    micro_steps, update = [*gathers.micro_steps], gathers.update
     copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
         micro_steps = [recorder.on_copies(program, copies, begins=program.first) for program in micro_steps]
@@ -111,6 +113,7 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
     for staged in staging:
         recorder.passed("staged", family.derive, staged.program)
     whole = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
+    whole = (*whole, gathers.gather) if gathers.gather else whole
     divided, loading, parts = recorder.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
     unfinished, host_places = recorder.streamed(divided, [parts.get(value, value) for value in held])

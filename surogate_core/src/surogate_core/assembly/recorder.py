@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..api import BatchInputs, Family, LowerContext, OffloadContext, ParamInfo, Scalars, WeightMap
@@ -27,6 +27,7 @@ from ..program.value import Value
 from ..program.verify import check_collectives, check_states
 from .divided_weights import divide_weights
 from .inputs import PlanInputs
+from .late_gathers import LateGathers, gather_late
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .parts import divided, gather, gradient_parts, with_master
 from .pass_runner import PassRunner
@@ -301,6 +302,17 @@ class Recorder:
                     if program is not before.get(program.name):
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
         return family, tuple(held)
+
+    def gathered_late(self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
+        """Let the first micro-steps gather the weights that an update leaves in parts."""
+        if not self.inputs.sharding.states or self.inputs.sharding.weights:
+            return LateGathers(update, micro_steps, None)
+        found = gather_late(update, micro_steps, held)
+        pairs = zip((update, *micro_steps), (found.update, *found.micro_steps), strict=True)
+        for before, after in pairs:
+            if after is not before:
+                self.passed("gather late", before, after)
+        return found
 
     def divided(
         self, programs: Sequence[Program], staged: Sequence[Staged], params: Mapping[Value, ParamInfo]

@@ -29,7 +29,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
 
     - Value names are unique and dtypes are known.
     - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
-    - Micro-steps and evaluations write no params.
+    - Micro-steps and evaluations write no params, but for gathers of parts that the update has written.
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
     - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
@@ -59,7 +59,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
         for value in op.outs:
             if value in known and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
-            if value.role == "param" and program.stage in ("micro", "evaluate"):
+            if value.role == "param" and program.stage in ("micro", "evaluate") and not _is_gathered(op, value):
                 raise ProgramError(f"{_place(context, index, op)}: writes param {value!r}; only the update may")
             known.add(value)
         if op.in_place:
@@ -84,6 +84,11 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             raise ProgramError(f"{context}: output {value!r} is never written")
         if value in overwritten:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
+
+
+def _is_gathered(op: Op, value: Value) -> bool:
+    """Return whether an op completes a param from parts of it, which the update has written."""
+    return op.kind == "all_gather" and any(part.inside is value for part in op.ins)
 
 
 def check_states(programs: Iterable[Program]) -> None:

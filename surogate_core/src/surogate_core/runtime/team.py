@@ -148,6 +148,10 @@ class Team:
         given = zip(self._threads, self._workers, batches, strict=True)
         return sum(self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given]))
 
+    def gather(self) -> None:
+        """Bring the weights of all ranks up to date. All processes call this. See `Worker.gather`."""
+        self._on_all(lambda worker: worker.gather())
+
     def settle(self) -> None:
         """Wait until everything that was enqueued is done on all ranks."""
         self._on_all(lambda worker: worker.settle())

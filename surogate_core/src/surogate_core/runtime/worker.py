@@ -78,6 +78,7 @@ class Worker:
         self._calibrating = assembly.calibrates
         self._reports = False
         self._micro_steps = 0
+        self._gathers_late = False
 
     @classmethod
     def on_cpu(
@@ -234,6 +235,7 @@ class Worker:
             self._inputs.write("first_micro_step", index - self._comm.rank)
         self._inputs.commit()
         program = self.assembly.micro_step(first=first, last=last, purpose=purpose)
+        self._gathers_late &= not first
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -245,6 +247,7 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run(self.assembly.only("update"))
+        self._gathers_late = self.assembly.gathers_late
         reading = self._readings.enqueue()
         if self._calibrating:  # the only steps that the host waits for
             self._calibrating = not all(isfinite(value) for value in reading.values())
@@ -260,11 +263,21 @@ class Worker:
     def evaluate(self, *batches: MicroBatch) -> float:
         """Return the sum of the losses of one batch's labels, in nats. Changes neither weights nor gradients."""
         (batch,) = batches
+        self.gather()
         self._write_batch(batch, 1.0)
         self._inputs.commit()
         self._run(self.assembly.for_documents(self.assembly.only("evaluate"), batch.n_documents), batch.n_valid)
         self.executor.wait()
         return float(self.buffers.persistent(self.assembly.eval_loss)) if batch.n_valid else 0.0
+
+    def gather(self) -> None:
+        """Bring all weights up to date, of which updates leave the parts of other ranks to the next micro-step.
+
+        Call it on every worker at the same time, before weights are read or saved.
+        """
+        if self._gathers_late:
+            self._run(self.assembly.programs["gather"])
+            self._gathers_late = False
 
     def settle(self) -> None:
         """Wait until everything that was enqueued is done. Call it before reading the weights."""

@@ -1,0 +1,52 @@
+"""Gathers of updated weights that the first micro-step of the next step hides.
+
+An update ends with a gather of every weight that ranks have updated parts of, and nothing is left to compute then. So
+those that the update itself does not read are gathered while the next step runs its first blocks. Until then a rank has
+old weights in the parts of others: before an evaluation, a save and the end of training, the program `gather` brings
+them up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ..program.op import Op, Program
+from ..program.value import Value
+
+
+@dataclass(frozen=True)
+class LateGathers:
+    """The update and the micro-steps, and the program `gather`; None: nothing is gathered late."""
+
+    update: Program
+    micro_steps: Sequence[Program]
+    gather: Program | None
+
+
+def gather_late(update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
+    """Move the gathers of the update to the first micro-steps, but not of weights that it reads or the host holds."""
+    read = {v for op in update.ops for v in op.ins}
+    late = [op for op in update.ops if _gathers_weights(op) and read.isdisjoint(op.outs) and not {*held} & {*op.outs}]
+    if not late:
+        return LateGathers(update, micro_steps, None)
+    moved = set(late)
+    return LateGathers(
+        replace(update, ops=tuple(op for op in update.ops if op not in moved)),
+        [replace(p, ops=(*_in_order_of_use(late, p), *p.ops)) if p.first else p for p in micro_steps],
+        Program("gather", tuple(late), stage="update"),
+    )
+
+
+def _gathers_weights(op: Op) -> bool:
+    return op.kind == "all_gather" and all(v.role == "param" for v in op.outs)
+
+
+def _in_order_of_use(gathers: Sequence[Op], program: Program) -> list[Op]:
+    first: dict[Value, int] = {}
+    for index, op in enumerate(program.ops):
+        for value in op.ins:
+            first.setdefault(value, index)
+    never = len(program.ops)
+    ordered = sorted(gathers, key=lambda op: min(first.get(v, never) for v in op.outs))
+    return [op.changed(phase="forward") for op in ordered]
