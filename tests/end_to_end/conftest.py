@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from end_to_end.product import Workplace, documents, environment, make_workplace, write_jsonl
 
+from surogate_core.world import watch
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -54,6 +56,7 @@ def here(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work
     for name, value in environment(workplace.root).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SUROGATE_PLUGINS", raising=False)
+    monkeypatch.setattr(watch, "GRACE_SECONDS", 600.0)  # a run that fails must not end the process of the test
     monkeypatch.chdir(workplace.root)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
