@@ -28,7 +28,7 @@ def installing(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "") ->
     def install(
         distribution: str, version: str, entry: str, source: str, head: str = default_head, group: str = "surogate"
     ) -> None:
-        package = distribution.replace("-", "_") + f"_{entry.replace('-', '_')}"
+        package = f"{distribution}_{entry}".replace("-", "_").replace(".", "_")
         (folder / f"{package}.py").write_text(head + textwrap.dedent(source))
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
