@@ -20,6 +20,7 @@ from surogate_core.checkpoint.folders import list_checkpoints, prune_checkpoints
 from surogate_core.checkpoint.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.states import write_state
+from surogate_core.checkpoint.tensor_file import Stored
 from surogate_core.checkpoint.writer import BackgroundWriter
 from surogate_core.errors import RunStopped
 
@@ -82,7 +83,8 @@ def fill(step: int) -> Callable[[Path], None]:
 
     def save(directory: Path) -> None:
         (directory / "config.json").write_text(f'{{"step": {step}}}')
-        hashes = write_state(directory, [("a", torch.full((64,), step)), ("b", torch.ones(8))], max_shard_bytes=300)
+        tensors = {"a": torch.full((64,), step), "b": torch.ones(8)}
+        hashes = write_state(directory, [Stored.of(*pair) for pair in tensors.items()], max_shard_bytes=300)
         assert len(hashes) == 2
         files = list_files(directory, hashes)
         write_manifest(directory, Manifest(step=step, position={}, facts={}, config={}, versions={}, files=files))
@@ -98,11 +100,11 @@ def save_and_prune(directory: Path, step: int, keep: int = 2) -> None:
 def in_background(directory: Path, step: int) -> None:
     """`save_and_prune` in a thread, as a run does it. Its error is raised by `wait`."""
 
-    def write(step: int, progress: Progress, view: Any) -> Path:
+    def write(step: int, progress: Progress, view: Any) -> str:
         save_and_prune(directory, step)
-        return directory
+        return directory.name
 
-    nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, view=None, release=lambda: None)
+    nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, pieces=None, release=lambda: None)
     writer = BackgroundWriter(nothing, nothing, write, lambda line: None)
     try:
         writer.save(step, Progress())

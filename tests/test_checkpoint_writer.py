@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from surogate_core.checkpoint import writer as checkpoint_writer
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.writer import BackgroundWriter, ForegroundWriter, open_writer
 from surogate_core.errors import RunStopped
@@ -19,27 +18,22 @@ from surogate_core.runtime.host_memory import NoHostMemory
 
 
 class FakeWorker:
-    """A worker with one value, the number `now`. It is its own buffers and its own snapshot."""
+    """A worker with one value, the number `now`."""
 
     def __init__(self) -> None:
         self.now, self.copied = 0, 0
-        self.buffers: Any = self
+        self.copies: Any = SimpleNamespace(wait=lambda: None, release=lambda: None, pieces=lambda value: self.copied)
 
-    def persistent(self, value: Any) -> Any:
+    def pieces(self, value: Any) -> Any:
         return self.now
-
-    def view(self, value: Any) -> Any:
-        return self.copied
 
     def snapshot(self) -> None:
         self.copied = self.now
 
     def allocate_snapshot(self, values: Any) -> Any:
-        return self
+        return self.copies
 
     def settle(self) -> None: ...
-    def wait(self) -> None: ...
-    def release(self) -> None: ...
 
 
 class FakeWrite:
@@ -50,13 +44,13 @@ class FakeWrite:
         self.wrote: list[tuple[int, int, Any]] = []
         self.error: BaseException | None = None
 
-    def __call__(self, step: int, progress: Progress, view: Callable[[Any], Any]) -> Path:
+    def __call__(self, step: int, progress: Progress, view: Callable[[Any], Any]) -> str:
         self.begun.set()
         assert self.may.wait(30)
         if self.error:
             raise self.error
         self.wrote.append((step, progress.tokens, view(None)))
-        return Path(f"step_{step:08d}")
+        return f"step_{step:08d}"
 
 
 class Background:
@@ -65,7 +59,7 @@ class Background:
     def __init__(self) -> None:
         self.worker, self.write, self.notices = FakeWorker(), FakeWrite(), list[str]()
         worker: Any = self.worker
-        self.writer = BackgroundWriter(worker, worker, self.write, self.notices.append)
+        self.writer = BackgroundWriter(worker, worker.copies, self.write, self.notices.append)
 
 
 def test_training_continues_while_a_checkpoint_is_written_and_a_notice_follows() -> None:
@@ -146,22 +140,24 @@ def test_after_an_error_nothing_more_is_written() -> None:
 def test_in_the_foreground_training_waits_for_a_save() -> None:
     worker, write, notices = FakeWorker(), FakeWrite(), list[str]()
     write.may.set()
-    writer = open_writer(worker, [], write, notices.append, background=False)  # type: ignore[arg-type]
+    writer = open_writer(worker, [], write, notices.append, background=False, free=0)  # type: ignore[arg-type]
     assert isinstance(writer, ForegroundWriter)
     writer.save(50, Progress(tokens=3))
     assert write.wrote == [(50, 3, 0)] and notices[0].startswith("saved step_00000050 in ")
 
 
-def test_without_host_memory_for_a_copy_training_waits_and_a_notice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_host_memory_for_a_copy_training_waits_and_a_notice_says_why() -> None:
     notices: list[str] = []
     worker: Any = FakeWorker()
-    monkeypatch.setattr(checkpoint_writer, "available_memory_bytes", lambda: 3 << 30)
-    value: Any = type("V", (), {"nbytes": 1 << 30, "place": "device"})
+    value: Any = SimpleNamespace(nbytes=1 << 30, place="device", shard=None)
+    part: Any = SimpleNamespace(nbytes=1 << 29, place="device", shard="of two")
 
-    def kind(n_values: int) -> type:
-        return type(open_writer(worker, [value] * n_values, FakeWrite(), notices.append, background=True))
+    def kind(n_values: int, ranks: Sequence[int] = (0,), value: Any = value) -> type:
+        values, given = [value] * n_values, {"background": True, "free": 3 << 30, "ranks": ranks}
+        return type(open_writer(worker, values, FakeWrite(), notices.append, **given))
 
-    assert kind(2) is BackgroundWriter and not notices
+    assert kind(2) is kind(2, (0, 1)) is kind(5, (1, 2)) is kind(2, (0, 1), part) is BackgroundWriter and not notices
+    assert kind(3, (0, 1), part) is ForegroundWriter and "would take 3.0 GiB" in notices.pop()
     assert kind(3) is ForegroundWriter
     assert notices.pop() == (
         "training waits for each save: copies of the saved tensors would take 3.0 GiB of host memory, and 3.0 GiB are "
@@ -186,7 +182,7 @@ def test_a_closed_pipe_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> No
 
     worker, write = FakeWorker(), FakeWrite()
     write.may.set()
-    for writer in (ForegroundWriter(worker, write, broken), BackgroundWriter(worker, worker, write, broken)):  # type: ignore[arg-type]
+    for writer in (ForegroundWriter(worker, write, broken), BackgroundWriter(worker, worker.copies, write, broken)):  # type: ignore[arg-type]
         writer.save(50, Progress())
         writer.wait()
     assert len(write.wrote) == len(silenced) == 2

@@ -22,6 +22,7 @@ from surogate_core.checkpoint.hf import ModelExport, save_model
 from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, load_weights
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
+from surogate_core.runtime.pieces import Pieces
 
 from .models.harness import MODELS, random_hf_model, tiny_config
 
@@ -44,8 +45,11 @@ class Model:
 
     def load(self, directory: Path) -> dict[str, Tensor]:
         ignored, copies = self.definition.ignored_tensors(self.dims), self.definition.tied_copies(self.dims)
-        load_weights(directory, self.maps, self.params, ignored, copies)
+        load_weights(directory, self.maps, self.pieces(), ignored, copies)
         return self.by_tensor()
+
+    def pieces(self) -> dict[str, Pieces]:
+        return {name: Pieces.of(param) for name, param in self.params.items()}
 
     def by_tensor(self) -> dict[str, Tensor]:
         return {
@@ -57,7 +61,7 @@ class Model:
     def save(self, directory: Path, dtype: str = "fp32", source: Path | None = None, **settings: Any) -> None:
         given = {
             "weights": self.maps,
-            "params": self.params,
+            "params": self.pieces(),
             "config": self.config,
             "source_dir": source,
             "dtype": dtype,
@@ -380,7 +384,7 @@ def test_a_file_holds_tensors_of_any_dtype_each_aligned(tmp_path: Path) -> None:
     dtypes = (torch.uint8, torch.bool, torch.int8, torch.float8_e4m3fn, torch.float16, torch.int16, torch.float64)
     given = {f"{i}": torch.ones(3, dtype=dtype) for i, dtype in enumerate(dtypes)} | {"scalar": torch.tensor(2.5)}
     path = tmp_path / WEIGHTS
-    tensor_file.write_safetensors(path, (tensor_file.Stored(name, t, t.dtype) for name, t in given.items()))
+    tensor_file.write_safetensors(path, (tensor_file.Stored.of(name, t) for name, t in given.items()))
     loaded = load_file(path)
     assert loaded.keys() == given.keys()
     for name, tensor in given.items():

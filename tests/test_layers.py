@@ -95,7 +95,7 @@ MAY_IMPORT_TORCH = (
         "profiling/measure.py",
         "profiling/device_rates.py",
     ),
-    *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
+    *("checkpoint/hf.py", "checkpoint/saved_tensors.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
     *(
         "checkpoint/matrix_codec.py",
         "checkpoint/quantize.py",

@@ -9,10 +9,12 @@ import torch
 
 from surogate_core.checkpoint.manifest import hash_file
 from surogate_core.checkpoint.states import load_state, write_state
+from surogate_core.checkpoint.tensor_file import Stored
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.program.value import Value
 from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.runtime.pieces import Pieces
 
 
 def values(rows: int = 3) -> list[Value]:
@@ -28,11 +30,12 @@ def random_bits(value: Value) -> torch.Tensor:
 @pytest.mark.parametrize("max_shard_bytes", [1, 200, 10_000])
 def test_every_dtype_is_saved_and_loaded_bit_for_bit(tmp_path: Path, max_shard_bytes: int) -> None:
     saved = {value: random_bits(value) for value in values()}
-    hashes = write_state(tmp_path, ((v.name, tensor) for v, tensor in saved.items()), max_shard_bytes)
+    stored = [Stored.of(v.name, tensor) for v, tensor in saved.items()]
+    hashes = write_state(tmp_path, stored, max_shard_bytes=max_shard_bytes)
     assert len(hashes) == {1: len(DTYPES), 200: 3, 10_000: 1}[max_shard_bytes]
     assert all(hash_file(tmp_path / name) == digest for name, digest in hashes.items())
     loaded = {value: torch.zeros_like(tensor) for value, tensor in saved.items()}
-    load_state(tmp_path, list(saved), loaded.__getitem__)
+    load_state(tmp_path, list(saved), lambda value: Pieces.of(loaded[value]))
     for value, tensor in saved.items():
         assert torch.equal(tensor.view(torch.uint8), loaded[value].view(torch.uint8)), value
 
@@ -49,9 +52,9 @@ def test_every_dtype_is_saved_and_loaded_bit_for_bit(tmp_path: Path, max_shard_b
 def test_states_of_another_run_are_refused_and_nothing_is_copied(
     tmp_path: Path, wanted: list[Value], message: str
 ) -> None:
-    write_state(tmp_path, [(v.name, random_bits(v)) for v in values()])
+    write_state(tmp_path, [Stored.of(v.name, random_bits(v)) for v in values()])
 
-    def view(value: Value) -> torch.Tensor:
+    def view(value: Value) -> Pieces:
         raise AssertionError(f"{value!r} was written")
 
     with pytest.raises(ConfigError, match=message):

@@ -19,6 +19,7 @@ from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.machine.devices import cpu
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
+from surogate_core.runtime.pieces import Pieces
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def adapted(here: Workplace) -> tuple[Run, Plan, Path]:
     weights = {m.param for m in plan.assembly.weights}
     made = here.root / "made"
     made.mkdir()
-    export = model_export(opened, plan, {name: tensor for name, tensor in params.items() if name in weights})
+    export = model_export(opened, plan, {name: Pieces.of(tensor) for name, tensor in params.items() if name in weights})
     hf.write_model(made, replace(export, dtype="fp32"))
     shutil.rmtree(base)
     made.rename(base)

@@ -18,6 +18,7 @@ from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.machine.devices import cpu
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.runtime.pieces import Pieces
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 SHARD_BYTES = 100_000
@@ -30,10 +31,10 @@ def model(here: Workplace) -> Workplace:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     opened = run.open_run(run.load(here.write()))
     plan = run.plan(opened, cpu())
-    params = {name: torch.zeros(value.shape) for name, value in plan.assembly.params.items()}
+    pieces = {name: Pieces.of(torch.zeros(value.shape)) for name, value in plan.assembly.params.items()}
     made = here.root / "made"
     made.mkdir()
-    export = model_export(opened, plan, params)
+    export = model_export(opened, plan, pieces)
     hf.write_model(made, replace(export, dtype="fp32", max_shard_bytes=SHARD_BYTES))
     shutil.rmtree(folder)
     made.rename(folder)
@@ -51,9 +52,10 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
     def use() -> None:
         plan = run.plan(loaded, cpu())
         inputs = plan.inputs
-        params = {name: torch.empty(value.shape, device="meta") for name, value in plan.assembly.params.items()}
+        values = plan.assembly.params.items()
+        pieces = {name: Pieces.of(torch.empty(value.shape, device="meta")) for name, value in values}
         ignored, copies = inputs.model.ignored_tensors(inputs.dims), inputs.model.tied_copies(inputs.dims)
-        stored_weights.load_weights(folder, plan.assembly.weights, params, ignored, copies)
+        stored_weights.load_weights(folder, plan.assembly.weights, pieces, ignored, copies)
         tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
         assert len(tokenizer.token_bytes) == tokenizer.vocab_size

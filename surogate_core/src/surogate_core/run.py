@@ -51,6 +51,7 @@ __all__ = [
     "Plan",
     "Run",
     "TrainResult",
+    "export",
     "fill_weights",
     "fit",
     "load",
@@ -219,6 +220,20 @@ def _registry_of(folder: Path, notice: Notice) -> Registry:
     except (ConfigError, PluginError) as error:
         notice(f"plugins of the run that wrote the adapter are not loaded: {error}")
         return load_registry()
+
+
+def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, notice: Notice = print) -> None:
+    """Write the model of a checkpoint to `output` as `transformers` loads it, whatever number of ranks wrote it.
+
+    `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Needs neither
+    the run's plugins nor memory for the model. Raises ConfigError for a folder that is no checkpoint, is damaged or
+    holds an adapter.
+    """
+    from .checkpoint.export import export_model
+
+    with writable(Path(output), overwrite, notice):
+        refuse_inputs(Path(output), read=(Path(checkpoint),))
+        export_model(Path(checkpoint), Path(output), partial(set_aside_outputs, Path(output)))
 
 
 def quantize(

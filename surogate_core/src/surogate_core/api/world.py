@@ -189,7 +189,7 @@ class World:
 
     @property
     def writer(self) -> bool:
-        """Whether this process alone writes metrics, checkpoints and outputs: that of rank 0."""
+        """Whether this process writes metrics and outputs, and completes checkpoints: that of rank 0."""
         return self.process == 0
 
 

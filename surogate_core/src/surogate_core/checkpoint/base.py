@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..assembly.assembly import Assembly
+from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
+from ..runtime.pieces import Pieces
 from .checked_form import CheckedForm
 from .stored_weights import BaseFormat, file_of, open_weights
 
@@ -32,12 +34,12 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
     base = _base_format(run, assembly)
     weights = open_weights(run.model_dir, assembly.weights, ignored, run.model.tied_copies(run.dims), base)
-    weights.load(worker.params())
+    weights.load({name: Pieces.of(view) for name, view in worker.params().items()})
     for part in assembly.staging:
         views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
-        weights.load(views)
+        weights.load({name: Pieces.of(view) for name, view in views.items()})
         refuse_nonfinite(run, assembly, views)
-        if views:
+        if views or part.divides:  # with which all processes reckon
             worker.derive(part)
     _check_filled(assembly, base, weights.load_quantized(worker.stored()))
 
@@ -61,6 +63,11 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     if QUANTIZATION not in run.model_config or run.weight_format is None:
         return None
     format, options = run.weight_format
+    if any(state.shard for states in assembly.stored.values() for state in states):
+        raise ConfigError(
+            f"shard_weights: the weights in {run.model_dir} are stored in {format.name}, whose parts cannot be loaded yet. "
+            "Set shard_weights: false, or use a base in bf16, which the run quantizes."
+        )
     if format.checkpoints is None:
         return None
     form = CheckedForm(format, format.checkpoints, options)

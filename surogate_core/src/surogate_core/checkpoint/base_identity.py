@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from xxhash import xxh3_128
 
@@ -13,6 +11,7 @@ from ..hub.config_json import QUANTIZATION
 from ..planning.plan import Plan
 from ..planning.run import Run
 from .resume import FILES, FROZEN, WEIGHTS
+from .saved_tensors import read_header
 from .stored_weights import locate
 
 _PIECES = 4
@@ -46,10 +45,9 @@ def weights_identity(model_dir: Path) -> str:
 
 
 def _samples(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, its header and sample) for the tensors of a file, whose header `locate` has checked."""
+    """Yield (name, its header and sample) for the tensors of a file."""
+    header, begin = read_header(path)
     with path.open("rb", buffering=0) as file:
-        size = int.from_bytes(file.read(8), "little")
-        header: Mapping[str, Any] = json.loads(file.read(size))
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
@@ -57,6 +55,6 @@ def _samples(path: Path) -> Iterator[tuple[str, bytes]]:
             sample = bytearray(f"{name} {entry['dtype']} {entry['shape']}\n".encode())
             last = max(end - first - _PIECE_BYTES, 0)
             for offset in sorted({last * i // (_PIECES - 1) for i in range(_PIECES)}):
-                file.seek(8 + size + first + offset)
+                file.seek(begin + first + offset)
                 sample += file.read(min(_PIECE_BYTES, end - first - offset))
             yield name, bytes(sample)

@@ -22,9 +22,10 @@ from ..hub.config_json import QUANTIZATION, read_json
 from ..hub.files import TEMPLATE_DIRECTORY
 from ..machine.progress import Progress
 from ..reporting.text import names_text
+from ..runtime.pieces import Pieces
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
-from .tensor_file import MAX_SHARD_BYTES, Stored, split_into_shards, write_safetensors
+from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
 
@@ -44,7 +45,7 @@ class ModelExport:
     """A model to be written as a Hugging Face checkpoint.
 
     weights          the checkpoint's tensors of each param
-    params           the params by name
+    params           what this process has of the params, by name
     config           the model's parsed config.json
     source_dir       the folder that tokenizer, chat template and generation config are copied from; None: none
     dtype            of the stored weights: fp32 or bf16
@@ -52,7 +53,7 @@ class ModelExport:
     """
 
     weights: Sequence[WeightMap]
-    params: Mapping[str, Tensor]
+    params: Mapping[str, Pieces]
     config: Mapping[str, Any]
     source_dir: Path | None
     dtype: str
@@ -65,12 +66,18 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
     The inverse of `load_weights`. Return the hashes of the weights, {file name: hash}. For use inside
     `save_checkpoint`: neither atomic nor synced to the disk.
     """
-    if model.dtype not in _SAVED:
-        raise ProgramError(f"a checkpoint cannot be stored in {model.dtype}; fp32 and bf16 can")
-    hashes = _write_weights(directory, list(_stored_tensors(model)), model.max_shard_bytes)
+    shards = shards_of(list(stored_tensors(model)), model.max_shard_bytes)
+    hashes = {file: write_safetensors(directory / file, shard) for file, shard in shards.items()}
+    if len(shards) > 1:
+        _write_json(directory / INDEX, weight_index(shards))
+    write_rest(directory, model)
+    return hashes
+
+
+def write_rest(directory: Path, model: ModelExport) -> None:
+    """Write the files of a model besides its weights."""
     _write_companions(directory, model.config, model.source_dir)
     _write_json(directory / CONFIG, _saved_config(model.config, model.dtype))
-    return hashes
 
 
 def save_model(out_dir: Path, model: ModelExport) -> None:
@@ -108,27 +115,35 @@ def save_files(
             _move_in(fresh, out_dir, last)
 
 
-def _stored_tensors(model: ModelExport) -> Iterator[Stored]:
-    torch_dtype, _ = _SAVED[model.dtype]
-    for m in model.weights:
+def saved_dtype(model: ModelExport) -> torch.dtype:
+    """Return the dtype of the stored weights. Raises ProgramError if a checkpoint cannot have it."""
+    if model.dtype not in _SAVED:
+        raise ProgramError(f"a checkpoint cannot be stored in {model.dtype}; fp32 and bf16 can")
+    return _SAVED[model.dtype][0]
+
+
+def stored_tensors(model: ModelExport) -> Iterator[Stored]:
+    """Yield what this process has of the checkpoint's tensors."""
+    torch_dtype = saved_dtype(model)
+    for m in (m for m in model.weights if m.param in model.params):
         for tensor, row in rows_of(m):
-            yield Stored(tensor.name, model.params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
+            yield Stored(tensor.name, model.params[m.param].rows(row, tensor.shape), torch_dtype)
 
 
-def _write_weights(directory: Path, tensors: Sequence[Stored], max_shard_bytes: int) -> dict[str, str]:
-    """Write the weights and, for several files, their index. Return {file name: hash} of the weights."""
+def shards_of(tensors: Sequence[WritableT], max_shard_bytes: int) -> dict[str, list[WritableT]]:
+    """Return the files of a checkpoint's weights: {name: tensors}."""
     shards = split_into_shards(tensors, max_shard_bytes)
     if len(shards) == 1:
-        return {WEIGHTS: write_safetensors(directory / WEIGHTS, shards[0])}
-    hashes: dict[str, str] = {}
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards, start=1):
-        file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        hashes[file_name] = write_safetensors(directory / file_name, shard)
-        weight_map |= {tensor.name: file_name for tensor in shard}
-    total = {"total_parameters": sum(t.rows.numel() for t in tensors), "total_size": sum(t.nbytes for t in tensors)}
-    _write_json(directory / INDEX, {"metadata": total, "weight_map": dict(sorted(weight_map.items()))})
-    return hashes
+        return {WEIGHTS: shards[0]}
+    return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": shard for i, shard in enumerate(shards, start=1)}
+
+
+def weight_index(shards: Mapping[str, Sequence[Writable]]) -> dict[str, Any]:
+    """Return the content of the index of these files."""
+    tensors = [tensor for shard in shards.values() for tensor in shard]
+    total = {"total_parameters": sum(t.count for t in tensors), "total_size": sum(map(nbytes, tensors))}
+    weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
+    return {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
 
 
 def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -231,8 +246,7 @@ def _rewrite_weights(
                     tensors |= rewritten(name, tensor) if name in names else {name: tensor}
                     done += 1
                     progress(done)
-            stored = (Stored(name, tensor, tensor.dtype) for name, tensor in tensors.items())
-            write_safetensors(directory / path.name, stored)
+            write_safetensors(directory / path.name, [Stored.of(name, tensor) for name, tensor in tensors.items()])
             weight_map |= dict.fromkeys(tensors, path.name)
             total += sum(tensor.nbytes for tensor in tensors.values())
     if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():

@@ -73,12 +73,18 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def list_files(directory: Path, hashed: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return `Manifest.files` of a directory. `hashed`: known hashes of files; the other files are read."""
-    files = {}
+def list_files(
+    directory: Path, hashed: Mapping[str, str], others: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return `Manifest.files` of a directory. `hashed`: known hashes of files; the other files are read.
+
+    `others`: files that other processes have written, which a shared folder may not show yet.
+    """
+    files = dict(others or {})
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         name = path.relative_to(directory).as_posix()
-        files[name] = {"bytes": path.stat().st_size, "xxh3_128": hashed.get(name) or hash_file(path)}
+        if name not in files:
+            files[name] = {"bytes": path.stat().st_size, "xxh3_128": hashed.get(name) or hash_file(path)}
     return files
 
 

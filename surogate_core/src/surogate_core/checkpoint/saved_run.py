@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,22 +22,26 @@ from ..planning.plan import Plan
 from ..planning.run import Run
 from ..planning.versions import neutral_distributions
 from ..program.value import Value
+from ..reference.rounding import TORCH_DTYPES
+from ..runtime.pieces import Pieces
 from . import hf
 from .adapter import write_adapter
 from .base import load_base
 from .base_identity import base_facts
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
+from .model_ranges import load_model, write_ranges
 from .progress import Progress
 from .resume import ROWS, TOTAL_STEPS, Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import check_state, kept_values, load_state, write_state
-from .stored_weights import load_weights
+from .tensor_file import Stored
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..runtime.team import Team
     from ..runtime.worker import Worker
+
+View = Callable[[Value], Pieces]
+"""value -> what a process has of it."""
 
 MAX_STEP = 2**31 - 1
 MAX_FP32 = 3.4e38
@@ -90,19 +94,45 @@ class SavedRun:
         """All saved values, each once."""
         return list(dict.fromkeys([*self.weights, *self._kept_values()]))
 
-    def write(self, directory: Path, view: Callable[[Value], Tensor], step: int, progress: Progress) -> None:
-        """Write `values` after `step`, as `view` returns them, into an empty directory. The manifest is written last.
+    @property
+    def divided(self) -> bool:
+        """Whether ranks have parts of saved values, so that every process writes its own."""
+        return any(v.shard for v in self.values)
+
+    def in_ranges(self, processes: int) -> bool:
+        """Whether each of so many processes has ranges of the model only."""
+        return processes > 1 and any(v.shard for v in self.weights)
+
+    def write(self, directory: Path, pieces: View, process: int, processes: int) -> dict[str, str]:
+        """Write what a process has of `values` into a directory of all processes. Return {file: hash}.
+
+        Process 0 also writes what all have, and the other files of the model or adapter. `complete` follows.
+        """
+        own = {v: pieces(v) for v in self.values if v.shard or process == 0}
+        params = {v.name: own[v] for v in self.weights if v in own}
+        hashes = {} if self.run.adapter else self.write_model(directory, params, process, processes)
+        if self.run.adapter and process == 0:
+            write_adapter(directory, self.run, self.plan.assembly, {name: p.tensor() for name, p in params.items()})
+        kept = [Stored(v.name, own[v], TORCH_DTYPES[v.dtype]) for v in self._kept_values() if v in own]
+        return hashes | write_state(directory, kept, process)
+
+    def write_model(
+        self, directory: Path, params: Mapping[str, Pieces], process: int, processes: int
+    ) -> dict[str, str]:
+        """Write the model as Hugging Face has it, or `in_ranges`."""
+        export = model_export(self.run, self.plan, params)
+        if self.in_ranges(processes):
+            return write_ranges(directory, export, process)
+        return hf.write_model(directory, export) if process == 0 else {}
+
+    def complete(
+        self, directory: Path, step: int, progress: Progress, hashes: Mapping[str, str], others: Mapping[str, Any]
+    ) -> None:
+        """Write the manifest of what `write` has written after `step`: here, with `hashes`, and by other processes.
 
         The metrics file is synced before it: where a checkpoint survives, so do the metrics of its steps.
         """
-        run, assembly = self.run, self.plan.assembly
-        params = {v.name: view(v) for v in self.weights}
-        if run.adapter:
-            write_adapter(directory, run, assembly, params)
-            hashes = {}
-        else:
-            hashes = hf.write_model(directory, model_export(run, self.plan, params))
-        hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept_values()))
+        run = self.run
         if self.metrics.is_file():
             for path in (self.metrics, self.metrics.parent):  # the folder holds the name of a new file
                 sync(path)
@@ -115,7 +145,7 @@ class SavedRun:
                 facts=self.facts,
                 config=resolved(run.loaded),
                 versions=self.versions,
-                files=list_files(directory, hashes),
+                files=list_files(directory, hashes, others),
             ),
         )
 
@@ -141,9 +171,7 @@ class SavedRun:
         position = _position(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
             load_base(self.run, self.plan.assembly, worker)
-        else:
-            load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
-        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
+        self._load(resumed.directory, worker.pieces, {*self.values})
         step = resumed.step
         worker.restored(lr=position.lr, step=step, skipped=position.nonfinite)
         progress = Progress(
@@ -151,6 +179,23 @@ class SavedRun:
         )
         progress.evaluations += position.evaluations
         return progress
+
+    def restore_parts(self, directory: Path, worker: Worker | Team) -> None:
+        """Fill the parts of the ranks of a process that is not the writer, which has restored from `directory`."""
+        parts = {v for v in self.values if v.shard}
+        if parts and not (directory / MANIFEST).is_file():
+            raise ConfigError(
+                f"resume_from_checkpoint: {directory} is not there. Every process reads its part of the checkpoint: "
+                "name one on a file system that all machines of the run share."
+            )
+        self._load(directory, worker.pieces, parts)
+
+    def _load(self, directory: Path, pieces: View, values: Collection[Value]) -> None:
+        params = {v.name: pieces(v) for v in self.weights if v in values}
+        if params and not self.run.adapter:
+            load_model(directory, self.plan.assembly.weights, params)
+        if values:
+            load_state(directory, self._kept_values(), lambda v: pieces(v) if v in values else None)
 
     def _kept_values(self) -> list[Value]:
         """Return the values that a checkpoint holds besides the model's files. With an adapter, those hold no param
@@ -179,8 +224,8 @@ def _position(resumed: Resumed) -> _Position:
         ) from None
 
 
-def model_export(run: Run, plan: Plan, params: Mapping[str, Tensor]) -> hf.ModelExport:
-    """Return the model of a run whose weights are `params`, ready to be written."""
+def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces]) -> hf.ModelExport:
+    """Return the model of a run, of whose weights a process has `params`, ready to be written."""
     return hf.ModelExport(
         weights=plan.assembly.weights,
         params=params,

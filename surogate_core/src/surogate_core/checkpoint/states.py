@@ -6,15 +6,15 @@ It has a folder of its own, because programs that load a model read every safete
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from ..assembly.assembly import Assembly
 from ..errors import ConfigError
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
+from ..runtime.pieces import Pieces
+from .saved_tensors import SavedTensor, read_tensors
 from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors
 
 FOLDER = "training_state"
@@ -36,62 +36,58 @@ def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) 
 
 
 def write_state(
-    directory: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
+    directory: Path, tensors: Iterable[Stored], process: int = 0, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, str]:
-    """Write tensors in their dtypes below `directory`, in shards of at most `max_shard_bytes`.
+    """Write the states that a process has. See `write_tensors`."""
+    return write_tensors(directory, f"{FOLDER}/state", tensors, process, max_shard_bytes)
 
-    Return {file name: hash}. For use inside `save_checkpoint`: neither atomic nor synced to the disk.
+
+def write_tensors(
+    directory: Path, stem: str, tensors: Iterable[Stored], process: int, max_shard_bytes: int
+) -> dict[str, str]:
+    """Write tensors in their dtypes to files `directory/stem-*`, in shards of at most `max_shard_bytes`.
+
+    Each process writes files of its own, with the ranges that it has of divided tensors. Return {file name: hash}. For
+    use inside `save_checkpoint`: neither atomic nor synced to the disk.
     """
-    shards = split_into_shards((Stored(name, tensor, tensor.dtype) for name, tensor in tensors), max_shard_bytes)
-    (directory / FOLDER).mkdir()
-    names = [f"{FOLDER}/state-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    shards = split_into_shards((t for t in tensors if t.count or t.elements.complete), max_shard_bytes)
+    (directory / stem).parent.mkdir(exist_ok=True)
+    own = f"{stem}-process-{process:05d}" if process else stem
+    names = [f"{own}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
 
 
-def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
-    """Copy the tensors that `write_state` wrote below `directory` into `view(value)`, by name.
+def load_state(directory: Path, values: Sequence[Value], pieces: Callable[[Value], Pieces | None]) -> None:
+    """Copy what `write_state` wrote below `directory` into what a process has of `values`, by name; None: nothing.
 
     Raises ConfigError as `check_state` does, before anything is copied.
     """
-    check_state(directory, values)
-    wanted = {v.name: v for v in values}
-    for path in _files(directory):
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                view(wanted[name]).copy_(file.get_tensor(name))
+    tensors = check_state(directory, values)
+    for value in values:
+        elements = pieces(value)
+        if elements is not None:
+            tensors[value.name].read_into(elements)
 
 
-def check_state(directory: Path, values: Sequence[Value], saved_settings: str = "") -> None:
-    """Raise ConfigError if names, shapes or dtypes of the stored states differ from those of `values`.
+def check_state(directory: Path, values: Sequence[Value], saved_settings: str = "") -> dict[str, SavedTensor]:
+    """Return the stored states. Raise ConfigError if their names, shapes or dtypes differ from those of `values`.
 
-    Also if a file cannot be read. Reads the headers of the files alone. The error names `saved_settings`, which the
-    resumed run has changed.
+    Also if a file cannot be read, or elements are missing. Reads the headers of the files alone. The error names
+    `saved_settings`, which the resumed run has changed.
     """
     remedy = f"Resume with the saved settings: {saved_settings}." if saved_settings else _REMEDY
-    wanted = {v.name: v for v in values}
-    held: set[str] = set()
-    for path in _files(directory):
-        with _open(path) as file:
-            held.update(file.keys())
-            for name in sorted(wanted.keys() & set(file.keys())):
-                tensor, value = file.get_slice(name), wanted[name]
-                shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
-                if shape != list(value.stored_shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
-                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {remedy}")
-    if held != set(wanted):
-        differing = ", ".join(sorted(held ^ set(wanted))[:3])
-        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {remedy}")
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted((directory / FOLDER).glob("*.safetensors"))
+    held = read_tensors(sorted((directory / FOLDER).glob("*.safetensors")))
+    for value in sorted(values, key=lambda value: value.name):
+        found, shape = held.get(value.name), list(value.shard.shape if value.shard else value.stored_shape)
+        if found is not None and (list(found.shape), found.dtype) != (shape, TORCH_DTYPES[value.dtype]):
+            wanted = replace(value, shape=value.shard.shape) if value.shard else value
+            stored = f"{STORED_AS[found.dtype]} {list(found.shape)}"
+            raise ConfigError(f"{found.path}: {value.name} is {stored}, this run has {wanted!r}. {remedy}")
+    if differing := sorted(held.keys() ^ {value.name for value in values}):
+        raise ConfigError(
+            f"{directory / FOLDER}: not the states of this run: they differ in {', '.join(differing[:3])}. {remedy}"
+        )
+    return held
 
 
 _REMEDY = "Resume with the same optimizer, recipe, options and package versions."
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}).") from None

@@ -25,10 +25,13 @@ from ..hub.files import PICKLED
 from ..reporting.text import names_text
 from ..runtime.filling import Upload, fill
 from ..runtime.finite_check import all_finite, contents, nonfinite_weights
+from ..runtime.pieces import Pieces
 from .checked_form import CheckedForm
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+RANGES_FOLDER = "model_ranges"
+"""Folder of a checkpoint whose weights several processes wrote: their ranges, and the index of files to be made."""
 
 LOADABLE = {"F64", "F32", "F16", "BF16"}
 COMPARED_ROWS = 4096
@@ -115,14 +118,20 @@ class StoredWeights:
             files = {path: stack.enter_context(opened(path)) for path in self.files}
             yield lambda name: files[self._file_of[name]].get_tensor(name)
 
-    def load(self, params: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of `params` (by param name) into them, converting dtypes."""
-        given = (m for m in self.maps if m.param in params and m.param not in self.quantized)
-        places = {tensor.name: (tensor, params[m.param], row) for m in given for tensor, row in rows_of(m)}
+    def load(self, params: Mapping[str, Pieces]) -> None:
+        """Copy into `params` (by param name) the elements that a process has of them, converting dtypes."""
+        given = [m for m in self.maps if m.param in params and m.param not in self.quantized]
+        found = {tensor.name: params[m.param].rows(row, tensor.shape) for m in given for tensor, row in rows_of(m)}
+        places = {name: elements for name, elements in found.items() if elements.count}
 
         def load(file: Any, name: str, upload: Upload) -> None:
-            tensor, param, row = places[name]
-            upload.copy(param.narrow(0, row, tensor.shape[0]), file.get_tensor(name))
+            elements, width = places[name], prod(places[name].shape[1:])
+            first = elements.first // width
+            rows = file.get_slice(name)[first : -(-(elements.first + elements.count) // width)]
+            at = elements.first - first * width
+            for target in elements.tensors:
+                upload.copy(target, rows.reshape(-1)[at : at + target.numel()])
+                at += target.numel()
 
         for path, names in self.files.items():
             if names & places.keys():
@@ -202,7 +211,7 @@ def _naming(path: Path, tensor: str) -> Iterator[None]:
 def load_weights(
     model_dir: Path,
     maps: Sequence[WeightMap],
-    params: Mapping[str, Tensor],
+    params: Mapping[str, Pieces],
     ignored: Sequence[str] = (),
     copies: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -249,6 +258,15 @@ AGAIN = "Download the checkpoint again."
 
 def _read_index(model_dir: Path) -> dict[str, Path]:
     path = model_dir / INDEX
+    weight_map = read_weight_map(path)
+    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+    if missing:
+        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
+    return {name: model_dir / shard for name, shard in weight_map.items()}
+
+
+def read_weight_map(path: Path) -> dict[str, str]:
+    """Return the content of an index, {tensor: name of its file}. Raises ConfigError if it is none."""
     weight_map = read_json(path, AGAIN).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{path}: has no weight_map. {AGAIN}")
@@ -257,10 +275,7 @@ def _read_index(model_dir: Path) -> dict[str, Path]:
             raise ConfigError(
                 f"{path}: {name}: must name a .safetensors file in the folder of the index (got {shard!r})."
             )
-    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
-    if missing:
-        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
-    return {name: model_dir / shard for name, shard in weight_map.items()}
+    return weight_map
 
 
 def _no_weights(model_dir: Path) -> str:
@@ -271,6 +286,11 @@ def _no_weights(model_dir: Path) -> str:
         )
     if any(model_dir.glob("adapter_model.safetensors")):
         return f"{model_dir}: holds an adapter, not a model. Name the base model."
+    if (model_dir / RANGES_FOLDER).is_dir():
+        return (
+            f"{model_dir}: several processes wrote this model, each its ranges. Make files of it that are read here: "
+            f"surogate export {model_dir} OUTPUT"
+        )
     return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {AGAIN} To start without weights: from_scratch: true."
 
 

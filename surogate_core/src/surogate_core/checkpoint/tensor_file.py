@@ -6,19 +6,25 @@ The hash of a file is computed while it is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..dtypes import DTYPES
 from ..reference.rounding import TORCH_DTYPES
+from ..runtime.pieces import Pieces
 from .manifest import HashedFile
 
 MAX_SHARD_BYTES = 5_000_000_000
+
+RANGES = "ranges"
+"""Key of a file's metadata: JSON, {tensor: [index of its first element here, shape of the whole tensor]} for each
+tensor of which the file holds a range. That is stored flat."""
 
 STORED_AS = {TORCH_DTYPES[name]: dtype.file_name for name, dtype in DTYPES.items()} | {
     torch.float16: "F16",
@@ -29,37 +35,77 @@ STORED_AS = {TORCH_DTYPES[name]: dtype.file_name for name, dtype in DTYPES.items
 """The name of each dtype in a safetensors header: those of values, and others that models of others hold."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of a file: `rows`, on any device, and the dtype that it is saved in."""
-
-    name: str
-    rows: Tensor
-    dtype: torch.dtype
+class Writable(Protocol):
+    """A tensor to be written, or the range from its element `first` on: `count` elements."""
 
     @property
-    def nbytes(self) -> int:
-        return self.rows.numel() * self.dtype.itemsize
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> Sequence[int]:
+        """The shape of the whole tensor."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    def write(self, file: HashedFile) -> None: ...
+
+
+WritableT = TypeVar("WritableT", bound=Writable)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file, or a range of one: its elements, on any device, and the dtype that it is saved in."""
+
+    name: str
+    elements: Pieces
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Stored:
+        """Return a whole tensor, to be saved in its own dtype."""
+        return cls(name, Pieces.of(tensor.contiguous()), tensor.dtype)
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.elements.shape
+
+    @property
+    def first(self) -> int:
+        return self.elements.first
+
+    @property
+    def count(self) -> int:
+        return self.elements.count
 
     def write(self, file: HashedFile) -> None:
-        raw = self.rows.detach().to("cpu", self.dtype).contiguous().view(-1).view(torch.uint8)
-        file.write(raw.numpy().data)
+        for tensor in self.elements.tensors:
+            raw = tensor.detach().to("cpu", self.dtype).view(torch.uint8)
+            file.write(raw.numpy().data)
 
 
-def split_into_shards(tensors: Iterable[Stored], max_shard_bytes: int) -> list[list[Stored]]:
+def nbytes(tensor: Writable) -> int:
+    """Return the bytes that a tensor, or a range of one, takes in a file."""
+    return tensor.count * tensor.dtype.itemsize
+
+
+def split_into_shards(tensors: Iterable[WritableT], max_shard_bytes: int) -> list[list[WritableT]]:
     """Return the tensors in shards of at most `max_shard_bytes`, in order. A larger tensor has a shard of its own."""
-    shards: list[list[Stored]] = [[]]
+    shards: list[list[WritableT]] = [[]]
     size = 0
     for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+        if shards[-1] and size + nbytes(tensor) > max_shard_bytes:
             shards.append([])
             size = 0
         shards[-1].append(tensor)
-        size += tensor.nbytes
+        size += nbytes(tensor)
     return shards
 
 
-def write_safetensors(path: Path, tensors: Iterable[Stored]) -> str:
+def write_safetensors(path: Path, tensors: Iterable[Writable]) -> str:
     """Write `tensors`, the widest dtypes first, so that each is aligned, then by name.
 
     Return the file's hash, as a manifest holds it.
@@ -67,12 +113,18 @@ def write_safetensors(path: Path, tensors: Iterable[Stored]) -> str:
     The format: length of the header in 8 bytes, little-endian; the header, JSON padded to 8 bytes; the data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ranges: dict[str, Any] = {}
     at = 0
     ordered = sorted(tensors, key=lambda t: (-t.dtype.itemsize, t.name))
     for t in ordered:
-        offsets = [at, at + t.nbytes]
-        header[t.name] = {"dtype": STORED_AS[t.dtype], "shape": list(t.rows.shape), "data_offsets": offsets}
-        at += t.nbytes
+        shape = list(t.shape)
+        if t.count != prod(shape):
+            ranges[t.name] = [t.first, shape]
+            shape = [t.count]
+        header[t.name] = {"dtype": STORED_AS[t.dtype], "shape": shape, "data_offsets": [at, at + nbytes(t)]}
+        at += nbytes(t)
+    if ranges:
+        header["__metadata__"][RANGES] = json.dumps(ranges)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as raw:

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..machine.devices import GIB
-from ..machine.system import available_memory_bytes
 from ..reporting.terminal import ignoring_broken_pipe
 from ..reporting.text import step_time_text
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..program.value import Value
-    from ..runtime.host_copy import HostCopy
+    from ..runtime.host_copy import HostCopy, TeamCopy
+    from ..runtime.pieces import Pieces
     from ..runtime.team import Team
     from ..runtime.worker import Worker
     from .progress import Progress
 
-View = Callable[["Value"], "Tensor"]
+View = Callable[["Value"], "Pieces"]
 
-Write = Callable[[int, "Progress", View], Path]
-"""(step, progress, view) -> the folder of the checkpoint, written from `view(value)`. Also removes old checkpoints."""
+Write = Callable[[int, "Progress", View], str]
+"""(step, progress, view) -> what it has written from `view(value)`: "step_00000050". Also removes old checkpoints."""
 
 SPARE_BYTES = 1 * GIB
 """Host memory that must stay free in addition to the copy."""
@@ -61,8 +58,8 @@ class ForegroundWriter:
     def save(self, step: int, progress: Progress) -> None:
         began = time.perf_counter()
         self._worker.settle()
-        path = self._write(step, progress, self._worker.buffers.persistent)
-        self._notice(_saved(path, time.perf_counter() - began))
+        written = self._write(step, progress, self._worker.pieces)
+        self._notice(_saved(written, time.perf_counter() - began))
 
     def poll(self) -> None:
         """Return at once: `save` has finished."""
@@ -76,17 +73,19 @@ class ForegroundWriter:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save that the thread has begun. `future` is its folder and when it finished."""
+    """A save that the thread has begun. `future` is what it has written and when it finished."""
 
     step: int
     began: float
-    future: Future[tuple[Path, float]]
+    future: Future[tuple[str, float]]
 
 
 class BackgroundWriter:
     """Writes checkpoints in a thread, from `snapshot`, into which the worker copies its values."""
 
-    def __init__(self, worker: Worker | Team, snapshot: HostCopy, write: Write, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, worker: Worker | Team, snapshot: HostCopy | TeamCopy, write: Write, notice: Callable[[str], None]
+    ) -> None:
         from ..runtime.threads import RankThread
 
         self._worker, self._snapshot, self._write = worker, snapshot, write
@@ -114,18 +113,18 @@ class BackgroundWriter:
         if current is None:
             return
         try:
-            path, finished = current.future.result()
+            written, finished = current.future.result()
         finally:  # after an interrupt or an error nobody waits for this save again
             self._current = None
-        self._notice(_saved(path, finished - current.began, " in the background"))
+        self._notice(_saved(written, finished - current.began, " in the background"))
 
     def close(self) -> None:
         self._thread.close()
 
-    def _run(self, step: int, progress: Progress) -> tuple[Path, float]:
+    def _run(self, step: int, progress: Progress) -> tuple[str, float]:
         try:
             self._snapshot.wait()
-            return self._write(step, progress, self._snapshot.view), time.perf_counter()
+            return self._write(step, progress, self._snapshot.pieces), time.perf_counter()
         finally:
             self._snapshot.release()
 
@@ -137,18 +136,21 @@ def open_writer(
     notice: Callable[[str], None],
     *,
     background: bool,
+    free: int,
+    ranks: Sequence[int] = (0,),
 ) -> CheckpointWriter:
-    """Return a background writer if `background` is set and host memory suffices for a copy of `values`.
+    """Return a background writer if `background` is set and `free` bytes of host memory suffice for a copy of `values`.
 
-    Otherwise return a foreground writer; `notice` is called with the reason if host memory does not suffice. Call it
+    `values` are those of the run, of which the `ranks` of this process hold what they save. Otherwise return a
+    foreground writer; `notice` is called with the reason if host memory does not suffice. Call it
     before `worker.start`.
     """
     if not background:
         return ForegroundWriter(worker, write, notice)
-    from ..runtime.host_copy import copied_bytes
+    from ..runtime.host_copy import copied_bytes, saved_by
     from ..runtime.host_memory import NoHostMemory
 
-    needed, free = copied_bytes(values), available_memory_bytes()
+    needed = sum(copied_bytes(saved_by(rank, values)) for rank in ranks)
     try:
         if needed + SPARE_BYTES > free:
             raise NoHostMemory(f"{free / GIB:.1f} GiB are free")
@@ -162,5 +164,5 @@ def open_writer(
     return BackgroundWriter(worker, snapshot, write, notice)
 
 
-def _saved(path: Path, seconds: float, where: str = "") -> str:
-    return f"saved {path.name} in {step_time_text(seconds * 1000)}{where}"
+def _saved(written: str, seconds: float, where: str = "") -> str:
+    return f"saved {written} in {step_time_text(seconds * 1000)}{where}"

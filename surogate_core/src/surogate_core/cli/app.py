@@ -139,6 +139,20 @@ def merge(
     return merge_command(adapter, output, base, overwrite, kind)
 
 
+@app.command(help="Write the model of a checkpoint as files that transformers loads.")
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
+    overwrite: OverwriteOption = False,
+) -> int:
+    from .. import run
+
+    _print_notices()
+    run.export(checkpoint, output, overwrite)
+    print(f"exported {checkpoint}: {output}")
+    return 0
+
+
 @app.command(help="Write a model with its matrices in a weight format, which a key selects.")
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],

@@ -21,7 +21,7 @@ from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
-    *("train", "pt", "sft", "plan", "merge", "quantize"),
+    *("train", "pt", "sft", "plan", "export", "merge", "quantize"),
     *("tokenize", "verify", "profile", "plugins", "doctor"),
 )
 

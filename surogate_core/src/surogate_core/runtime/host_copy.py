@@ -10,7 +10,7 @@ waits before one that writes them until the reader is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 
@@ -23,6 +23,7 @@ from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
 from .host_memory import allocate, pin, unpin
+from .pieces import Pieces, pieces_of
 
 _GAP_BYTES = 4096
 """Values of a segment with smaller gaps between them, such as those of alignment, are copied together."""
@@ -46,7 +47,7 @@ class HostCopy:
         copied = [value for value in kept if value.place == "device"]
         ranges = list(_ranges(buffers, copied))
         self._memory = allocate(sum(align(source.numel()) for source, _ in ranges))
-        self._main = stream
+        self._main, self._rank = stream, buffers.rank
         if stream is not None:
             pin(self._memory, stream.device)
             self._side = torch.cuda.Stream(stream.device)
@@ -108,6 +109,10 @@ class HostCopy:
         """Return the copy of a value. Valid from `wait` until `release`."""
         return self._views[value]
 
+    def pieces(self, value: Value) -> Pieces:
+        """Return the copied elements of a value. Valid from `wait` until `release`."""
+        return pieces_of(value, [self.view(value)], self._rank)
+
     def release(self) -> None:
         """Give up the copy: the values may be written again. May be called on any thread."""
         self._read.set()
@@ -118,6 +123,33 @@ class HostCopy:
             with suppress(RuntimeError):  # a device in an error state, which has been reported already
                 self._done.synchronize()
             unpin(self._memory)
+
+
+class TeamCopy:
+    """The copies of the ranks of a process, used as one. The first rank has the values that are no parts."""
+
+    def __init__(self, copies: Sequence[HostCopy], rank: int) -> None:
+        self._copies, self._rank = copies, rank
+
+    def wait(self) -> None:
+        """See `HostCopy.wait`."""
+        for copy in self._copies:
+            copy.wait()
+
+    def pieces(self, value: Value) -> Pieces:
+        """See `HostCopy.pieces`."""
+        held = self._copies if value.shard else self._copies[:1]
+        return pieces_of(value, [copy.view(value) for copy in held], self._rank)
+
+    def release(self) -> None:
+        """See `HostCopy.release`."""
+        for copy in self._copies:
+            copy.release()
+
+
+def saved_by(rank: int, values: Iterable[Value]) -> list[Value]:
+    """Return those of the values of a run that a rank saves: its parts, and rank 0 also what all ranks have."""
+    return [value for value in values if rank == 0 or value.shard]
 
 
 def copied_bytes(values: Iterable[Value]) -> int:

@@ -24,7 +24,9 @@ from ..data.loader import MicroBatch
 from ..errors import RunLost, RunStopped, SurogateError
 from ..program.value import Value
 from .arena import Buffers
-from .host_copy import HostCopy
+from .host_copy import TeamCopy, saved_by
+from .host_memory import NoHostMemory
+from .pieces import Pieces, pieces_of
 from .readings import Reading
 from .table_readings import TableReading
 from .threads import RankThread, join
@@ -85,6 +87,11 @@ class Team:
     def params(self) -> dict[str, Tensor]:
         """Return the weights of the first rank. After every step those of all ranks are bit-identical."""
         return self._workers[0].params()
+
+    def pieces(self, value: Value) -> Pieces:
+        """Return the elements of a param or state that the ranks of this process have."""
+        held = self._workers if value.shard else self._workers[:1]
+        return pieces_of(value, [worker.buffers.persistent(value) for worker in held], self._comms[0].rank)
 
     def stored(self) -> dict[str, tuple[Tensor, ...]]:
         """Return the views of the first rank. See `Worker.stored`."""
@@ -156,13 +163,21 @@ class Team:
         """Wait until everything that was enqueued is done on all ranks."""
         self._on_all(lambda worker: worker.settle())
 
-    def allocate_snapshot(self, values: Iterable[Value]) -> HostCopy:
-        """Allocate host memory for params and states of the first rank. See `Worker.allocate_snapshot`."""
-        return self._workers[0].allocate_snapshot(values)
+    def allocate_snapshot(self, values: Iterable[Value]) -> TeamCopy:
+        """Allocate host memory for what each rank saves. See `Worker.allocate_snapshot`."""
+        kept = list(values)
+        ranks = [(worker, saved_by(comm.rank, kept)) for worker, comm in zip(self._workers, self._comms, strict=True)]
+        try:
+            copies = [worker.allocate_snapshot(own) for worker, own in ranks if own]
+        except NoHostMemory:
+            for worker in self._workers:
+                worker.free_snapshot()
+            raise
+        return TeamCopy(copies, self._comms[0].rank)
 
     def snapshot(self) -> None:
-        """Start to copy params and states of the first rank. See `Worker.snapshot`."""
-        self._results([self._threads[0].submit(self._workers[0].snapshot)])
+        """Start to copy what each rank saves. See `Worker.snapshot`."""
+        self._on_all(lambda worker: worker.snapshot())
 
     def close(self) -> None:
         """Abort the communicators and end the threads. Returns within seconds even if a thread is blocked.

@@ -28,6 +28,7 @@ from .initialise import initialise
 from .inputs import Inputs
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
+from .pieces import Pieces, pieces_of
 from .readings import Reading
 from .reference import ReferenceExecutor
 from .table_readings import TableReading, TableReadings
@@ -127,6 +128,10 @@ class Worker:
     def params(self) -> dict[str, Tensor]:
         """Return views of the weights that this rank holds as a whole, by name."""
         return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items() if not v.shard}
+
+    def pieces(self, value: Value) -> Pieces:
+        """Return the elements of a param or state that this process has."""
+        return pieces_of(value, [self.buffers.persistent(value)], self._comm.rank)
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -317,15 +322,20 @@ class Worker:
         self._copy = HostCopy(self.buffers, values, self.assembly.all_programs, self.executor.stream)
         return self._copy
 
+    def free_snapshot(self) -> None:
+        """Free the memory of `allocate_snapshot`."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
     def snapshot(self) -> None:
         """Start to copy the values given to `allocate_snapshot`, as they are after everything enqueued so far."""
-        assert self._copy is not None
-        self._copy.take()
+        if self._copy is not None:
+            self._copy.take()
 
     def close(self) -> None:
         """Free what communicators wait for, and unpin host memory. Nothing can run afterwards."""
-        if self._copy is not None:
-            self._copy.close()
+        self.free_snapshot()
         self.executor.release()
         self.buffers.close()
 

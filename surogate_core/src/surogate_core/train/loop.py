@@ -6,10 +6,11 @@ Read from the top: `train` runs the steps, `launch` enqueues one of them, `finis
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -37,6 +38,8 @@ class Job:
 
     eval_batches   return the validation batches of the ranks of this process, the same at every call
     save_seconds   that a save may take
+    saves_jointly  whether no process can save without the others
+    failures       errors of loggers after which all processes are asked to save and stop
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -54,6 +57,8 @@ class Job:
     checkpoints: CheckpointWriter
     save_steps: int
     save_seconds: float = SAVE_SECONDS
+    saves_jointly: bool = False
+    failures: list[RunStopped] = field(default_factory=list)
     max_nonfinite_steps: int
     watch: Callable[[int], None]
     numerics: Numerics | None = None
@@ -73,10 +78,12 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     try:
         with _saving_intact_weights(job, progress):
             _run_steps(job, interrupt, progress)
+            job.worker.gather()
     except Exception:  # not KeyboardInterrupt or SystemExit: the second interrupt
         _wait_for_saves(job)
         raise
     _wait_for_saves(job)
+    _raise_failures(job)
     if progress.step == progress.nonfinite == job.total_steps:
         raise RunStopped(
             f"all {progress.step} steps were skipped: loss or gradient was never finite, so nothing was trained. Lower "
@@ -118,7 +125,7 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
                 _save(job, progress)
             if evaluates or saves:
                 since = time.perf_counter()
-        if interrupt.requested:
+        if interrupt.requested or _logger_failed(job, interrupt):
             _save(job, progress)
 
 
@@ -221,12 +228,30 @@ def _report_numerics(job: Job, progress: Progress, table: Table) -> None:
 
 def _report(job: Job, progress: Progress, send: Callable[[Logger], None]) -> None:
     """Report to every logger. If one raises RunStopped, such as for a full disk, save before the run ends."""
+    if job.failures:
+        return
     try:
         for logger in job.loggers:
             send(logger)
-    except RunStopped:
+    except RunStopped as error:
+        if job.saves_jointly:
+            job.failures.append(error)
+            job.processes.ask(f"{int(signal.SIGTERM)}")
+            return
         _save(job, progress)
         raise
+
+
+def _logger_failed(job: Job, interrupt: Interrupt) -> bool:
+    """Return whether processes that save jointly have to because a logger of one has failed after they last agreed."""
+    if job.saves_jointly:
+        interrupt.agree()
+    return job.saves_jointly and bool(interrupt.requested)
+
+
+def _raise_failures(job: Job) -> None:
+    if job.failures:
+        raise job.failures[0]
 
 
 def _save(job: Job, progress: Progress) -> None:
@@ -234,6 +259,7 @@ def _save(job: Job, progress: Progress) -> None:
     job.processes.check()
     if progress.saved != progress.launched:
         job.processes.at(f"saving step {progress.launched}", job.save_seconds, saving=True)
+        job.worker.gather()
         job.checkpoints.save(progress.launched, progress)
         progress.saved = progress.launched
         job.processes.at(f"step {progress.launched}, which is saved", 0)
@@ -263,9 +289,10 @@ def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     An interrupt that cuts it saves a checkpoint. A run that is resumed from it makes up for the evaluation.
     """
     done = _is_evaluated(progress) or evaluate(job, interrupt, progress)
-    if not done:
+    if not done or _logger_failed(job, interrupt):
         _save(job, progress)
         _wait_for_saves(job)
+        _raise_failures(job)
     return done
 
 
@@ -327,7 +354,7 @@ def _saving_intact_weights(job: Job, progress: Progress) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        if not error.weights_whole or not progress.step:
+        if not error.weights_whole or not progress.step or job.saves_jointly:  # the others do not stop here
             raise
         progress.launched = progress.step  # the failed step has changed nothing
         progress.lr = job.schedule.lr(progress.step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,11 +14,13 @@ from ..api import RunInfo
 from ..checkpoint import folders as checkpoint
 from ..checkpoint import hf
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoint.export import join_files
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
 from ..checkpoint.writer import CheckpointWriter, open_writer
 from ..config.load import resolved
 from ..errors import RunStopped
+from ..machine.system import available_memory_bytes
 from ..machine.timing import FirstStep, mark
 from ..outputs.check import OutputCheck
 from ..outputs.folder import open_output, set_aside
@@ -29,6 +31,7 @@ from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
 from ..world.processes import Processes
+from .joint_write import refuse_unshared, write_together
 from .result import TrainResult
 from .steps import Steps
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint.saved_run import SavedRun
     from ..checkpoint.writer import View
+    from ..runtime.pieces import Pieces
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
@@ -46,7 +50,7 @@ after them."""
 
 
 class NoFiles:
-    """The files of the other processes, and their `CheckpointWriter`. The methods are those of `RunFiles`."""
+    """The files of a process that writes none, and its `CheckpointWriter`. The methods are those of `RunFiles`."""
 
     def _nothing(self, *given: Any, **named: Any) -> None:
         """The writer does it."""
@@ -64,47 +68,42 @@ class NoFiles:
 
 
 @dataclass
-class RunFiles:
-    """The files of the writer. A run calls the methods in their order, each once."""
+class PartFiles(NoFiles):
+    """The files of a process that has parts of values: it writes them into checkpoints and models of the writer."""
 
     saved_run: SavedRun
     steps: Steps
     processes: Processes
-    check: OutputCheck
     notice: Callable[[str], None]
-    repo: str = ""
 
     def __post_init__(self) -> None:
         self.run, self.plan, self.config = self.saved_run.run, self.saved_run.plan, self.saved_run.run.config
         self.output, self.checkpoints = Path(self.config.output_dir), Path(self.config.resolved_checkpoint_dir)
-        self.checked = self.config.verify_outputs and self.run.model.in_transformers
-
-    def prepare(self) -> None:
-        """Reserve the repository of the upload. Let the output check import its libraries during a short run.
-
-        During a long one it would only hold memory.
-        """
-        self.repo = reserve(self.config) if self.config.push_to_hub else ""
-        if self.checked and self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS:
-            self.check.prepare(self.run)
-        else:
-            self.check.end()
 
     def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
         """Return the writer of checkpoints. A run that saves only at its end needs none in the background."""
         background = self.config.save_in_background and 0 < self.config.save_steps < self.steps.total
-        return open_writer(worker, self.saved_run.values, self._write_checkpoint, self.notice, background=background)
+        world, free = self.processes.world, available_memory_bytes()
+        if self.saved_run.divided and not self.processes.alone:
+            refuse_unshared(self.processes, "checkpoint_dir", self.checkpoints)
+            free //= world.processes // world.nodes  # all have looked before any of them allocates
+        values = self.saved_run.values
+        write, ranks = self._write_checkpoint, world.ranks
+        return open_writer(worker, values, write, self.notice, background=background, free=free, ranks=ranks)
 
-    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> Path:
-        """Write the checkpoint of a step from views of its values, and remove old ones."""
-        saved_run = self.saved_run
-        self._refuse_nonfinite((view(v) for v in saved_run.weights), step)
-        path = checkpoint.save_checkpoint(
-            self.checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
-        )
-        self.processes.checkpoint = path.name
-        checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
-        return path
+    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> str:
+        """Write what this process has of the checkpoint of a step. Return what notices call it."""
+        path = checkpoint.step_folder(self.checkpoints, step)
+        write_together(self.processes, None, lambda folder: self._write_own(folder, step, view))
+        return f"its part of {path.name}"
+
+    def _write_own(self, folder: Path, step: int, view: View) -> Mapping[str, str]:
+        saved_run, world = self.saved_run, self.processes.world
+        own = (v for v in saved_run.weights if v.shard or world.writer)
+        self._refuse_nonfinite((tensor for v in own for tensor in view(v).tensors), step)
+        path = checkpoint.step_folder(self.checkpoints, step)
+        with checkpoint.stopping_when_disk_refuses(path, safe_in=self.checkpoints):
+            return saved_run.write(folder, view, world.process, world.processes)
 
     def _refuse_nonfinite(self, weights: Iterable[Tensor], step: int) -> None:
         """Raise RunStopped for weights with NaN or inf, so that they never replace a good checkpoint.
@@ -121,6 +120,64 @@ class RunFiles:
             + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint is complete yet. ")
             + "Lower learning_rate or weight_decay."
         )
+
+    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None:
+        """Write the parts of the trained model that this process has, if no process has all of it."""
+        if self.saved_run.in_ranges(self.processes.world.processes):
+            self.processes.at("writing the outputs", seconds, saving=True)
+            worker.settle()
+            with checkpoint.stopping_when_disk_refuses(self.output, safe_in=self.checkpoints):
+                write_together(self.processes, None, partial(self._write_ranges, self._pieces(worker), progress.step))
+
+    def _pieces(self, worker: Worker | Team) -> Mapping[str, Pieces]:
+        """Return what this process has of the weights: parts, and of the writer also whole ones."""
+        writer = self.processes.world.writer
+        return {name: worker.pieces(v) for name, v in self.plan.assembly.params.items() if v.shard or writer}
+
+    def _write_ranges(self, params: Mapping[str, Pieces], step: int, folder: Path) -> Mapping[str, str]:
+        world = self.processes.world
+        self._refuse_nonfinite((tensor for held in params.values() for tensor in held.tensors), step)
+        return self.saved_run.write_model(folder, params, world.process, world.processes)
+
+
+@dataclass
+class RunFiles(PartFiles):
+    """The files of the writer. A run calls the methods in their order, each once."""
+
+    check: OutputCheck
+    repo: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.checked = self.config.verify_outputs and self.run.model.in_transformers
+
+    def prepare(self) -> None:
+        """Reserve the repository of the upload. Let the output check import its libraries during a short run.
+
+        During a long one it would only hold memory.
+        """
+        self.repo = reserve(self.config) if self.config.push_to_hub else ""
+        if self.checked and self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS:
+            self.check.prepare(self.run)
+        else:
+            self.check.end()
+
+    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> str:
+        """Write the checkpoint of a step with what the other processes have of it, and remove old ones."""
+        saved_run = self.saved_run
+
+        def write_own(folder: Path) -> Mapping[str, str]:
+            return self._write_own(folder, step, view)
+
+        def fill(folder: Path) -> None:
+            together = saved_run.divided
+            own, others = write_together(self.processes, folder, write_own) if together else (write_own(folder), {})
+            saved_run.complete(folder, step, progress, own, others)
+
+        path = checkpoint.save_checkpoint(self.checkpoints, step, fill)
+        self.processes.checkpoint = path.name
+        checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
+        return path.name
 
     def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         """Make the folders, and return the loggers, the reports on GPUs first. `stack` closes them."""
@@ -168,25 +225,39 @@ class RunFiles:
         from ..checkpoint.saved_run import model_export
 
         self.processes.at("writing the outputs", seconds, saving=True)
-        run, plan = self.run, self.plan
+        run, plan, step = self.run, self.plan, progress.step
         if self.checked:
             self.check.prepare(run)
         worker.settle()
-        params = worker.params()
-        self._refuse_nonfinite(params.values(), progress.step)
-        if run.adapter is None:
-            hf.save_model(self.output, model_export(run, plan, params))
+        params = self._pieces(worker)
+
+        def write_joined(fresh: Path) -> None:
+            with TemporaryDirectory(dir=self.checkpoints, prefix=checkpoint.SAVING) as name:
+                write_together(self.processes, Path(name), partial(self._write_ranges, params, step))
+                join_files(Path(name), [path.name for path in Path(name).iterdir() if path.is_file()], fresh)
+
+        if self.saved_run.in_ranges(self.processes.world.processes):
+            hf.save_files(self.output, write_joined, hf.CONFIG, safe_in=self.output)
         else:
-            adapter, folder = run.adapter[0], self.output / ADAPTER_FOLDER
-            write = partial(write_adapter, run=run, assembly=plan.assembly, params=params)
-            hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
-            if self.config.merge_adapter:
-                open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
+            self._refuse_nonfinite((tensor for held in params.values() for tensor in held.tensors), step)
+            if run.adapter is None:
+                hf.save_model(self.output, model_export(run, plan, params))
+            else:
+                self._write_adapter({v.name: params[v.name].tensor() for v in plan.assembly.trainable})
         mark("outputs written")
         if self.checked:
             import_ahead()
             self.check.finish(run)
             mark("outputs loaded once")
+
+    def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
+        """Write the adapter and, if asked for, the merged model."""
+        assert self.run.adapter is not None
+        adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
+        write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained)
+        hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
+        if self.config.merge_adapter:
+            open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
 
     def finish(self, progress: Progress) -> None:
         """Write the model card."""

@@ -33,9 +33,9 @@ from .interrupt import Interrupt
 from .loop import Job, evaluate_last, train
 from .packing_check import check_packing
 from .result import TrainResult
-from .run_files import NoFiles, RunFiles
+from .run_files import NoFiles, PartFiles, RunFiles
 from .steps import Steps, load_steps
-from .worker_setup import check_finite, fill_weights, make_worker, watch_finite
+from .worker_setup import check_finite, fill_weights, make_worker, receive_staged, watch_finite
 
 if TYPE_CHECKING:
     from ..checkpoint.saved_run import SavedRun
@@ -57,14 +57,19 @@ def train_planned(
 ) -> TrainResult:
     """Train on the ranks of this process, which `comms` connects, from the checkpoint `resumed` if there is one.
 
-    See `run.train`. Only the writer of `processes` knows `resumed`, and only it writes.
+    See `run.train`. Only the writer of `processes` knows `resumed`. It writes all but the parts of values that ranks
+    of others have.
     """
     config, world = run.config, processes.world
     processes.positions = [comm.position for comm in comms]
     for comm in comms:
         processes.on_failure(comm.abort)
     steps, saved_run = _load_data(run, plan, resumed, processes, notice)
-    files: RunFiles | NoFiles = RunFiles(saved_run, steps, processes, check, notice) if world.writer else NoFiles()
+    files = NoFiles()
+    if world.writer:
+        files = RunFiles(saved_run, steps, processes, notice, check)
+    elif saved_run.divided:
+        files = PartFiles(saved_run, steps, processes, notice)
     files.prepare()
     with ExitStack() as stack:
         processes.at("the selection of algorithms", START_SECONDS)
@@ -181,19 +186,28 @@ def _compared(run: Run, plan: Plan) -> dict[str, str]:
 
 
 def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, processes: Processes) -> Progress:
-    """Fill params and states of the writer as the run begins. Return the progress to start from, in every process."""
+    """Fill params and states of the writer, and parts of all, as the run begins.
+
+    Return the progress to start from, in every process.
+    """
+    run, assembly, what = saved_run.run, saved_run.plan.assembly, "the loaded weights"
+    given = str(resumed.directory.resolve()) if resumed else ""
+    directory = json.loads(processes.share(json.dumps(given).encode(), "the checkpoint to resume from"))
     progress = Progress()
     if processes.world.writer:
         if resumed:
             progress = saved_run.restore(resumed, worker)
         else:
-            fill_weights(saved_run.run, saved_run.plan.assembly, worker)
-    begun = processes.share(json.dumps([bool(resumed), asdict(progress)]).encode(), "the loaded weights")
-    if not processes.world.writer:
-        restored, fields = json.loads(begun)
-        progress = Progress(**fields)
-        if restored:
-            worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
+            fill_weights(run, assembly, worker)
+        processes.share(json.dumps(asdict(progress)).encode(), what)
+        return progress
+    if run.adapter or not directory:  # a checkpoint of an adapter does not hold the base
+        receive_staged(assembly, worker)
+    if directory:
+        saved_run.restore_parts(Path(directory), worker)
+    progress = Progress(**json.loads(processes.share(None, what)))
+    if directory:
+        worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
     return progress
 
 
@@ -235,6 +249,7 @@ def _job(
         checkpoints=checkpoints,
         save_steps=config.save_steps,
         save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
+        saves_jointly=saved_run.divided and not processes.alone,
         max_nonfinite_steps=config.max_nonfinite_steps,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,

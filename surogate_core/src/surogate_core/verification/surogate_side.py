@@ -130,7 +130,8 @@ def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
     config, params = subject.run.config, worker.params()
     worker.settle()
     if config.from_scratch and not (scratch / "model").exists():
-        hf.save_model(scratch / "model", model_export(subject.run, subject.plan, params))
+        pieces = {name: worker.pieces(value) for name, value in subject.plan.assembly.params.items()}
+        hf.save_model(scratch / "model", model_export(subject.run, subject.plan, pieces))
     found = subject.run.adapter
     if found is not None and not (scratch / "adapter").exists():
         adapter, options = found

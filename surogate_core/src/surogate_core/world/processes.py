@@ -65,27 +65,39 @@ class Processes:
         self.log: Callable[[str], None] = lambda line: None
         self.positions: Sequence[Position] = [Position() for _ in world.ranks]  # of its ranks
         self._stall_seconds = stall_seconds
-        self._waits, self._moves, self._calls, self._limit = "", 0, 0, 0.0
+        self._waits, self._moves, self._limit = "", 0, 0.0
+        self._calls: dict[str, int] = {}
         self.at("the start", START_SECONDS)
         self._watch = None if world.size == 1 else Watch(world, self, stall_seconds)
 
     # ------------------------------------------------------------------------------------------------------ exchange
 
-    def share(self, value: bytes | None, what: str, seconds: float = PATIENCE) -> bytes:
-        """Return the value of the writer, in every process. Those of the others are ignored."""
+    def share(self, value: bytes | None, what: str, seconds: float = PATIENCE, series: str = "") -> bytes:
+        """Return the value of the writer, in every process. Those of the others are ignored.
+
+        Calls of a `series` meet calls of the same one. Each thread that exchanges values has one of its own.
+        """
         if self.world.writer:
             assert value is not None
             if not self.alone:
-                self._set(self._key(0), value)
+                self._set(f"{self._call(series)}/0", value)
             return value
-        return self._get(self._key(0), 0, what, seconds)
+        return self._get(f"{self._call(series)}/0", 0, what, seconds, series)
 
     def gather(self, value: bytes, what: str, seconds: float = PATIENCE) -> list[bytes]:
         """Return the values of all processes, in their order."""
+        return self._gather(value, what, seconds, "", self.world.processes)
+
+    def report(self, value: bytes, what: str, series: str, seconds: float = PATIENCE) -> list[bytes]:
+        """Return the values of all processes to the writer. The others do not wait, and get no value."""
+        return self._gather(value, what, seconds, series, self.world.processes if self.world.writer else 0)
+
+    def _gather(self, value: bytes, what: str, seconds: float, series: str, count: int) -> list[bytes]:
         if self.alone:
             return [value]
-        self._set(self._key(self.world.process), value)
-        return [self._get(f"{self._calls}/{other}", other, what, seconds) for other in range(self.world.processes)]
+        call = self._call(series)
+        self._set(f"{call}/{self.world.process}", value)
+        return [self._get(f"{call}/{process}", process, what, seconds, series) for process in range(count)]
 
     def barrier(self, what: str, seconds: float = PATIENCE) -> None:
         """Wait for all processes."""
@@ -139,7 +151,7 @@ class Processes:
 
     def moves(self) -> object:
         """See `Watched`."""
-        return self._moves, self._calls, [position.read() for position in self.positions]
+        return self._moves, sum([*self._calls.values()]), [position.read() for position in self.positions]
 
     # --------------------------------------------------------------------------------------------------------- failures
 
@@ -220,20 +232,20 @@ class Processes:
 
     # ------------------------------------------------------------------------------------------------------ the store
 
-    def _key(self, process: int) -> str:
-        self._calls += 1
-        if self._calls % _MEETING == 0:
-            self._meet()
-        return f"{self._calls}/{process}"
+    def _call(self, series: str) -> str:
+        """Return the name of the next call of a series, in front of the keys that it sets."""
+        number = self._calls[series] = self._calls.get(series, 0) + 1
+        if number % _MEETING == 0:
+            self._meet(series, number)
+        return f"{series}{number}"
 
-    def _meet(self) -> None:
-        number = self._calls
-        self._set(f"{number}/met/{self.world.process}", b"")
+    def _meet(self, series: str, number: int) -> None:
+        self._set(f"{series}{number}/met/{self.world.process}", b"")
         for process in range(self.world.processes):
-            self._get(f"{number}/met/{process}", process, "the next step", PATIENCE)
+            self._get(f"{series}{number}/met/{process}", process, "the next step", PATIENCE, series)
         for past in range(number - _MEETING, number):  # all have made these calls
-            self.world.store.delete(f"{past}/{self.world.process}")
-        self.world.store.delete(f"{number - _MEETING}/met/{self.world.process}")
+            self.world.store.delete(f"{series}{past}/{self.world.process}")
+        self.world.store.delete(f"{series}{number - _MEETING}/met/{self.world.process}")
 
     def _set(self, key: str, value: bytes) -> None:
         try:
@@ -241,15 +253,17 @@ class Processes:
         except StoreLost as lost:
             raise self._lost(lost) from None
 
-    def _get(self, key: str, process: int, what: str, seconds: float) -> bytes:
+    def _get(self, key: str, process: int, what: str, seconds: float, series: str) -> bytes:
         """Wait for a key that another process sets. `process` and `what` say for what, if it does not come."""
         deadline = time.monotonic() + seconds
-        self._waits = what
+        if not series:
+            self._waits = what
         while True:
             self.check()
             try:
                 value = self.world.store.get(key, _POLL)
-                self._waits = ""
+                if not series:
+                    self._waits = ""
                 return value
             except StoreLost as lost:
                 raise self._lost(lost) from None

@@ -1,0 +1,223 @@
+"""The model of a checkpoint as files of Hugging Face, also if each of several processes wrote ranges of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from end_to_end.product import assert_refused, contents, invoke
+from end_to_end.test_divided_checkpoints import complete, go, restored
+
+from surogate_core.api import World
+from surogate_core.api.world import LocalStore
+from surogate_core.checkpoint import hf, saved_tensors
+from surogate_core.checkpoint.manifest import MANIFEST, hash_file
+from surogate_core.checkpoint.model_ranges import join_ranges, load_model, write_ranges
+from surogate_core.checkpoint.progress import Progress
+from surogate_core.checkpoint.saved_run import SavedRun, model_export
+from surogate_core.checkpoint.states import FOLDER
+from surogate_core.checkpoint.stored_weights import RANGES_FOLDER, load_weights
+from surogate_core.errors import ConfigError
+from surogate_core.outputs.check import OutputCheck
+from surogate_core.program.shards import is_divisible, part_size
+from surogate_core.program.value import Shard, Value
+from surogate_core.runtime.pieces import Pieces, pieces_of
+from surogate_core.train.final_outputs import write_outputs
+from surogate_core.world.processes import Processes
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+    from surogate_core.runtime.worker import Worker
+
+BF16 = {"model_dtype": "bf16", "master_dtype": "fp32"}
+
+
+def dividing(saved_run: SavedRun, ranks: int) -> SavedRun:
+    """Return the run with the parts of `ranks` ranks in place of matrices."""
+    assembly = saved_run.plan.assembly
+
+    def divided(value: Value) -> Value:
+        if not is_divisible(value.shape, ranks):
+            return value
+        return replace(value, shape=(part_size(value.size, ranks),), shard=Shard(value.shape, ranks))
+
+    declared = tuple(divided(v) if v.role == "param" else v for v in assembly.declared)
+    assembly = replace(assembly, declared=declared)
+    return replace(saved_run, plan=replace(saved_run.plan, assembly=assembly))
+
+
+def parts_of(worker: Worker, whole: SavedRun, first: int, count: int) -> Callable[[Value], Pieces]:
+    """Return what a process with these ranks has of the weights of a worker that has all."""
+    values = {value.name: value for value in whole.values}
+
+    def pieces(value: Value) -> Pieces:
+        tensor = worker.buffers.persistent(values[value.name])
+        if value.shard is None:
+            return Pieces.of(tensor)
+        padded = torch.full((value.size * value.shard.parts,), torch.nan, dtype=tensor.dtype)
+        padded[: tensor.numel()] = tensor.view(-1)
+        return pieces_of(value, padded.split(value.size)[first : first + count], first)
+
+    return pieces
+
+
+def own(saved_run: SavedRun, pieces: Callable[[Value], Pieces], process: int) -> dict[str, Pieces]:
+    """Return what a process writes of the weights."""
+    return {value.name: pieces(value) for value in saved_run.weights if value.shard or process == 0}
+
+
+@pytest.fixture
+def whole(here: Workplace) -> Path:
+    return go(here, 1, max_steps=2, optimizer="adamw", **BF16) / "step_00000002"
+
+
+@pytest.mark.parametrize("shard_bytes", [hf.MAX_SHARD_BYTES, 50_000])
+@pytest.mark.parametrize("bounds", [(0, 1, 2), (0, 2, 3), (0, 1, 2, 3, 4)])
+def test_ranges_of_a_model_are_joined_to_the_files_of_one_process(
+    here: Workplace, whole: Path, bounds: tuple[int, ...], shard_bytes: int
+) -> None:
+    one, parts, joined = here.root / "one", here.root / "parts", here.root / "joined"
+    for folder in (one, parts, joined):
+        folder.mkdir()
+    with restored(here, whole, 1, optimizer="adamw", **BF16) as (saved_run, worker):
+        weights = {value.name: worker.pieces(value) for value in saved_run.weights}
+        export = replace(model_export(saved_run.run, saved_run.plan, weights), max_shard_bytes=shard_bytes)
+        hf.write_model(one, export)
+        divided = dividing(saved_run, bounds[-1])
+        for process, (begin, end) in enumerate(pairwise(bounds)):
+            pieces = parts_of(worker, saved_run, begin, end - begin)
+            write_ranges(parts, replace(export, params=own(divided, pieces, process)), process)
+        threads = here.root / "threads"
+        threads.mkdir()
+        ranks = own(divided, parts_of(worker, saved_run, 0, bounds[-1]), 0)
+        hf.write_model(threads, replace(export, params=ranks))
+        assert contents(threads) == contents(one)
+        cleared = {name: replace(p, tensors=[torch.zeros_like(t) for t in p.tensors]) for name, p in ranks.items()}
+        load_weights(one, saved_run.plan.assembly.weights, cleared)
+        for name, held in ranks.items():
+            assert all(torch.equal(*pair) for pair in zip(held.tensors, cleared[name].tensors, strict=True)), name
+        read = {name: Pieces.of(torch.zeros_like(p.tensor())) for name, p in weights.items()}
+        load_model(parts, saved_run.plan.assembly.weights, read)
+        assert all(torch.equal(p.tensor(), weights[name].tensor()) for name, p in read.items())
+        with pytest.raises(ConfigError, match=f"surogate export {parts} OUTPUT"):
+            load_weights(parts, saved_run.plan.assembly.weights, read)
+    join_ranges(joined, parts)
+    expected = {name: data for name, data in contents(one).items() if name.startswith("model")}
+    assert contents(joined) == expected and (len(expected) > 2) == (shard_bytes == 50_000)
+    assert {n: d for n, d in contents(one).items() if n not in expected} == {
+        name: data for name, data in contents(parts).items() if not name.startswith(RANGES_FOLDER)
+    }
+
+
+@pytest.fixture
+def ranges(here: Workplace, whole: Path) -> Path:
+    """A checkpoint of two processes, each of which has a rank with parts of the model."""
+    parts = here.root / "step_00000002"
+    parts.mkdir()
+    with restored(here, whole, 1, optimizer="adamw", **BF16) as (saved_run, worker):
+        divided = dividing(saved_run, 2)
+        mine, theirs = (divided.write(parts, parts_of(worker, saved_run, rank, 1), rank, 2) for rank in (0, 1))
+        complete(divided, parts, mine, theirs)
+    assert not (parts / "model.safetensors").exists()
+    return parts
+
+
+def test_a_checkpoint_is_exported_whoever_wrote_it(here: Workplace, whole: Path, ranges: Path) -> None:
+    model = {n: d for n, d in contents(whole).items() if n != MANIFEST and not n.startswith(FOLDER)}
+    for checkpoint in (whole, ranges):
+        out = here.root / "exported" / checkpoint.parent.name
+        done = invoke("export", checkpoint, out)
+        assert done.returncode == 0 and done.stdout == f"exported {checkpoint}: {out}\n"
+        assert contents(out) == model
+    assert_refused(invoke("export", whole, out), "is not empty")
+    assert invoke("export", whole, out, "--overwrite").returncode == 0
+
+
+def test_an_export_holds_a_block_of_a_tensor_in_memory(
+    ranges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 1 << 14
+    monkeypatch.setattr(saved_tensors, "BLOCK_BYTES", block)
+    join_ranges(tmp_path, ranges)  # what it imports is not counted
+    tracemalloc.start()
+    join_ranges(tmp_path, ranges)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * block < (tmp_path / "model.safetensors").stat().st_size / 2
+
+
+def test_a_run_resumes_from_ranges_of_its_model(here: Workplace, whole: Path, ranges: Path) -> None:
+    for ranks in (1, 3):
+        with restored(here, ranges, ranks, optimizer="adamw", **BF16) as (saved_run, worker):
+            again = here.root / f"again{ranks}"
+            again.mkdir()
+            saved_run.write(again, worker.pieces, 0, 1)
+            assert contents(again) == {n: d for n, d in contents(whole).items() if n != MANIFEST}
+
+
+def test_what_cannot_be_exported_is_refused(here: Workplace, whole: Path, ranges: Path) -> None:
+    out = here.root / "out2"
+    assert_refused(invoke("export", here.root / "model", out), "is not a checkpoint: it has no manifest.json")
+    assert_refused(invoke("export", here.root / "none", out), "is not a checkpoint")
+    assert_refused(invoke("export", here.out, out), f"is a folder of checkpoints. Name one: {whole}")
+    (file,) = ranges.glob(f"{RANGES_FOLDER}/model-process-00001-*")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    assert_refused(invoke("export", ranges, out), "the checkpoint is damaged", file.name)
+    file.unlink()
+    manifest = json.loads((ranges / MANIFEST).read_text())
+    del manifest["files"][f"{RANGES_FOLDER}/{file.name}"]
+    (ranges / MANIFEST).write_text(json.dumps(manifest))
+    assert_refused(invoke("export", ranges, out), "no file holds element", "of model.embed_tokens.weight [2048, 64]")
+    index = ranges / RANGES_FOLDER / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"]["another"] = "model.safetensors"
+    index.write_text(json.dumps(found))
+    file.write_bytes(content)
+    manifest["files"][f"{RANGES_FOLDER}/{file.name}"] = {"bytes": len(content), "xxh3_128": hash_file(file)}
+    entry = {"bytes": index.stat().st_size, "xxh3_128": hash_file(index)}
+    manifest["files"][f"{RANGES_FOLDER}/{index.name}"] = entry
+    (ranges / MANIFEST).write_text(json.dumps(manifest))
+    assert_refused(invoke("export", ranges, out), "differ in another")
+    assert not out.exists()
+
+
+def test_a_checkpoint_of_an_adapter_is_refused_and_merge_is_named(here: Workplace, whole: Path) -> None:
+    base = here.root / "base"
+    invoke("export", whole, base)
+    keys = {"lora": True, "from_scratch": False, "model": str(base), "output_dir": str(here.root / "lora")}
+    adapter = go(here, 1, max_steps=2, **keys) / "step_00000002"
+    assert_refused(invoke("export", adapter, here.root / "x"), "holds an adapter", f"surogate merge {adapter} OUTPUT")
+
+
+def test_processes_write_the_final_model_of_one_process(here: Workplace, whole: Path) -> None:
+    """Each is a thread here, because no run divides weights between processes yet."""
+    model = {n: d for n, d in contents(whole).items() if n != MANIFEST and not n.startswith(FOLDER)}
+    store = LocalStore()
+    with restored(here, whole, 1, optimizer="adamw", **BF16) as (saved_run, worker):
+        divided = dividing(saved_run, 2)
+        shutil.rmtree(here.out)
+        here.out.mkdir()
+
+        def process(index: int) -> None:
+            world = World(size=1, processes=2, process=index, ranks=range(index, index + 1), store=store)
+            fake: Any = type("W", (), {"settle": lambda self: None})()
+            fake.pieces = parts_of(worker, saved_run, index, 1)
+            write_outputs(divided, fake, Progress(step=2), Processes(world), OutputCheck())
+
+        threads = [threading.Thread(target=process, args=(index,)) for index in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert contents(here.out) == model
