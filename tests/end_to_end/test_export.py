@@ -31,7 +31,7 @@ from surogate_core.outputs.check import OutputCheck
 from surogate_core.program.shards import is_divisible, part_size
 from surogate_core.program.value import Shard, Value
 from surogate_core.runtime.pieces import Pieces, pieces_of
-from surogate_core.train.final_outputs import write_outputs
+from surogate_core.train.run_files import PartFiles, RunFiles
 from surogate_core.world.processes import Processes
 
 if TYPE_CHECKING:
@@ -213,7 +213,9 @@ def test_processes_write_the_final_model_of_one_process(here: Workplace, whole: 
             world = World(size=1, processes=2, process=index, ranks=range(index, index + 1), store=store)
             fake: Any = type("W", (), {"settle": lambda self: None})()
             fake.pieces = parts_of(worker, saved_run, index, 1)
-            write_outputs(divided, fake, Progress(step=2), Processes(world), OutputCheck())
+            given: Any = (divided, None, Processes(world), print)
+            files = PartFiles(*given) if index else RunFiles(*given, OutputCheck())
+            files.write_outputs(fake, Progress(step=2), 60)
 
         threads = [threading.Thread(target=process, args=(index,)) for index in (0, 1)]
         for thread in threads:

@@ -26,7 +26,7 @@ HANG = """
 from surogate_core.runtime.worker import Worker
 micro_step = Worker.micro_step
 def stand_still(self, *batches, index, **which):
-    if rank == 1 and index == 9:  # the second micro-step of step 3
+    if rank == 1 and index == 11:  # the second micro-step of step 3
         import threading
         threading.Event().wait()
     micro_step(self, *batches, index=index, **which)

@@ -256,7 +256,7 @@ def test_a_plan_for_several_gpus_includes_their_communication(here: Workplace) -
     )
     assert (one["device"]["count"], two["device"]["count"]) == (1, 2)
     assert two["step"]["tokens"] == 2 * one["step"]["tokens"]
-    assert two["step"]["flops"] == one["step"]["flops"], "on each"
+    assert 0.98 < two["step"]["flops"] / one["step"]["flops"] < 1, "on each, but for the update of the other's part"
     assert one["step"]["collective_seconds"] == 0 < two["step"]["waiting_seconds"]
     assert two["device_bytes"]["runtime"] - one["device_bytes"]["runtime"] == COLLECTIVE_BYTES
     assert two["kernels"]["all_reduce"] == "surogate-core" and "all_reduce" not in one["kernels"]

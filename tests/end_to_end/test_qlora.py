@@ -488,6 +488,6 @@ def test_a_run_file_that_cannot_be_used_does_not_stop_a_merge(
     lines: list[str] = []
     run.merge(copy / "adapter", tmp_path / "model", notice=lines.append)
     monkeypatch.undo()
-    (line,) = lines
+    *_, line = lines  # one before it may say that plugins of the run are not loaded
     assert re.search(rf"^not shown: how far the model is from .* because of .*{why}", line) and "\n" not in line, line
     assert (tmp_path / "model/config.json").exists()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Comm, Span
-from surogate_core.api.world import CollectiveError
+from surogate_core.api.world import REDUCIBLE, CollectiveError
 from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.collectives import REDUCIBLE
 from surogate_core.runtime.comms import reference
 
 SIZES = (1, 7, 64, 1000)

@@ -18,6 +18,9 @@ Span = tuple[int, int, str]
 
 How = Literal["sum", "max"]
 
+REDUCIBLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
+"""Dtypes of which communicators can combine values."""
+
 
 class CollectiveError(RuntimeError):
     """A collective did not take place. The message names it, and the ranks that are the cause."""

@@ -38,6 +38,7 @@ from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.in_place import in_place
 from ..program.value import Value
 from .assembly import Assembly
+from .finisher import Finisher
 from .inputs import PlanInputs
 from .pass_runner import PassRunner
 from .recorder import Recorder
@@ -83,43 +84,43 @@ def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> A
 
 def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
     """Return the assembly of a run that `recording` is of, without the last checks. Raises like `assemble`."""
-    recorder = recording.recorder.forked(inputs)
+    finisher = recording.recorder.forked(inputs)
     try:
-        return _finished(recording, recorder, inputs)
+        return _finished(recording, finisher, inputs)
     except Exception:
-        recorder.passed.verify()  # the cause may be a program that an earlier pass has broken
+        finisher.passed.verify()  # the cause may be a program that an earlier pass has broken
         raise
 
 
-def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInputs) -> Assembly:
-    b = recorder.b
-    family = recording.family.with_micro_steps(recorder.recomputed)
-    family, held = recorder.offloaded(family, recording.params, recording.states)
-    scatter = recorder.scattering(recording.params)
+def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInputs) -> Assembly:
+    b = finisher.b
+    family = recording.family.with_micro_steps(finisher.recomputed)
+    family, held = finisher.offloaded(family, recording.params, recording.states)
+    scatter = finisher.scattering(recording.params)
     steps = (
-        recorder.accumulated(step, recording.gradients, recording.params, scatter) for step in family.micro_steps()
+        finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in family.micro_steps()
     )
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
     readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
-    gathers = recorder.gathered_late(update, micro_steps, held)
+    gathers = finisher.gathered_late(update, micro_steps, held)
     micro_steps, update = [*gathers.micro_steps], gathers.update
-    copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset(readings))
+    copies = finisher.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
-        micro_steps = [recorder.on_copies(program, copies, begins=program.first) for program in micro_steps]
-        evaluate = recorder.on_copies(evaluate, copies, begins=True)
-        update = recorder.committing(update, family.clip_coef, copies)
+        micro_steps = [finisher.on_copies(program, copies, begins=program.first) for program in micro_steps]
+        evaluate = finisher.on_copies(evaluate, copies, begins=True)
+        update = finisher.committing(update, family.clip_coef, copies)
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
     for staged in staging:
-        recorder.passed("staged", family.derive, staged.program)
+        finisher.passed("staged", family.derive, staged.program)
     whole = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
     whole = (*whole, gathers.gather) if gathers.gather else whole
-    divided, loading, parts = recorder.divided(whole, staging, recording.params)
+    divided, loading, parts = finisher.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
-    unfinished, host_places = recorder.streamed(divided, [parts.get(value, value) for value in held])
+    unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in held])
     places = {whole: host_places.get(part, part) for whole, part in parts.items()} | host_places
-    programs = {p.name: recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
-    cu_seqlens, variants = recorder.variants(tuple(programs.values()))
+    programs = {p.name: finisher.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
+    cu_seqlens, variants = finisher.variants(tuple(programs.values()))
     elsewhere = {param for staged in staging for param in staged.places if param.shard is None}
     allocated = [v for v in b.declared if v not in elsewhere]
     every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
@@ -139,14 +140,14 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
         memory=plan_family(programs.values(), allocated, kernels.workspace, variants),
         kernels=kernels,
         micro=recording.family.micro,
-        batch=recorder.batch,
-        scalars=recorder.scalars,
+        batch=finisher.batch,
+        scalars=finisher.scalars,
         loss=recording.loss,
         eval_loss=recording.eval_loss,
         grad_norm=recording.grad_norm,
         weights=recording.weights,
         pending=tuple(copies.values()),
-        passed=recorder.passed,
+        passed=finisher.passed,
         world_size=inputs.world_size,
         numerics=family.numerics,
     )

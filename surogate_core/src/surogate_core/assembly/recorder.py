@@ -1,39 +1,28 @@
-"""Records the programs of a family: each method is a step of `assemble`, which calls them in order."""
+"""Records the programs of a family: each method is a step of `record`, which calls them in order."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Family, LowerContext, OffloadContext, ParamInfo, Scalars, WeightMap
-from ..config.keys import HELD_FOR_UPDATE
+from ..api import BatchInputs, Family, LowerContext, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.differentiate import differentiate
 from ..program.op import Program
-from ..program.passes.accumulate import accumulate
 from ..program.passes.dead_code import dead_code
-from ..program.passes.documents import for_fewer, smaller_bounds
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.outputs import write_to
-from ..program.passes.pending import on_copies, states_to_commit
-from ..program.passes.recompute import drops_anyway, recompute
-from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
-from ..program.passes.scatter import Scatter
 from ..program.value import Value
-from ..program.verify import check_collectives, check_states
-from .divided_weights import divide_weights
+from ..program.verify import check_states
+from .finisher import Finisher
 from .inputs import PlanInputs
-from .late_gathers import LateGathers, gather_late
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .parts import divided, gather, gradient_parts, with_master
+from .parts import divided, gather, with_master
 from .pass_runner import PassRunner
-from .staging import Staged
-from .streaming import Streaming
-from .transfers import HostCopies
 from .update import Update, record_update
 from .weight_storage import Stored, read_stored, store_weights
 
@@ -48,9 +37,9 @@ class Recorder:
     batch: BatchInputs
     scalars: Scalars
 
-    def forked(self, inputs: PlanInputs) -> Recorder:
-        """Return a recorder that continues from here for `inputs` and leaves this one as it is."""
-        return replace(self, inputs=inputs, b=self.b.forked(), passed=self.passed.forked())
+    def forked(self, inputs: PlanInputs) -> Finisher:
+        """Return what finishes the recorded programs for `inputs`, and leaves this one as it is."""
+        return Finisher(inputs, self.b.forked(), self.passed.forked(), self.batch, self.scalars)
 
     # ------------------------------------------------------------------------------------------ forward and evaluate
 
@@ -273,156 +262,3 @@ class Recorder:
             fused = adapter.fuse(program, options)
             program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
         return program
-
-    def recomputed(self, program: Program) -> Program:
-        """Return the program of a micro-step with recomputation."""
-        inputs = self.inputs
-        if inputs.recomputation or drops_anyway(program, inputs.ops):
-            program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
-            program = self.passed("dead_code", program, dead_code(program, inputs.ops))  # outputs that were dropped
-        return program
-
-    def offloaded(
-        self, family: Family, params: Mapping[Value, ParamInfo], states: Sequence[Value]
-    ) -> tuple[Family, Sequence[Value]]:
-        """Apply the offload strategies. Return the family, and the params, gradients and states that the host holds."""
-        held: dict[Value, None] = {}
-        for strategy, options in self.inputs.offload:
-            context = OffloadContext(
-                builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
-            )
-            if strategy.on_host is not None:
-                values = tuple(strategy.on_host(family, context))
-                with blaming(strategy.origin, "on_host"):
-                    _check_held(values)
-                held |= dict.fromkeys(values)
-            if strategy.schedule is not None:
-                before, family = {p.name: p for p in family.programs()}, strategy.schedule(family, context)
-                for program in family.programs():
-                    if program is not before.get(program.name):
-                        self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
-        return family, tuple(held)
-
-    def gathered_late(self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
-        """Let the first micro-steps gather the weights that an update leaves in parts."""
-        if not self.inputs.sharding.states or self.inputs.sharding.weights:
-            return LateGathers(update, micro_steps, None)
-        found = gather_late(update, micro_steps, held)
-        pairs = zip((update, *micro_steps), (found.update, *found.micro_steps), strict=True)
-        for before, after in pairs:
-            if after is not before:
-                self.passed("gather late", before, after)
-        return found
-
-    def divided(
-        self, programs: Sequence[Program], staged: Sequence[Staged], params: Mapping[Value, ParamInfo]
-    ) -> tuple[list[Program], list[Staged], Mapping[Value, Value]]:
-        """Divide the weights among the ranks. Return the programs with gathers, what loads them, and {whole: part}."""
-        sharding = self.inputs.sharding
-        if not sharding.weights:
-            return [*programs], [], {}
-        places = {param for one in staged for param in one.places}
-        weights = divide_weights(programs, places, params, sharding.parts, self.b)
-        self.passed.replace_values(weights.parts.values())
-        gathering = weights.programs(programs, self.b)
-        loading = weights.loading(self.b)
-        after = [self.passed("divide", before, program) for before, program in zip(programs, gathering, strict=True)]
-        return [*after, *(self.passed("load", None, one.program) for one in loading)], loading, weights.parts
-
-    def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
-        """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
-        host_places = {value: self.b.on_host(value) for value in held}
-        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside in host_places)
-        host_places |= {v: replace(v, place="host", inside=host_places[v.inside]) for v in used if v.inside}
-        self.passed.replace_values(host_places.values())
-        streaming = Streaming(HostCopies(host_places), self.b, zero_copy=self.inputs.zero_copy)
-        streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
-        if self.inputs.zero_copy is True and not streaming.uncopied:
-            raise ConfigError(
-                f"use_zero_copy: true: optimizer {self.inputs.optimizer.name} uses nothing that the host holds. "
-                f"{HELD_FOR_UPDATE}, or remove the key."
-            )
-        return streamed, host_places
-
-    def scattering(self, params: Mapping[Value, ParamInfo]) -> Scatter | None:
-        """Return the pass that divides gradients among the ranks, and forget the whole ones; None: ranks keep them."""
-        if not self.inputs.sharding.gradients:
-            return None
-        parts = gradient_parts(params)
-        self.b.forget(parts)
-        blocks = {p.grad: p.param.block for p in params.values() if p.grad in parts}
-        return Scatter(parts, blocks, self.b, self.scalars, self.inputs.world_size)
-
-    def accumulated(
-        self,
-        program: Program,
-        gradients: Mapping[Value, Value],
-        params: Mapping[Value, ParamInfo],
-        scatter: Scatter | None,
-    ) -> list[Program]:
-        """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
-
-        The first micro-step writes what a step collects; the others add to it.
-        """
-        inputs, b = self.inputs, self.b
-        first, following = accumulate(program, b, self.scalars, scatter.parts if scatter else ())
-        variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
-        if scatter:
-            variants = [self.passed("scatter", p, scatter(p)) for p in variants]
-        if inputs.world_size > 1:
-            *_, final = variants
-            summed = {p: g for p, g in gradients.items() if not scatter or g not in scatter.parts}
-            parts = {} if scatter else gradient_parts(params)
-            variants.append(self.passed("reduce", final, reduce(final, summed, parts, b, inputs.world_size)))
-        by_kind = {MicroStep(p.first, p.last): p for p in variants}
-        steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
-        return steps[:1] if program.purpose == "report" else steps
-
-    # ------------------------------------------------------------------------------------------------ pending states
-
-    def pending_copies(
-        self, micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
-    ) -> dict[Value, Value]:
-        """Declare a pending copy of every state that a skipped step must leave unchanged. Return {state: copy}."""
-        states = states_to_commit(micro, evaluate, update, readings)
-        return {v: self.b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
-
-    def on_copies(self, program: Program, copies: Mapping[Value, Value], *, begins: bool) -> Program:
-        """Return `program` with pending copies in place of the states; `begins`: it first copies the states."""
-        return self.passed("pending", program, on_copies(program, copies, self.b, begins=begins))
-
-    def committing(self, update: Program, clip_coef: Value, copies: Mapping[Value, Value]) -> Program:
-        """Return the update, which commits the pending copies unless the step is skipped."""
-        with self.b.record("update") as commits:
-            for state, copy in copies.items():
-                self.b.emit("commit", clip_coef, copy, state, outs=[state])
-        return self.passed("pending", update, replace(update, ops=(*update.ops, *commits)))
-
-    # ------------------------------------------------------------------------------------------------------ variants
-
-    def variants(self, programs: Sequence[Program]) -> tuple[dict[int, Value], dict[str, tuple[Program, ...]]]:
-        """Return {documents: their cu_seqlens input}, and for each program that reads documents its variants."""
-        whole = self.batch.cu_seqlens
-        bounds = smaller_bounds(self.inputs.max_documents, self.inputs.batch_size)
-        shorter = {n: self.b.input(f"{whole.name}@{n}", (n + 1,), whole.dtype) for n in bounds}
-        variants = {
-            program.name: tuple(
-                self.passed("documents", program, for_fewer(program, whole, fewer)) for fewer in shorter.values()
-            )
-            for program in programs
-            if shorter and any(whole in op.ins for op in program.ops)
-        }
-        for program in programs:
-            for fewer in variants.get(program.name, ()):
-                check_collectives(program, fewer)
-        return shorter, variants
-
-
-def _check_held(values: Sequence[object]) -> None:
-    """Raise ProgramError unless these are values that the host can hold."""
-    if not values:
-        raise ProgramError("returned nothing; raise ConfigError if a run has nothing to hold")
-    for value in values:
-        if not isinstance(value, Value) or value.role not in ("param", "grad", "state") or value.collects:
-            what = "a collecting state" if isinstance(value, Value) and value.collects else f"{value!r:.80}"
-            raise ProgramError(f"returned {what}, expected params, gradients and states")

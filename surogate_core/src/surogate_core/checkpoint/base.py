@@ -65,8 +65,8 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     format, options = run.weight_format
     if any(state.shard for states in assembly.stored.values() for state in states):
         raise ConfigError(
-            f"shard_weights: the weights in {run.model_dir} are stored in {format.name}, whose parts cannot be loaded yet. "
-            "Set shard_weights: false, or use a base in bf16, which the run quantizes."
+            f"shard_weights: the weights in {run.model_dir} are stored in {format.name}, whose parts cannot be loaded "
+            "yet. Set shard_weights: false, or use a base in bf16, which the run quantizes."
         )
     if format.checkpoints is None:
         return None

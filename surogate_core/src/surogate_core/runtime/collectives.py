@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..api import Call, Comm, KernelDef, Op, Span, Support, Target, Value
-from ..api.world import How
+from ..api.world import REDUCIBLE, How
 from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..memory.alignment import align
 
 _MOST_NAMES = 3
-
-REDUCIBLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
-"""Dtypes that communicators can reduce."""
 
 
 def _supports(op: Op, target: Target) -> Support:

@@ -18,7 +18,8 @@ def stall_report(peers: Mapping[int, Peer], stall_seconds: float) -> str:
     seconds = min(peer.idle for peer in peers.values())
     beat = beats[late]
     remedy = f" If nothing is wrong, raise stall_seconds ({stall_seconds:g})." if beat.limit == stall_seconds else ""
-    return f"{_place(beat)}: {reason} since {seconds:.0f} s.{_state(beat)} {last_checkpoint(beats)} Stopping.{remedy}"
+    where, checkpoint = _place(beat, beats), last_checkpoint(beats)
+    return f"{where}: {reason} since {seconds:.0f} s.{_state(beat)} {checkpoint} Stopping.{remedy}"
 
 
 def last_checkpoint(beats: Mapping[int, Heartbeat]) -> str:
@@ -65,7 +66,7 @@ def _late_processes(beats: Mapping[int, Heartbeat]) -> tuple[int, str]:
     waiting = [process for process, beat in beats.items() if beat.waits]
     late = [process for process in beats if process not in waiting]
     if not late or not waiting:
-        places = "; ".join(f"process {process}: {_place(beat)}" for process, beat in beats.items())
+        places = "; ".join(f"process {process}: {_place(beat, {})}" for process, beat in beats.items())
         return (late or waiting)[0], f"no process has come further ({places})"
     who = described(late[0], beats[late[0]]) if len(late) == 1 else numbered("process", late)
     wait = f"process {waiting[0]} waits" if len(waiting) == 1 else f"{numbered('process', waiting)} wait"
@@ -73,9 +74,10 @@ def _late_processes(beats: Mapping[int, Heartbeat]) -> tuple[int, str]:
     return late[0], f"{who} {has} not reached {beats[waiting[0]].waits}; {wait} for it"
 
 
-def _place(beat: Heartbeat) -> str:
-    steps = [rank.micro_step for rank in beat.ranks if rank.micro_step and not rank.inside]
-    micro_step = steps or [rank.micro_step for rank in beat.ranks if rank.micro_step]
+def _place(beat: Heartbeat, beats: Mapping[int, Heartbeat]) -> str:
+    """Return the step and the micro-step: of ranks that wait in a collective, else that of the process itself."""
+    waiting = [rank.micro_step for other in beats.values() for rank in other.ranks if rank.micro_step and rank.inside]
+    micro_step = waiting or [rank.micro_step for rank in beat.ranks if rank.micro_step]
     return f"{beat.at}, micro-step {micro_step[0]}" if micro_step and beat.at.startswith("step ") else beat.at
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...api import Span
+from ...api.world import REDUCIBLE
 from ...dtypes import DTYPES
 from ...errors import ProgramError
 from ...reference.rounding import TORCH_DTYPES
-from ..collectives import REDUCIBLE
 
 _ALIGNMENT = 16
 """torch 2.11 reads bf16 that it converts 16 bytes at a time without a look at the address."""
