@@ -44,7 +44,7 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
-from surogate_core.assembly import recorder
+from surogate_core.assembly import finisher
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
@@ -52,6 +52,7 @@ from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
+from surogate_core.program.shards import Sharding
 from surogate_core.program.verify import Checked
 from surogate_core.reporting.program_listing import listing
 from surogate_core.runtime.initialise import initialise
@@ -178,10 +179,13 @@ def test_passes_run_in_the_documented_order() -> None:
         "recompute": frozenset({"swiglu"}),
         "world_size": 2,
     }
+    for weights, without in ((False, "divide"), (True, "gather late")):
+        sharding = Sharding(parts=2, states=True, gradients=True, weights=weights)
+        assembly = assemble(plan_inputs(**everything, sharding=sharding, max_documents=64))
+        ran = [p for p in assembly.passed.passes if p.program not in ("evaluate", "start", "derive")]
+        names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
+        assert list(dict.fromkeys(names)) == [name for name in documented_passes() if name != without]
     assembly = assemble(plan_inputs(**everything, max_documents=64))
-    ran = [p for p in assembly.passed.passes if p.program not in ("evaluate", "start", "derive")]
-    names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
-    assert list(dict.fromkeys(names)) == documented_passes()
     assert [p.name for p in assembly.passed.passes if p.program == "evaluate"] == [
         *("evaluation", "outputs", "lower", "dead_code", "pending", "stream", "in_place")
     ]
@@ -229,7 +233,7 @@ def test_a_pass_of_core_that_breaks_a_program_is_named_although_others_followed(
 ) -> None:
     """Checks of core's own passes wait until the plan is chosen, also if a later pass cannot handle the program."""
     for broken in (lambda p: replace(p, ops=p.ops[1:]), lambda p: replace(p, ops=(*p.ops, None))):
-        monkeypatch.setattr(recorder, "recompute", lambda p, *rest, broken=broken: broken(p))
+        monkeypatch.setattr(finisher, "recompute", lambda p, *rest, broken=broken: broken(p))
         with pytest.raises(ProgramError, match=r"^micro after recompute[,:]"):
             assemble(plan_inputs(recompute=frozenset({"ffn"})))
 

@@ -72,6 +72,7 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
     assert {command["name"]: command["problem"] for command in listed["commands"]} == {
         "doctor": "'doctor' is a command of surogate itself and cannot be replaced",
+        "new": "",
         "plugins test": "",
     }
 

@@ -90,7 +90,7 @@ def test_the_scaling_is_the_speed_over_that_of_as_many_single_gpus(plan: Plans, 
     assert one.alone == one.step.seconds and one.scaling == 1
     for gpus, nodes in ((2, 1), (8, 1), (64, 8), (8, 8)):
         many = plan(gpus=gpus, nodes=nodes, gradient_accumulation_steps=steps).report
-        assert 0.8 * one.step.seconds < many.alone < one.step.seconds, "ranks divide the update"
+        assert 0.5 * one.step.seconds < many.alone < one.step.seconds, "ranks divide the update"
         assert many.scaling == many.alone / many.step.seconds < 1
 
 

@@ -93,7 +93,7 @@ class Finisher:
         gathering = weights.programs(programs, self.b)
         loading = weights.loading(self.b)
         after = [self.passed("divide", before, program) for before, program in zip(programs, gathering, strict=True)]
-        return [*after, *(self.passed("load", None, one.program) for one in loading)], loading, weights.parts
+        return [*after, *(self.passed("divide", None, one.program) for one in loading)], loading, weights.parts
 
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""

@@ -119,6 +119,20 @@ def plan(
     return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)
 
 
+@app.command(help="Write the model of a checkpoint as files that transformers loads.")
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
+    overwrite: OverwriteOption = False,
+) -> int:
+    from .. import run
+
+    _print_notices()
+    run.export(checkpoint, output, overwrite)
+    print(f"exported {checkpoint}: {output}")
+    return 0
+
+
 @app.command(help="Merge a trained adapter into its base model.")
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
@@ -137,20 +151,6 @@ def merge(
 
     _print_notices()
     return merge_command(adapter, output, base, overwrite, kind)
-
-
-@app.command(help="Write the model of a checkpoint as files that transformers loads.")
-def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
-    overwrite: OverwriteOption = False,
-) -> int:
-    from .. import run
-
-    _print_notices()
-    run.export(checkpoint, output, overwrite)
-    print(f"exported {checkpoint}: {output}")
-    return 0
 
 
 @app.command(help="Write a model with its matrices in a weight format, which a key selects.")

@@ -72,7 +72,7 @@ _define = partial(define, module="surogate_core.reference.collectives")
 
 COLLECTIVES: tuple[OpDef, ...] = (
     _define("all_reduce", _all_reduce, attrs={"world_size": int, "how": (str, "sum")}, link=_ring_bytes),
-    _define("reduce_scatter", _reduce_scatter, attrs={"world_size": int, "how": str}, link=_sent_parts),
+    _define("reduce_scatter", _reduce_scatter, attrs={"world_size": int, "how": (str, "sum")}, link=_sent_parts),
     _define("take_part", _reduce_scatter, attrs={"world_size": int}),
     _define("all_gather", _all_gather, attrs={"world_size": int, "shapes": tuple}, link=_sent_parts),
     _define(
