@@ -124,12 +124,12 @@ def check(one: dict[str, Any]) -> None:
     assert all((v.shard is not None) == sharding(one).weights for v in of_model)
 
 
-@pytest.mark.parametrize("one", drawn(24, SEED), ids=str)
+@pytest.mark.parametrize("one", drawn(16, SEED), ids=str)
 def test_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", drawn(120, SEED + 1), ids=str)
+@pytest.mark.parametrize("one", drawn(48, SEED + 1), ids=str)
 def test_more_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)
