@@ -42,7 +42,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             cells = [f"{r.device_bytes['total'] / GIB:.0f} GiB" if r.fits else "-" for r in reports]
             first = next((r for r in reports if r.fits), None)
             yield name, str(gpus), *cells, f"{first.tokens_per_second:,.0f}" if first else "-"
-            if all(r.fits for r in reports):
+            if first:  # more GPUs fit too
                 break
 
 
