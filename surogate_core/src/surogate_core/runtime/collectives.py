@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..api import Call, Comm, KernelDef, Op, Span, Support, Target, Value
-from ..api.world import REDUCIBLE, How
+from ..api.world import REDUCIBLE, Position
 from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..memory.alignment import align
@@ -39,15 +39,17 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
     if refused:
         raise ProgramError(f"{op.kind} (block {op.block}, emitted at {op.where}): {refused}")
     if op.kind == "all_reduce":
-        return _all_reduce, (comm, named(op), ranges([(pointer(v), v) for v in op.ins]), op.attrs["how"], stream)
+        spans = ranges([(pointer(v), v) for v in op.ins])
+        return _collective, (comm.position, named(op), comm.all_reduce, (spans, op.attrs["how"]), stream)
     gathers = op.kind == "all_gather"
     parts, wholes = (op.ins, op.outs) if gathers else (op.outs, op.ins)
     pairs = tuple(_pair(pointer, part, whole, size) for part, whole in zip(parts, wholes, strict=True))
     if gathers:
-        return _all_gather, (comm, named(op), pairs, stream)
+        return _collective, (comm.position, named(op), comm.all_gather, (pairs,), stream)
     if op.kind == "take_part":
         return _take_part, (comm, pairs, stream)
-    return _reduce_scatter, (comm, named(op), tuple((whole, part) for part, whole in pairs), op.attrs["how"], stream)
+    sums = tuple((whole, part) for part, whole in pairs)
+    return _collective, (comm.position, named(op), comm.reduce_scatter, (sums, op.attrs["how"]), stream)
 
 
 def _pair(pointer: Callable[[Value], int], part: Value, whole: Value, parts: int) -> tuple[Span, Span]:
@@ -73,14 +75,12 @@ def named(op: Op) -> str:
 _ROLES = {"grad": "gradients", "param": "weights"}
 
 
-def _all_reduce(comm: Comm, name: str, spans: Sequence[Span], how: How, stream: int) -> None:
-    with comm.position.collective(name, stream):
-        comm.all_reduce(spans, how, stream)
-
-
-def _reduce_scatter(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
-    with comm.position.collective(name, stream):
-        comm.reduce_scatter(pairs, how, stream)
+def _collective(
+    position: Position, name: str, method: Callable[..., None], arguments: Sequence[object], stream: int
+) -> None:
+    """Call a method of a communicator, whose rank is in the collective `name` meanwhile."""
+    with position.collective(name, stream):
+        method(*arguments, stream)
 
 
 def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
@@ -89,11 +89,6 @@ def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], stream: int) -> N
     with current(stream, comm.device):
         for own, whole in pairs:
             copy(own, part(whole, comm.rank, comm.world_size), stream)
-
-
-def _all_gather(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
-    with comm.position.collective(name, stream):
-        comm.all_gather(pairs, stream)
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:
