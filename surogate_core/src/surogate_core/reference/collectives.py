@@ -13,20 +13,23 @@ from ..program.shards import part_size
 from .ops import up
 
 
-def all_reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
-    """Return the values unchanged: the sum, or the maximum, over a single worker. Executors of several replace this."""
+def _refuse_several(kind: str, world_size: int) -> None:
     if world_size != 1:
         raise ValueError(
-            f"all_reduce over {world_size} workers, but the reference runs a single worker and cannot communicate"
+            f"{kind} over {world_size} workers, but the reference runs a single worker and cannot communicate"
         )
+
+
+def all_reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
+    """Return the values unchanged: the sum, or the maximum, over a single worker. Executors of several replace this."""
+    _refuse_several("all_reduce", world_size)
     return values
 
 
 def reduce_scatter(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
     """Return the parts of a single rank: the flat values, padded. Executors of several ranks replace this."""
-    sizes = [part_size(x.numel(), world_size) for x in all_reduce(*values, world_size=world_size)]
-    pairs = zip(values, sizes, strict=True)
-    return tuple(F.pad(x.flatten(), (0, size - x.numel())) for x, size in pairs)
+    _refuse_several("reduce_scatter", world_size)
+    return tuple(F.pad(x.flatten(), (0, part_size(x.numel(), world_size) - x.numel())) for x in values)
 
 
 def take_part(x: Tensor, *, world_size: int) -> Tensor:
@@ -36,8 +39,8 @@ def take_part(x: Tensor, *, world_size: int) -> Tensor:
 
 def all_gather(*parts: Tensor, world_size: int, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
     """Return the values of which a single rank has all elements. Executors of several ranks replace this."""
-    pairs = zip(all_reduce(*parts, world_size=world_size), shapes, strict=True)
-    return tuple(x.flatten()[: prod(shape)].view(tuple(shape)) for x, shape in pairs)
+    _refuse_several("all_gather", world_size)
+    return tuple(x.flatten()[: prod(shape)].view(tuple(shape)) for x, shape in zip(parts, shapes, strict=True))
 
 
 def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
