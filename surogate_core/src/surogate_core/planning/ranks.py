@@ -28,8 +28,9 @@ def count_ranks(config: TrainConfig, device: DeviceInfo, gpus: int | None, nodes
             f"{count} GPUs cannot be spread evenly over {nodes} machines. Use --gpus {nodes * -(-count // nodes)}, or "
             f"--nodes {fewer}."
         )
-    refuse_parts_of_one(config, count * config.ranks_per_gpu)
-    return count * config.ranks_per_gpu
+    ranks = count * config.ranks_per_gpu
+    refuse_parts_of_one(config, ranks)
+    return ranks
 
 
 def refuse_parts_of_one(config: TrainConfig, ranks: int) -> None:
