@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ..api import ParamInfo
 from ..program.builder import Builder
-from ..program.op import Op, Program
+from ..program.op import Program
 from ..program.shards import SMALLEST_CHUNK, is_divisible, part_of
 from ..program.value import Value
-from .staging import Staged
+from .staging import Staged, staged_place
 from .streaming import Streaming
 from .transfers import RankParts
 
@@ -30,23 +30,10 @@ class DividedWeights:
     inside: Mapping[Value, Value]
 
     def programs(self, programs: Iterable[Program], b: Builder) -> list[Program]:
-        """Return the programs with gathers of the values that they read, and without those that updates end with."""
+        """Return the programs with gathers of the values that they read."""
         streaming = Streaming(RankParts(self.parts, self.ranks), b)
-        return [streaming(self._without_gathers(program)) for program in programs]
-
-    def _without_gathers(self, program: Program) -> Program:
-        ops = [op.on(self.inside) for op in program.ops]
-        return replace(program, ops=tuple(left for op in ops if (left := self._left(op)) is not None))
-
-    def _left(self, op: Op) -> Op | None:
-        """Return a gather without the outputs that are divided; None if none is left."""
-        if op.kind != "all_gather" or self.parts.keys().isdisjoint(op.outs):
-            return op
-        kept = [(part, whole) for part, whole in zip(op.ins, op.outs, strict=True) if whole not in self.parts]
-        if not kept:
-            return None
-        parts, wholes = zip(*kept, strict=True)
-        return op.changed(ins=parts, outs=wholes, attrs={**op.attrs, "shapes": tuple(v.shape for v in wholes)})
+        on_parts = (replace(program, ops=tuple(op.on(self.inside) for op in program.ops)) for program in programs)
+        return [streaming(program) for program in on_parts]
 
     def loading(self, b: Builder) -> list[Staged]:
         """Return for each block the program that takes the rank's parts of params, which the loader writes whole."""
@@ -56,10 +43,7 @@ class DividedWeights:
                 blocks[whole.block].append((whole, part))
         found = []
         for block, pairs in blocks.items():
-            places = {
-                part: replace(whole, name=f"staged.{whole.name}", role="staged", label="staged")
-                for whole, part in pairs
-            }
+            places = {part: staged_place(whole) for whole, part in pairs}
             with b.record("derive", block) as ops:
                 for part, staged in places.items():
                     b.emit("take_part", staged, outs=[part], world_size=self.ranks)

@@ -71,8 +71,6 @@ class Finisher:
 
     def gathered_late(self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
         """Let the first micro-steps gather the weights that an update leaves in parts."""
-        if not self.inputs.sharding.states or self.inputs.sharding.weights:
-            return LateGathers(update, micro_steps, None)
         found = gather_late(update, micro_steps, held)
         pairs = zip((update, *micro_steps), (found.update, *found.micro_steps), strict=True)
         for before, after in pairs:

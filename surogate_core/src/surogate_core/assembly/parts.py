@@ -8,9 +8,10 @@ from dataclasses import replace
 from ..api import ParamInfo
 from ..errors import ProgramError
 from ..program.builder import Builder
-from ..program.shards import SMALLEST_CHUNK, is_divisible, part_inside
+from ..program.shards import SMALLEST_CHUNK, Sharding, is_divisible, part_inside
 from ..program.value import Shard, Value
 from .inputs import PlanInputs
+from .transfers import gather
 
 
 def divided(info: ParamInfo, inputs: PlanInputs, b: Builder) -> ParamInfo:
@@ -30,6 +31,12 @@ def divided(info: ParamInfo, inputs: PlanInputs, b: Builder) -> ParamInfo:
     return replace(info, part=part_inside(info.param, parts), grad_part=sums)
 
 
+def gather_updated(params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> None:
+    """Emit what brings params of which ranks have written parts together, unless ranks hold no more than these."""
+    if not sharding.weights:
+        gather(b, [(p.part, p.param) for p in params if p.part is not None], sharding.parts)
+
+
 def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:
     """Return {gradient: this rank's part}."""
     return {p.grad: p.grad_part for p in params.values() if p.grad and p.grad_part}
@@ -37,27 +44,10 @@ def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:
 
 def with_master(info: ParamInfo, dtype: str, b: Builder) -> ParamInfo:
     """Return a trained param with its master in `dtype`: the param itself, or a state that is declared here."""
-    param = info.param
-    if param.dtype in (dtype, "fp64"):
-        return replace(info, master=info.part or param)
-    held = info.part or param
-    return replace(info, master=b.state(f"master.{param.name}", held.shape, dtype, None, shard=held.shard))
-
-
-def gather(params: Iterable[ParamInfo], b: Builder) -> None:
-    """Emit what brings the parts of updated params together on each rank."""
-    pairs = [(p.part, p.param) for p in params if p.part is not None]
-    if pairs:
-        parts, wholes = zip(*pairs, strict=True)
-        (size,) = {part.shard.parts for part in parts if part.shard}
-        b.emit(
-            "all_gather",
-            *parts,
-            outs=wholes,
-            lane="comm",
-            world_size=size,
-            shapes=tuple(whole.shape for whole in wholes),
-        )
+    held = info.part or info.param
+    if held.dtype in (dtype, "fp64"):
+        return replace(info, master=held)
+    return replace(info, master=b.state(f"master.{info.param.name}", held.shape, dtype, None, shard=held.shard))
 
 
 def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> dict[Value, Value]:

@@ -21,7 +21,7 @@ from ..program.verify import check_states
 from .finisher import Finisher
 from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .parts import divided, gather, with_master
+from .parts import divided, gather_updated, with_master
 from .pass_runner import PassRunner
 from .update import Update, record_update
 from .weight_storage import Stored, read_stored, store_weights
@@ -244,7 +244,7 @@ class Recorder:
                     self.b.emit("cast", param, outs=[p.master], dtype=p.master.dtype)
                     if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
                         self.b.emit("cast", p.master, outs=[param], dtype=p.param.dtype)
-                        gather([p], self.b)
+                        gather_updated([p], self.inputs.sharding, self.b)
             return self.passed("start", None, self.b.program("start", stage="start"))
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:

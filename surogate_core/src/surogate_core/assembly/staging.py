@@ -28,6 +28,11 @@ class Staged:
         return any(op.kind == "take_part" for op in self.program.ops)
 
 
+def staged_place(param: Value) -> Value:
+    """Return where the loader writes a param in the arena."""
+    return replace(param, name=f"staged.{param.name}", role="staged", label="staged")
+
+
 def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[Value]) -> frozenset[Value]:
     """Return the frozen params that `derive` reads and no other program uses."""
     read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
@@ -65,6 +70,6 @@ def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tu
 
 def _staged(derive: Program, block: int, ops: Sequence[Op]) -> Staged:
     params = dict.fromkeys(v for op in ops for v in op.ins if v.role == "param")
-    places = {v: replace(v, name=f"staged.{v.name}", role="staged", label="staged") for v in params}
+    places = {v: staged_place(v) for v in params}
     moved = tuple(op.on(places) for op in ops)
     return Staged(replace(derive, name=f"derive.{block}" if block >= 0 else "derive.outside", ops=moved), places)

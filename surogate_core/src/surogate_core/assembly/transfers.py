@@ -14,6 +14,14 @@ Pairs = Iterable[tuple[Value, Value]]
 """The place of a value, and its copy on the device."""
 
 
+def gather(b: Builder, pairs: Pairs, ranks: int) -> None:
+    """Emit what brings the parts of all ranks together in whole values, if there are any."""
+    if pairs := list(pairs):
+        parts, wholes = zip(*pairs, strict=True)
+        shapes = tuple(whole.shape for whole in wholes)
+        b.emit("all_gather", *parts, outs=wholes, lane="comm", world_size=ranks, shapes=shapes)
+
+
 class Transfers(Protocol):
     """Emits what brings values from their places to copies on the device, and back.
 
@@ -75,10 +83,7 @@ class RankParts:
         return b.activation("gathered", value.shape, value.dtype, room=room(value.shape, value.dtype, self._ranks))
 
     def fetch(self, b: Builder, pairs: Pairs) -> None:
-        if pairs := list(pairs):
-            parts, copies = zip(*pairs, strict=True)
-            shapes = tuple(copy.shape for copy in copies)
-            b.emit("all_gather", *parts, outs=copies, lane="comm", world_size=self._ranks, shapes=shapes)
+        gather(b, pairs, self._ranks)
 
     def put(self, b: Builder, pairs: Pairs) -> None:
         for place, copy in pairs:

@@ -13,7 +13,7 @@ from ..program.op import Program
 from ..program.shards import chunk_size
 from ..program.value import Value
 from .inputs import PlanInputs
-from .parts import as_parts, gather
+from .parts import as_parts, gather_updated
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         for group in inputs.grouping(trained):
             with b.block(_block(group)):
                 inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
-                gather([infos[p.name] for p in group], b)
+                gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         states = b.declared[before:]
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.written}
