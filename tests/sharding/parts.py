@@ -41,6 +41,12 @@ def divided(
         yield op.on(of_rank), held
 
 
+def placed(op: Op, contents: Contents, size: int, rank: int) -> tuple[Op, dict[Value, Tensor]]:
+    """Return an op whose values of `size` elements are the last of `rank` + 1 parts, and what its inputs hold."""
+    parts = {v: replace(v, shard=Shard((rank + 1, size), rank + 1)) for v in op.outs if v.size == size}
+    return op.on(parts), {parts.get(v, v): x for v, x in contents.items()}
+
+
 def joined(op: Op, ranks: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Value, Tensor]]:
     """Yield each output of `op` but scalars with what the outputs of all ranks hold of it."""
     for value, *parts in zip(op.outs, *ranks, strict=True):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from sharding.parts import divided, joined
+from sharding.parts import divided, firsts, joined, placed
 from torch import Tensor
 
 from surogate_core.api import Op, Value
 from surogate_core.program.shards import part_size
-from surogate_core.program.value import Place, Shard
+from surogate_core.program.value import Place
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits
@@ -184,13 +183,11 @@ def test_the_random_bits_of_a_part_that_begins_beyond_2_to_the_35_are_the_refere
     """There the second word of the Philox counter is not 0."""
     update = Update([1 << 16, 2049], "bf16", "bf16")
     rank = (1 << 20) + 3
-    parts = {v: replace(v, shard=Shard((rank + 1, v.size), rank + 1)) for v in update.op.outs if v.size == 1 << 16}
-    update.op = update.op.on(parts)
-    update.contents = {parts.get(v, v): x for v, x in update.contents.items()}
-    firsts = [v.first(rank) for v in update.op.outs]
-    assert firsts[:2] == [rank << 16, 0] and rank << 16 > 1 << 35
+    update.op, update.contents = placed(update.op, update.contents, 1 << 16, rank)
+    begins = firsts(update.op, rank)
+    assert begins[:2] == (rank << 16, 0) and rank << 16 > 1 << 35
     outs = run_kernel(KERNELS, update.op, update.contents, skew=skew, rank=rank)
-    update.check(outs, update.reference(firsts=firsts))
+    update.check(outs, update.reference(firsts=begins))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-13, 1e-9, 1e-5, 1.0, 1e10, 1e18, 1e25])
