@@ -16,6 +16,7 @@ from surogate_core.cli.plan_text import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import COLLECTIVE_BYTES, DEVICES, cpu, device
 from surogate_core.machine.links import route
+from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
 
 MODEL = Path(__file__).parents[2] / "benchmarks/models/qwen3-0.6b"
@@ -84,13 +85,25 @@ def test_every_link_says_that_it_was_not_measured(d: DeviceInfo) -> None:
 # ---------------------------------------------------------------------------------------------------------------- time
 
 
+def update_seconds(plan: Plan) -> float:
+    """Return the seconds of the update without collectives."""
+    update = plan.assembly.only("update")
+    alone = replace(update, ops=tuple(op for op in update.ops if op.lane != "comm"))
+    return program_cost(alone, OpCosts(plan.inputs.ops, plan.report.device)).seconds
+
+
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_scaling_is_the_speed_over_that_of_as_many_single_gpus(plan: Plans, steps: int) -> None:
-    one = plan(gradient_accumulation_steps=steps).report
+def test_the_scaling_is_the_speed_over_that_without_communication(plan: Plans, steps: int) -> None:
+    single = plan(gradient_accumulation_steps=steps)
+    one = single.report
     assert one.alone == one.step.seconds and one.scaling == 1
     for gpus, nodes in ((2, 1), (8, 1), (64, 8), (8, 8)):
-        many = plan(gpus=gpus, nodes=nodes, gradient_accumulation_steps=steps).report
+        divided = plan(gpus=gpus, nodes=nodes, gradient_accumulation_steps=steps)
+        many = divided.report
         assert 0.5 * one.step.seconds < many.alone < one.step.seconds, "ranks divide the update"
+        assert many.alone - update_seconds(divided) == pytest.approx(
+            one.step.seconds - update_seconds(single), rel=1e-9
+        )
         assert many.scaling == many.alone / many.step.seconds < 1
 
 

@@ -85,7 +85,7 @@ class Report:
 
     @property
     def scaling(self) -> float:
-        """Estimated speed of the run over that of as many single devices."""
+        """Estimated speed of the run over that of the same programs without collectives."""
         return self.alone / self.step.seconds if self.step.seconds else 1.0
 
     @property
