@@ -132,7 +132,7 @@ def ranges(here: Workplace, whole: Path) -> Path:
     return parts
 
 
-def test_a_checkpoint_is_exported_whoever_wrote_it(here: Workplace, whole: Path, ranges: Path) -> None:
+def test_a_checkpoint_of_any_number_of_processes_is_exported(here: Workplace, whole: Path, ranges: Path) -> None:
     model = {n: d for n, d in contents(whole).items() if n != MANIFEST and not n.startswith(FOLDER)}
     for checkpoint in (whole, ranges):
         out = here.root / "exported" / checkpoint.parent.name

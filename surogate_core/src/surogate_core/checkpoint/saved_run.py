@@ -100,7 +100,7 @@ class SavedRun:
         return any(v.shard for v in self.values)
 
     def in_ranges(self, processes: int) -> bool:
-        """Whether each of so many processes has ranges of the model only."""
+        """Whether each of several processes has only ranges of the model."""
         return processes > 1 and any(v.shard for v in self.weights)
 
     def write(self, directory: Path, pieces: View, process: int, processes: int) -> dict[str, str]:

@@ -5,8 +5,8 @@ installed distribution gets a state (`registry.State`). A plugin that fails does
 skipped silently. pluggy checks hook implementations against `hookspecs.py`. Hooks are called plugin by plugin, so that
 an exception names its plugin and the order of registration does not matter.
 
-A file that a config or SUROGATE_PLUGINS names is a plugin too (`files.py`). Whoever names it needs it: if it does not
-load, that is an error. `SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
+A file that a config or SUROGATE_PLUGINS names is a plugin too (`files.py`). It is named because it is needed: if it
+does not load, that is an error. `SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
 """
 
 from __future__ import annotations

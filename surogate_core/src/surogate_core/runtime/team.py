@@ -85,7 +85,7 @@ class Team:
         return self._workers[0].buffers
 
     def params(self) -> dict[str, Tensor]:
-        """Return the weights of the first rank. After every step those of all ranks are bit-identical."""
+        """Return the whole weights of the first rank. After `gather` those of all ranks are bit-identical."""
         return self._workers[0].params()
 
     def pieces(self, value: Value) -> Pieces:

@@ -52,7 +52,7 @@ def table(
 
 
 def order(parts: int, counts: Sequence[int], kept: Sequence[int]) -> list[int]:
-    """Return the indices of the sums that `norm_of_sums` adds, value by value: those of one rank, whoever has them."""
+    """Return the indices of the sums that `norm_of_sums` adds, value by value, in the order of a single rank."""
     of_rank, first = sum(counts), 0
     found: list[int] = []
     for count, n in zip(counts, kept, strict=True):
