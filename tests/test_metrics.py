@@ -291,6 +291,7 @@ def test_number_formats() -> None:
     assert [loss_text(x) for x in (2.34567, 10.8123, 123.456, 0.0, math.nan)] == [
         "2.3457", "10.812", "123.46", "0.0000", "nan",
     ]  # fmt: skip
+    assert [loss_text(x) for x in (-0.0, -2.34567, -123.456)] == ["-0.000", "-2.346", "-123.5"]
     assert [norm_text(x) for x in (0.123, 1.0, 12.34, 123.4, 1234, 0.0012, 0.0)] == [
         "0.12", "1.00", "12.3", "123", "1e3", "1e-3", "0.0",
     ]  # fmt: skip

@@ -61,6 +61,7 @@ def loss_text(loss: float) -> str:
     if not math.isfinite(loss):
         return str(loss)
     decimals = 4 if abs(loss) < 10 else 3 if abs(loss) < 100 else 2
+    decimals -= math.copysign(1, loss) < 0  # the sign takes a place
     return f"{loss:.{decimals}f}" if abs(loss) < 1000 else f"{loss:.1e}"
 
 
