@@ -52,3 +52,14 @@ def test_a_micro_step_is_counted_where_the_device_is_not_where_the_host_is() -> 
         assert position.read()[1] == 1
         stream.synchronize()
     assert position.read()[1] == 2
+
+
+def test_a_device_writes_where_the_host_has_written_first() -> None:
+    """As a run does: the weights are sent before any stream has work."""
+    position, stream = DevicePosition(0), torch.cuda.Stream()
+    with position.collective("the weights of rank 0", 0):
+        pass
+    with position.collective(NAME, stream.cuda_stream):
+        assert position.read()[2] in (NAME, "the weights of rank 0")
+    stream.synchronize()
+    assert position.read()[2:] == (NAME, False)

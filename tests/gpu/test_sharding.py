@@ -148,7 +148,8 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("ranks", [{"ranks_per_gpu": 2}, pytest.param({"gpus": 2}, marks=two_gpus)], ids=str)
 @pytest.mark.parametrize("run", RUNS)
 def test_runs_of_levels_1_and_3_write_equal_models(tmp_path: Path, run: str, ranks: dict[str, int]) -> None:
-    place = make_workplace(tmp_path, max_steps=6, per_device_train_batch_size=2, deterministic="true", **RUNS[run])
+    rows = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    place = make_workplace(tmp_path, max_steps=6, deterministic="true", **rows, **RUNS[run])
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     if not RUNS[run].get("from_scratch", True):
         changes = {"lora": None, "qlora_bnb": None, "from_scratch": True}

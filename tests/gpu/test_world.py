@@ -22,8 +22,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_ranks_of_one_gpu_train_as_one_and_processes_as_threads(tmp_path: Path, precision: str) -> None:
+def test_ranks_of_one_gpu_train_as_one_and_processes_as_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     """Processes exchange through the host, threads in device memory, both in order of rank: their bits are equal."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # with two GPUs, each process would have ranks on one of its own
     place = make_workplace(tmp_path, deterministic="true", max_steps=8, eval_steps=4, **PRECISIONS[precision])
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
 

@@ -43,8 +43,8 @@ class DevicePosition(Position):
         return hash((self._moves, micro_step, mark)), micro_step, name, bool(mark % 2)
 
     def _write(self, cell: int, value: int, stream: int) -> None:
-        if self._cells is None:
-            self._cells = torch.zeros(2, dtype=torch.int64, pin_memory=stream != 0)
+        if self._cells is None:  # pinned, although the host may write first (stream 0): later a stream does
+            self._cells = torch.zeros(2, dtype=torch.int64, pin_memory=torch.cuda.is_available())
         span = self._cells.data_ptr() + cell * self._cells.element_size(), 1, "int64"
         with current(stream, self._device):
             tensor(span, stream).fill_(value)
