@@ -20,7 +20,7 @@ def test_a_graph_writes_where_the_device_is() -> None:
 
     def body() -> None:
         with position.collective(NAME, stream.cuda_stream):
-            torch.cuda._sleep(200_000_000)  # about 0.1 s
+            torch.cuda._sleep(1_000_000_000)  # about 0.5 s
             x.add_(1)
 
     with torch.cuda.stream(stream):

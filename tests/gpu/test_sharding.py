@@ -101,7 +101,7 @@ def trained(
             readings.append((team.evaluate(*(setup.batch(seed) for seed in range(ranks))),))
             team.gather()
             team.settle()
-            weights = [{name: x.cpu() for name, x in held.items()} for held in wholes(team, setup.assembly)]
+            weights = wholes(team, setup.assembly)
         finally:
             team.close()
     return Trained(readings, weights)

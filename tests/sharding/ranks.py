@@ -123,10 +123,10 @@ def wholes(team: Team, assembly: Assembly) -> list[dict[str, Tensor]]:
     """Return the weights of every rank, those that ranks divide put together."""
     found = []
     for worker in team._workers:
-        held = {name: view.clone() for name, view in worker.params().items()}
+        held = {name: view.cpu().clone() for name, view in worker.params().items()}
         for name, value in assembly.params.items():
             if value.shard:
-                parts = [other.buffers.persistent(value) for other in team._workers]
+                parts = [other.buffers.persistent(value).cpu() for other in team._workers]
                 held[name] = torch.cat(parts)[: value.whole_size].view(value.shard.shape)
         found.append(held)
     return found

@@ -68,9 +68,12 @@ def contents(tensor: Tensor) -> Contents:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all elements of all tensors are finite. Waits for the device once."""
-    bounds = [_bounds(part) for tensor in tensors for _, part in _parts(tensor)]
-    return not bounds or bool(torch.stack(bounds).isfinite().all())
+    """Return whether all elements of all tensors are finite. Waits for each device once."""
+    bounds: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        for _, part in _parts(tensor):
+            bounds.setdefault(part.device, []).append(_bounds(part))
+    return all(bool(torch.stack(found).isfinite().all()) for found in bounds.values())
 
 
 def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
