@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,9 @@ from ..api.world import Position
 from .comms.spans import current, tensor
 
 _MICRO_STEP, _MARK = 0, 1
+
+_PAGES: list[mmap.mmap] = []
+"""Pinned until the process ends: a graph may write to them as long as it lives."""
 
 
 class DevicePosition(Position):
@@ -43,8 +47,23 @@ class DevicePosition(Position):
         return hash((self._moves, micro_step, mark)), micro_step, name, bool(mark % 2)
 
     def _write(self, cell: int, value: int, stream: int) -> None:
-        if self._cells is None:  # pinned, although the host may write first (stream 0): later a stream does
-            self._cells = torch.zeros(2, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        if self._cells is None:
+            self._cells = _pinned_cells(self._device)
         span = self._cells.data_ptr() + cell * self._cells.element_size(), 1, "int64"
         with current(stream, self._device):
             tensor(span, stream).fill_(value)
+
+
+def _pinned_cells(device: int) -> Tensor:
+    """Return two integers that a device can write, in a page of their own.
+
+    Pinned memory of torch may come back from another device. A tensor at its address then belongs to that device, whose
+    streams would write it, in no order with the collectives.
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    cells = torch.frombuffer(page, dtype=torch.int64, count=2)
+    if torch.cuda.is_available():
+        with torch.cuda.device(device):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(cells.data_ptr(), mmap.PAGESIZE, 0))
+        _PAGES.append(page)
+    return cells
