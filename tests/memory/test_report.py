@@ -221,8 +221,8 @@ def test_a_ring_all_reduce_sends_two_times_n_minus_one_nths_of_the_bytes() -> No
 
 
 def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values() -> None:
-    """The ops take one second each, the collectives 1.5 and 0.5 seconds."""
-    second = int(H200.bandwidth)
+    """The ops take one second each, the collectives 1.5 and 0.5 seconds, and nothing from the ops."""
+    device, second = replace(H200, link=replace(H200.link, taken=0.0)), int(H200.bandwidth)
     ops = {"all_reduce": OPS["all_reduce"], "work": replace(toy_definition(0, second), kind="work")}
     long, short = (Value(f"g{s}", (int(s * H200.link.bandwidth),), "uint8", "grad") for s in (1.5, 0.5))
 
@@ -230,7 +230,7 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         return Op("work", values, ())
 
     def seconds(*program: Op) -> tuple[float, float, float]:
-        cost = program_cost(Program("p", program), OpCosts(ops, H200))
+        cost = program_cost(Program("p", program), OpCosts(ops, device))
         return cost.seconds, cost.comm_seconds, cost.waiting_seconds
 
     for program, expected in (
@@ -242,6 +242,16 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         ((summed(long), work(), summed(short), work(short)), (3, 2, 1)),
     ):
         assert seconds(*program) == pytest.approx(expected, abs=1e-4)  # launches take 2 us
+
+
+def test_kernels_beside_a_collective_take_longer_by_its_share() -> None:
+    second, ops = int(H200.bandwidth), {"all_reduce": OPS["all_reduce"]}
+    ops["work"] = replace(toy_definition(0, second), kind="work")
+    value = Value("g", (int(0.5 * H200.link.bandwidth),), "uint8", "grad")
+    program = Program("p", (summed(value), Op("work", (), ())))
+    device = replace(H200, link=replace(H200.link, taken=0.2))
+    cost = program_cost(program, OpCosts(ops, device))
+    assert (cost.seconds, cost.waiting_seconds) == pytest.approx((1.1, 0.1), abs=1e-4)
 
 
 def test_each_of_several_devices_holds_the_same_as_one_and_runs_its_part_of_a_larger_step() -> None:

@@ -77,9 +77,10 @@ def test_the_latency_is_that_of_a_ring_or_of_a_tree_whichever_is_less(ranks: int
 
 
 @pytest.mark.parametrize("d", [*DEVICES.values(), cpu()], ids=lambda d: d.name)
-def test_every_link_says_that_it_was_not_measured(d: DeviceInfo) -> None:
+def test_every_link_says_whether_it_was_measured(d: DeviceInfo) -> None:
     assert 5e9 < d.link.bandwidth < 1e12 and 1e9 < d.network.bandwidth < 1e11 and d.network.name and d.link.name
-    assert all("not measured" in link.source or d.sm is None for link in (d.link, d.network))
+    measured = [link for link in (d.link, d.network) if "not measured" not in link.source]
+    assert measured == ([d.link] if d.name == "h100" else []) or d.sm is None
 
 
 # ---------------------------------------------------------------------------------------------------------------- time

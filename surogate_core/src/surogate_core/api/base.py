@@ -32,11 +32,14 @@ class Link:
     name       as in "over NVLink"
     bandwidth  bytes/s that a device sends while it receives at the same rate
     source     where the rate comes from
+    taken      by how much of the time of a collective the kernels beside it take longer, because it runs on
+               multiprocessors too
     """
 
     name: str
     bandwidth: float
     source: str = "not measured"
+    taken: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ vendor's figures (data sheets and architecture white papers): FLOP/s are 0.68 of
 the H200 for bf16 and FP8 (FP4 was not measured anywhere), and bandwidths 0.87 of the figure. For the GPU of this
 machine, `surogate doctor --measure` replaces the rates.
 
-No rate of a link between devices was measured. They are 0.8 of what is published for one direction, an estimate. Within
+The rate of NVLink was measured on two H100s, inside of steps, and other cards get the same share of what is published
+for one direction. Other links get 0.8 of that, an estimate. Within
 a machine: NVLink where all GPUs have it, else PCIe (bridges join only two cards). Between machines: a port for each GPU
 as in DGX and HGX machines (A100 200 Gb/s, H100 to B200 400, B300 800, GB10 200); for other cards the table assumes one
 port of 100 Gb/s for eight.
@@ -34,6 +35,9 @@ GIB = 1 << 30
 _SUSTAINED = 0.68
 _BANDWIDTH = 0.87
 _LINK = 0.8
+_NVLINK, _TAKEN = 0.4, 0.24
+"""Of collectives of NCCL beside the kernels of a step, in a trace of Qwen3-8B with zero_level 3 on two H100s: 98 GB in
+542 ms, while kernels took 130 ms longer than with few channels of NCCL. benchmarks/h100.md"""
 _LEAST_NVLINK = 300
 """GB/s for one direction from which on the link of a card is NVLink between all GPUs of a machine."""
 _PUBLISHED = "published, not measured"
@@ -89,7 +93,11 @@ def _gpu(
         launch_seconds=_LAUNCH,
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
-        link=Link("NVLink" if nvlink else "PCIe", link * _LINK * 1e9, _PUBLISHED),
+        link=(
+            Link("NVLink", link * _NVLINK * 1e9, _PUBLISHED, _TAKEN)
+            if nvlink
+            else Link("PCIe", link * _LINK * 1e9, _PUBLISHED)
+        ),
         network=Link(f"a network of {network:g} Gb/s a GPU", network * _LINK / 8 * 1e9, source),
         host_bandwidth=(host or (45 if sm in (90, 100, 103, 120) else 22)) * 1e9,
     )
@@ -102,6 +110,7 @@ _H100 = replace(
     launch_seconds=1.99e-6,
     host_bandwidth=41.95e9,
     source="measured 2026-11-23",
+    link=Link("NVLink", 450e9 * _NVLINK, "measured 2026-11-25", _TAKEN),
 )
 _H200 = replace(
     _gpu("h200", "NVIDIA H200", 90, 139.8, 989, 67, 4.8, 450),

@@ -98,12 +98,16 @@ class OpCosts:
             self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device, self._route)
         return self._costs[op.signature]
 
+    def taken(self, op: Op) -> float:
+        """Return the share of the time of an op of a side lane by which the kernels beside it take longer."""
+        return (self._route.link if self._route else self._device.link).taken if op.lane == "comm" else 0.0
+
 
 def program_cost(program: Program, costs: OpCosts) -> Cost:
     """Return the cost of a program. Ops of a lane run one after another; the lanes overlap as `lane_order` says.
 
-    Copies wait while an op uses values on the host, because both need the link. The bandwidth and the multiprocessors
-    that side lanes take from concurrent ops are not counted.
+    Copies wait while an op uses values on the host, because both need the link. Collectives take multiprocessors from
+    concurrent ops (`Link.taken`). The bandwidth that side lanes take from them is not counted.
     """
     flops = nbytes = 0
     attention = products = link = waiting = 0.0
@@ -126,6 +130,7 @@ def program_cost(program: Program, costs: OpCosts) -> Cost:
                 free |= {lane: max(free.get(lane, 0.0), start) + cost.copy_seconds for lane in COPIES}
         else:
             free[op.lane] = ends[index] = max(start, free["compute"]) + cost.seconds
+            free["compute"] += costs.taken(op) * cost.seconds
         busy[op.lane] = busy.get(op.lane, 0.0) + cost.seconds
     end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in COPIES)
     waiting, link = waiting + end - busy["compute"], link + max(copies)
