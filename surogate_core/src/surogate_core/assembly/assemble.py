@@ -1,29 +1,6 @@
 """From plan inputs to planned programs: plugins record programs, passes transform them. No torch.
 
-    forward    the model's build, then the adapters, then fuse_adds
-    micro      differentiate -> outputs -> dead_code -> fuse_adds
-    evaluate   the forward program without ops for training alone
-    start      masters from params
-    derive     writes the frozen weights that are stored in a weight format; recipes that quantize weights add to it
-    update     global norm, then the optimizer
-    all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
-               -> reading of frozen weights that are stored in a weight format
-    micro, calibrate and the micro-step of numerics
-               -> adapters' fuse -> recompute -> dead_code
-    all        offload, one strategy after another
-    micro, calibrate and the micro-step of numerics
-               -> accumulate: micro_first, micro_next
-               -> reduce, with several workers: micro_last, or micro_only where it is also the first
-               (of the micro-step of numerics only the first)
-    derive     -> staged: a program of its own for the params of a block that nothing else reads
-    micro, evaluate, update
-               -> pending: copies of the states that micro-steps write and the update does not, if there are any
-               micro and evaluate also in variants for batches of few documents
-    all        stream: copies of the values that the host holds
-    all        in_place, last
-
-`verify` checks the result of every pass; those from recomputation on once the plan is chosen. All programs share
-params, gradients, states, inputs, and one arena.
+`passes.PASSES` is the order of the passes. `record` runs those up to recomputation, `_finished` the others.
 """
 
 from __future__ import annotations
@@ -111,8 +88,8 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         evaluate = finisher.on_copies(evaluate, copies, begins=True)
         update = finisher.committing(update, family.clip_coef, copies)
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
-    for staged in staging:
-        finisher.passed("staged", family.derive, staged.program)
+    for program in (derive, *(staged.program for staged in staging)) if staging else ():
+        finisher.passed("staged", family.derive, program)
     whole = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
     whole = (*whole, gathers.gather) if gathers.gather else whole
     divided, loading, parts = finisher.divided(whole, staging, recording.params)
@@ -153,10 +130,16 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     )
 
 
-def record(inputs: PlanInputs) -> RecordedPrograms:
+def trace(inputs: PlanInputs) -> Assembly:
+    """Return what `assemble` returns, with the programs of every pass (`Pass.programs`)."""
+    return assemble(inputs, record(inputs, PassRunner(inputs.ops, keeps=True)))
+
+
+def record(inputs: PlanInputs, passed: PassRunner | None = None) -> RecordedPrograms:
     """Record the programs of a run up to recomputation. Raises like `assemble`."""
     b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
-    recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b, inputs))
+    passed = passed or PassRunner(inputs.ops)
+    recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
     forward = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
     forward = recorder.adapt(forward, weights)

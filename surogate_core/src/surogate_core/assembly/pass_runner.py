@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..api import Definition, OpDef
 from ..errors import ProgramError
-from ..origin import blaming
+from ..origin import Origin, blaming
 from ..program.op import Program
 from ..program.value import Value
 from ..program.verify import Checked, verify
@@ -15,18 +15,24 @@ from ..program.verify import Checked, verify
 _MOST_NAMES = 3
 
 
+Blamed = tuple[Definition, str]
+"""A definition of a plugin, and the function of it that made a program."""
+
+
 @dataclass(frozen=True)
 class Pass:
-    """A pass that ran, for the listing of `surogate plan`."""
+    """A pass that ran. Its name is in `passes.PASSES`.
+
+    by        the plugin's definition that made the program; None: core
+    programs  what it was made of, if anything, and the program; None: not kept (`PassRunner.keeps`)
+    """
 
     name: str
     program: str
     ops_before: int
     ops_after: int
-
-
-Blamed = tuple[Definition, str]
-"""A definition of a plugin, and the function of it that made a program."""
+    by: Origin | None = None
+    programs: tuple[Program | None, Program] | None = None
 
 
 @dataclass
@@ -34,12 +40,14 @@ class PassRunner:
     """Verifies the programs of a family between passes. `checked` is what it found valid so far.
 
     later  checks of what core's own passes returned, in their order, until `verify` runs them; None: they run at once
+    keeps  whether `passes` have their programs, most of which nothing else needs
     """
 
     ops: Mapping[str, OpDef]
     checked: Checked = field(default_factory=Checked)
     passes: list[Pass] = field(default_factory=list)
     later: list[Callable[[], None]] | None = None
+    keeps: bool = False
 
     def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
         """Verify `after`, which the pass `name` made of `before`, and return it.
@@ -52,7 +60,8 @@ class PassRunner:
             self._verify_plugins(name, before, after, *by)
         else:
             self._soon(lambda: verify(after, self.ops, name, self.checked))
-        self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
+        counts, kept = (len(before.ops) if before else 0, len(after.ops)), (before, after) if self.keeps else None
+        self.passes.append(Pass(name, after.name, *counts, by[0].origin if by else None, kept))
         return after
 
     def _verify_plugins(self, name: str, before: Program | None, after: Program, by: Definition, function: str) -> None:
@@ -82,7 +91,7 @@ class PassRunner:
         """
         known = self.checked
         checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
-        return PassRunner(self.ops, checked, list(self.passes), later=[])
+        return PassRunner(self.ops, checked, list(self.passes), [], self.keeps)
 
     def replace_values(self, values: Iterable[Value]) -> None:
         """From now on `values` have their names. Programs that use what had these names before are refused."""

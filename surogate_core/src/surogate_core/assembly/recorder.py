@@ -57,7 +57,7 @@ class Recorder:
         count = len(forward.outputs)
         for adapter, options in self.inputs.adapters:
             adapted = adapter.apply(forward, self.b, precision, weights, self.scalars, options)
-            forward = self.passed(f"adapter {adapter.name}", forward, adapted, (adapter, "apply"))
+            forward = self.passed("adapter", forward, adapted, (adapter, "apply"))
             if len(forward.outputs) != count:
                 with blaming(adapter.origin, "apply"):
                     raise ProgramError(
@@ -177,14 +177,15 @@ class Recorder:
             return self._lowered(family, params, {}), {}
         format, options = self.inputs.weight_format
         storage = store_weights(params, self.inputs.stored_kinds, format, options, self.b)
-        family = replace(family, derive=replace(family.derive, ops=tuple(storage.writing)))
+        writing = replace(family.derive, ops=tuple(storage.writing))
+        family = replace(family, derive=self.passed("store", family.derive, writing, (format, "quantize")))
         family = self._lowered(family, params, storage.states, format.layout)
         before = {p.name: p for p in family.programs()}
         after = read_stored(family, storage, self.b)
         for program in after.programs():
             if program is not before[program.name]:
-                with blaming(format.origin, "quantize" if program.stage == "derive" else "dequantize"):
-                    self.passed("weight format", before[program.name], program)
+                by = None if program.stage == "derive" else (format, "dequantize")
+                self.passed("read stored", before[program.name], program, by)
         return after, storage.states
 
     def _lowered(self, family: Family, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = "") -> Family:
@@ -260,5 +261,5 @@ class Recorder:
         """Let the adapters fuse ops of a micro-step."""
         for adapter, options in self.inputs.adapters:
             fused = adapter.fuse(program, options)
-            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
+            program = self.passed("fuse", program, fused, (adapter, "fuse"))
         return program

@@ -1,0 +1,58 @@
+"""The passes that make the programs of a run, in the order in which they run. A run skips those that it does not need.
+
+All programs share params, gradients, states, inputs, and one arena. `verify` checks the result of every pass; from
+recomputation on, it does so once the plan is chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Step(NamedTuple):
+    """A place in the order of passes.
+
+    name  of the pass; some run more than once
+    of    the programs that it makes or changes
+    does  what it does, in a few words
+    """
+
+    name: str
+    of: str
+    does: str
+
+
+PASSES: Final = (
+    # recorded once for all plans of a run: `assemble.record`
+    Step("build", "forward", "the model records its ops"),
+    Step("adapter", "forward", "adapters rewrite the model"),
+    Step("fuse_adds", "forward", "products add"),
+    Step("differentiate", "micro", "appends the backward rule of every op"),
+    Step("evaluation", "evaluate", "the forward program without ops for training alone"),
+    Step("outputs", "micro, evaluate", "the loss becomes a state"),
+    Step("dead_code", "micro, evaluate", "drops ops that no op reads"),
+    Step("fuse_adds", "micro", "products add"),
+    Step("chunks", "micro", "the attention backward pass in chunks"),
+    Step("derive", "derive", "what is made of params at every start"),
+    Step("optimizer", "update", "the global norm, then the optimizer"),
+    Step("start", "start", "masters from params"),
+    Step("store", "derive", "writes frozen weights in a weight format"),
+    Step("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `report`, which are micro-steps"),
+    Step("dead_code", "all", "drops ops that no op reads"),
+    Step("read stored", "all", "reads frozen weights from the weight format"),
+    Step("fuse", "micro-steps", "adapters fuse ops"),
+    # finished for each plan: `assemble.draft`
+    Step("recompute", "micro-steps", "computes values again instead of keeping them"),
+    Step("dead_code", "micro-steps", "drops ops that no op reads"),
+    Step("offload", "all", "strategies move values, one strategy after another"),
+    Step("accumulate", "micro-steps", "micro_first writes gradients, micro_next adds to them"),
+    Step("scatter", "micro-steps", "ranks divide gradients"),
+    Step("reduce", "the last micro-step", "sums gradients over ranks; makes micro_last, or micro_only"),
+    Step("gather late", "update, micro-steps", "the first micro-step gathers what the update left in parts"),
+    Step("pending", "micro-steps, evaluate, update", "states of a step that may be skipped change in a copy"),
+    Step("staged", "derive", "a program for the params of a block that nothing else reads"),
+    Step("divide", "all", "ranks divide weights"),
+    Step("stream", "all", "copies what the host holds"),
+    Step("in_place", "all", "outputs take the place of inputs"),
+    Step("documents", "micro-steps, evaluate", "variants for batches of few documents"),
+)
