@@ -74,6 +74,7 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
         "doctor": "'doctor' is a command of surogate itself and cannot be replaced",
         "new": "",
         "plugins test": "",
+        "plugins trace": "",
     }
 
 

@@ -106,14 +106,25 @@ def plan(
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
+    diff: Annotated[
+        str | None, typer.Option("--diff", metavar="PASS", help="Print only what a pass changes in the programs.")
+    ] = None,
+    all_blocks: Annotated[bool, typer.Option("--all", help="With --diff: also blocks that are alike.")] = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .plan import Machines, fit_command, plan_command
+    from .plan import Machines, diff_command, fit_command, plan_command
 
     _print_notices(arguments)
     if fit is not None and listing:
         raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
     machines = Machines(device, gpus, nodes)
+    if diff is not None:
+        other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check}
+        if given := [option for option, chosen in other.items() if chosen]:
+            raise ConfigError(f"--diff and {given[0]}: --diff prints nothing but a diff. Give one")
+        return diff_command(arguments, machines, diff, all_blocks=all_blocks)
+    if all_blocks:
+        raise ConfigError("--all: is of a diff. Add --diff PASS")
     if fit is not None:
         return fit_command(arguments, fit, machines, as_json=as_json, check=check)
     return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)

@@ -19,6 +19,7 @@ from ..machine.local_device import local_device
 from ..planning.plan import Plan
 from ..reporting.program_listing import listing as program_listing
 from .options import RunArguments
+from .plan_diff import pass_diff
 from .plan_text import plan_text
 from .render import paint
 
@@ -49,6 +50,16 @@ def plan_command(
     with _without_collections():
         fits = _plan(arguments, machines, as_json, listing)
         return int(check and not fits)
+
+
+def diff_command(arguments: RunArguments, machines: Machines, name: str, *, all_blocks: bool) -> int:
+    """Print what the pass `name` changes in the programs of a run."""
+    with _without_collections():
+        opened = run.open_run(run.load(arguments.config, arguments.overrides, arguments.mode))
+        plan = run.plan(opened, machines.device, machines.gpus, machines.nodes)
+        for line in pass_diff(plan.inputs, name, all_blocks):
+            print(paint(line, {"+": "green", "-": "red"}[line[0]]) if line[0] in "+-" else line)
+    return 0
 
 
 def fit_command(arguments: RunArguments, target: str, machines: Machines, *, as_json: bool, check: bool = False) -> int:

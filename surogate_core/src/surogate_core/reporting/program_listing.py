@@ -13,11 +13,12 @@ def listing(program: Program) -> str:
     """
     width = len(str(max(len(program.ops) - 1, 0)))
     lines = [f"{program.name}: {len(program.ops)} ops"]
-    lines += [f"{i:>{width}}  {_line(op)}" for i, op in enumerate(program.ops)]
+    lines += [f"{i:>{width}}  {op_line(op)}" for i, op in enumerate(program.ops)]
     return "\n".join(lines)
 
 
-def _line(op: Op) -> str:
+def op_line(op: Op) -> str:
+    """Return the line of an op without its index."""
     block = f"b{op.block}" if op.block >= 0 else "-"
     outs = ", ".join(_shorten([f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(op.outs)]))
     overwritten = {op.ins[i] for i in op.in_place.values()}
