@@ -13,8 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .check import Result
+
+if TYPE_CHECKING:
+    from .bench import Bench
 
 __all__ = ["Result", "conformance"]
 
@@ -24,16 +28,24 @@ def conformance(name: str, target: str = "h200") -> Iterator[Result]:
 
     Raises ConfigError if `name` names none of them, or `target` no device.
     """
+    from .cases import cases
+
+    with bench_of(name, target) as bench:
+        for case in cases(bench.subject, bench):
+            yield case.run()
+
+
+@contextmanager
+def bench_of(name: str, target: str) -> Iterator[Bench]:
+    """Find what `name` names and make a bench for it. Raises ConfigError like `conformance`."""
     from surogate_core.machine.devices import device
 
     from .bench import Bench
-    from .cases import cases
     from .subject import found
 
     device(target)
     with found(name) as subject, bench_folder() as folder:
-        for case in cases(subject, Bench(subject, folder, target)):
-            yield case.run()
+        yield Bench(subject, folder, target)
 
 
 @contextmanager
