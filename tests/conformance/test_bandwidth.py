@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 
 from surogate_conformance import bandwidth, bench_of
 from surogate_conformance.bandwidth import SIZES, Share, shares, unmeasured
+from surogate_conformance.bench import Sample
 from surogate_core import run
-from surogate_core.api import DeviceInfo
+from surogate_core.api import DeviceInfo, KernelDef
 from surogate_core.cli.app import app
 from surogate_core.machine.devices import device
 from surogate_core.memory.cost import OpCosts
@@ -42,6 +43,9 @@ class MadeUpCard:
         self.device: DeviceInfo = device("h200")
         self.copy_rate = self.device.bandwidth
         self.runs: list[Path] = []
+
+    def seconds(self, kernel: KernelDef, sample: Sample) -> float:
+        return SLOWER * sum(x.nbytes for x in sample.ins) * 2 / self.copy_rate
 
     def profile(self, config: Path) -> StepProfile:
         self.runs.append(config)
@@ -107,6 +111,17 @@ def test_a_kernel_of_another_s_op_is_selected_where_it_serves_and_others_are_nam
     assert len(card.runs) == 1
 
 
+def test_a_kernel_that_no_run_selects_is_timed_on_the_examples_of_its_op(install: Install) -> None:
+    infer = 'lambda ins, attrs: [OutSpec("y", ins[0].shape, ins[0].dtype)]'
+    op = f'OpDef(kind="silu", infer={infer}, reference="torch:sigmoid")'
+    example = 'SUROGATE_EXAMPLES = {"op silu": [{"ins": ["bf16[8,4]"]}, {"ins": ["bf16[1024,512]"]}]}\n'
+    head = KERNELS.replace("OpDef, Support", "OpDef, OutSpec, Support")
+    install("acme-kernels", "1.0", "acme", f"{head}{example}surogate_ops = provides([{op}])")
+    found, missing, _ = measured("acme-kernels")
+    assert [share.kernel for share in found] == ["swiglu (2)", "silu"] and missing == ["swiglu"]
+    assert found[1].bytes == 2 * 1024 * 512 * 2 and found[1].share == pytest.approx(1 / SLOWER)
+
+
 def test_a_plugin_without_kernels_runs_nothing_on_the_card() -> None:
     found, missing, card = measured("env")
     assert (found, missing, card.runs) == ([], [], [])
@@ -118,7 +133,7 @@ def test_the_shares_are_printed_and_fail_nothing(install: Install, monkeypatch: 
     lines = outcome("acme-kernels").stdout.splitlines()
     at = lines.index("bandwidth on NVIDIA H200, whose copies move 4.21 TB/s")
     assert lines[at + 1] == "  swiglu (2)  302.0 MB  287.2 us  25%"
-    assert lines[at + 2] == "  not measured, because no run selects them: swiglu, silu"
+    assert lines[at + 2] == "  not measured, because no run selects them and no example is served: swiglu, silu"
     document = json.loads(outcome("acme-kernels", "--json").stdout)
     assert document["copy_rate"] == device("h200").bandwidth
     (share,) = document["bandwidth"]

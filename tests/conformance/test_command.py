@@ -33,7 +33,7 @@ def test_a_file_is_tested_and_one_document_printed(tmp_path: Path) -> None:
     assert document["results"][0].keys() == {"what", "sentence", "state", "reason", "remedy", "warnings"}
 
 
-def test_a_folder_need_not_be_installed(tmp_path: Path) -> None:
+def test_a_folder_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "src/acme_folder").mkdir(parents=True)
     (tmp_path / "src/acme_folder/__init__.py").write_text("")
     (tmp_path / "src/acme_folder/plugin.py").write_text(FORMAT + "from surogate_core.data import pack  # not public\n")
@@ -48,6 +48,10 @@ def test_a_folder_need_not_be_installed(tmp_path: Path) -> None:
     assert '            Add to its dependencies: "surogate-core>=0.1,<0.2".' in lines
     assert any("imports surogate_core.data, which is not public and may move" in line for line in lines)
     assert lines[-1] == "10 passed, 1 failed, 0 not applicable; 2 warnings"
+    named_alike = tmp_path.rename(tmp_path.parent / "acme-folder")
+    monkeypatch.chdir(named_alike.parent)
+    assert outcome("acme-folder").output.splitlines()[-1] == lines[-1], "a folder with the name of its package"
+    monkeypatch.chdir("/")
     gone = outcome("acme-folder")
     assert gone.exit_code == 2, "it is known only while it is tested"
 

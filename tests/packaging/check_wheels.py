@@ -293,7 +293,7 @@ def test_packages_of_surogate_new_are_built_and_installed_and_their_tests_train(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds in one environment. The one with a kernel is built as pip builds any package, the others together."""
-    case.install(*CORE_AND_FIRST, "hatchling", "pytest")
+    case.install(*CORE_AND_FIRST, "surogate-conformance", "hatchling", "pytest")
     for kind in KINDS:
         case.surogate("new", kind, f"acme-{kind}")
     build = ("wheel", "--quiet", "--no-deps", "--find-links", DIST, "--wheel-dir", tmp_path / "built")
@@ -307,4 +307,5 @@ def test_packages_of_surogate_new_are_built_and_installed_and_their_tests_train(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tests = [f"acme-{kind}/tests" for kind in KINDS]
     case.environment.run("python", "-m", "pytest", "-q", "--import-mode=importlib", *tests, cwd=case.work)
-    case.environment.run("surogate", "train", "example/run.yaml", cwd=case.work / "acme-optimizer")
+    for command in ("plugins test acme-optimizer", "train example/run.yaml"):
+        case.environment.run("surogate", *command.split(), cwd=case.work / "acme-optimizer")

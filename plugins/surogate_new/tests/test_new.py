@@ -31,7 +31,8 @@ def install(package: Package, folder: Path, site: Path) -> None:
     described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     info = site / f"{package.module}-{described['version']}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.distribution}\nVersion: 0.1.0\n")
+    required = "".join(f"Requires-Dist: {line}\n" for line in described["dependencies"])
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.distribution}\nVersion: 0.1.0\n{required}")
     ((name, module),) = described["entry-points"]["surogate"].items()
     (info / "entry_points.txt").write_text(f"[surogate]\n{name} = {module}\n")
     (site / package.module).symlink_to(folder / "src" / package.module)
@@ -65,6 +66,31 @@ def test_the_tests_of_packages_of_every_kind_pass_and_their_examples_train(tmp_p
     assert "failed" not in result.stdout
     broken = subprocess.run([sys.executable, "-m", "surogate_core.cli", "plugins"], env=environment, check=False)
     assert broken.returncode == 0
+
+
+@pytest.mark.parametrize("kind", [k if k == "op" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
+def test_the_commands_of_a_readme_run(kind: str, tmp_path: Path) -> None:
+    """All but the installation, of which the documentation of plugins has a test. `surogate plugins test` is one."""
+    package, folder = Package(kind, f"acme-{kind}"), tmp_path / "package"
+    write(package, folder)
+    install(package, folder, tmp_path / "site")
+    commands = (folder / "README.md").read_text().split("```bash\n")[1].split("```")[0].splitlines()
+    assert commands[0] == "pip install --editable '.[test]'" and f"surogate plugins test acme-{kind}" in commands
+    assert len([line for line in commands if line.startswith("surogate train example/")]) == len(
+        list(folder.glob("example/*.yaml"))
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(tmp_path / "site"),
+        "SUROGATE_PLUGINS": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for line in commands[1:]:
+        done = subprocess.run(
+            line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
 
 
 @pytest.mark.slow

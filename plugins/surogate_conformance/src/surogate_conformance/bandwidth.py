@@ -1,6 +1,7 @@
 """The share of a GPU's copy rate at which the kernels of a plugin move their bytes, in steps of runs of usual sizes.
 
-A kernel is timed where it stands in a captured step, as `surogate profile` does it. Nothing here fails a plugin.
+A kernel is timed where it stands in a captured step, as `surogate profile` does it; one that no run selects, by itself
+on the examples of its op. Nothing here fails a plugin.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from surogate_core import run
-from surogate_core.api import DeviceInfo, Op
+from surogate_core.api import DeviceInfo, KernelDef, Op, Target
 from surogate_core.assembly.resolve import KernelTable
 from surogate_core.config.errors import fold
 from surogate_core.errors import SurogateError
-from surogate_core.memory.cost import Cost
-from surogate_core.profiling import Group, StepProfile, profile
+from surogate_core.memory.cost import Cost, op_cost
+from surogate_core.plugins.registry import refusal
+from surogate_core.profiling import StepProfile, profile
 
-from .bench import TINY, Bench
+from .bench import TINY, Bench, Sample
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 32768,
@@ -59,6 +61,15 @@ class Share:
     arithmetic: bool
 
 
+@dataclass(frozen=True)
+class Timed:
+    """An op, its work, and the seconds of a call."""
+
+    op: Op
+    cost: Cost
+    seconds: float
+
+
 class Card(Protocol):
     """A GPU. copy_rate: bytes/s that a copy in its memory reads and writes together."""
 
@@ -70,6 +81,9 @@ class Card(Protocol):
 
     def profile(self, config: Path) -> StepProfile:
         """Time the steps of a run op by op, on random tokens and weights."""
+
+    def seconds(self, kernel: KernelDef, sample: Sample) -> float:
+        """Time a kernel by itself, again and again on the same inputs."""
 
 
 class VisibleCard:
@@ -93,6 +107,16 @@ class VisibleCard:
     def profile(self, config: Path) -> StepProfile:
         return profile(config, steps=STEPS, use_random_tokens=True, use_random_weights=True, notice=lambda line: None)
 
+    def seconds(self, kernel: KernelDef, sample: Sample) -> float:
+        import torch
+
+        from surogate_core.profiling.device_rates import gpu_clock
+        from surogate_core.testing.binding import bind_kernel
+
+        contents = dict(zip(sample.op.ins, sample.ins, strict=True))
+        binding, stream = bind_kernel([kernel], sample.op, contents), torch.cuda.current_stream().cuda_stream
+        return gpu_clock(lambda: binding.launch(stream), 0.0, 0.2)
+
 
 def visible_card() -> Card | None:
     """Return the GPU to measure on, or None without one."""
@@ -102,17 +126,20 @@ def visible_card() -> Card | None:
 
 
 def shares(bench: Bench, card: Card) -> list[Share]:
-    """Return the share of each kernel of the subject that a run of it selects, in the order of its kernels."""
-    labels = dict(_labels(bench))
-    found: dict[int, tuple[Group, Cost]] = {}
-    for keys in _runs(bench) if labels else ():
+    """Return the share of each kernel of the subject for which runs or examples have an op, in their order."""
+    kernels = [item.definition for item in bench.subject.provided if item.kind == "kernel"]
+    found: dict[int, Timed] = {}
+    for keys in _runs(bench) if kernels else ():
         with suppress(SurogateError):  # a run that the card, or another definition, refuses
             _measure(bench, card, keys, found)
-    return [_share(label, *found[key], card.copy_rate) for key, label in labels.items() if key in found]
+    for kernel in kernels:
+        if id(kernel) not in found and kernel.op in bench.registry.ops:
+            _measure_examples(bench, card, kernel, found)
+    return [_share(label, found[key], card.copy_rate) for key, label in _labels(bench) if key in found]
 
 
 def unmeasured(bench: Bench, measured: list[Share]) -> list[str]:
-    """Return the kernels of the subject that no run of `shares` has selected."""
+    """Return the kernels of the subject that `shares` had no op for."""
     known = {share.kernel for share in measured}
     return [label for _, label in _labels(bench) if label not in known]
 
@@ -135,7 +162,7 @@ def _runs(bench: Bench) -> Iterator[dict[str, Any]]:
         yield {**RUN, **dtype, **own, "model": str(bench.model_dir(config))}
 
 
-def _measure(bench: Bench, card: Card, keys: Mapping[str, Any], found: dict[int, tuple[Group, Cost]]) -> None:
+def _measure(bench: Bench, card: Card, keys: Mapping[str, Any], found: dict[int, Timed]) -> None:
     """Add what a run shows of the subject's kernels to `found`: the ops of each kernel with the most bytes."""
     kernels = _planned(bench, card, keys)
     wanted = {kind: name for kind, others in kernels.others.items() for name in others if _is_own(bench, name)}
@@ -147,9 +174,24 @@ def _measure(bench: Bench, card: Card, keys: Mapping[str, Any], found: dict[int,
     for group in card.profile(bench.config(keys, bench.folder / "none")).alike():
         served = kernels.by_signature.get(group.ops[0].op.signature)
         if served and served[1].kernel is not None and _is_own(bench, served[1].provider):
-            key, cost = id(served[1].kernel), group.ops[0].cost
-            if key not in found or cost.bytes > found[key][1].bytes:
-                found[key] = group, cost
+            _keep(found, served[1].kernel, Timed(group.ops[0].op, group.ops[0].cost, group.seconds / group.calls))
+
+
+def _measure_examples(bench: Bench, card: Card, kernel: KernelDef, found: dict[int, Timed]) -> None:
+    """Time the kernel on the examples of its op that it serves."""
+    from .kinds.ops import examples
+
+    definition = bench.registry.ops[kernel.op]
+    for sample in examples(definition, bench):
+        if not refusal(kernel, definition, sample.op, Target(card.device)):
+            cost = op_cost(sample.op, definition, card.device)
+            _keep(found, kernel, Timed(sample.op, cost, card.seconds(kernel, sample)))
+
+
+def _keep(found: dict[int, Timed], kernel: KernelDef, timed: Timed) -> None:
+    """Keep the op of a kernel with the most bytes."""
+    if id(kernel) not in found or timed.cost.bytes > found[id(kernel)].cost.bytes:
+        found[id(kernel)] = timed
 
 
 def _planned(bench: Bench, card: Card, keys: Mapping[str, Any]) -> KernelTable:
@@ -160,10 +202,8 @@ def _is_own(bench: Bench, distribution: str) -> bool:
     return fold(distribution) == fold(bench.subject.name)
 
 
-def _share(label: str, group: Group, cost: Cost, copy_rate: float) -> Share:
-    op: Op = group.ops[0].op
-    seconds = group.seconds / group.calls
-    rate = cost.bytes / seconds if seconds else 0.0
+def _share(label: str, timed: Timed, copy_rate: float) -> Share:
+    cost, dtypes = timed.cost, tuple(v.dtype for v in (*timed.op.ins, *timed.op.outs))
+    rate = cost.bytes / timed.seconds if timed.seconds else 0.0
     arithmetic = cost.product_seconds + cost.attention_seconds > 0
-    dtypes = tuple(v.dtype for v in (*op.ins, *op.outs))
-    return Share(label, dtypes, cost.bytes, seconds, rate / copy_rate, arithmetic)
+    return Share(label, dtypes, cost.bytes, timed.seconds, rate / copy_rate, arithmetic)

@@ -71,7 +71,7 @@ def _print(result: Result, what: str) -> str:
 
 
 def print_shares(measured: list[Share], missing: list[str], card: Card) -> None:
-    """Print bytes, time and share of the copy rate of each kernel, and the kernels that no run has selected."""
+    """Print bytes, time and share of the copy rate of each kernel, and the kernels that were not measured."""
     if measured:
         print(f"bandwidth on {card.device.title}, whose copies move {card.copy_rate / 1e12:.2f} TB/s")
     rows = [
@@ -82,7 +82,7 @@ def print_shares(measured: list[Share], missing: list[str], card: Card) -> None:
     if rows:
         print("\n".join(f"  {line}" for line in table(rows, None).splitlines()))
     if missing:
-        print(f"  not measured, because no run selects them: {', '.join(missing)}")
+        print(f"  not measured, because no run selects them and no example is served: {', '.join(missing)}")
 
 
 def _print_idle(results: list[Result]) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,10 @@ def _find(name: str) -> Subject:
     path = Path(name)
     if path.suffix == ".py" or path.is_dir():
         return _of_path(path.resolve())
+    return _installed(name)
+
+
+def _installed(name: str) -> Subject:
     registry = load_registry()
     plugins = [p for p in registry.plugins if fold(name) in (fold(p.distribution), fold(p.name))]
     if not plugins:
@@ -116,8 +120,7 @@ def _of_path(path: Path) -> Subject:
         sys.path[:0] = [str(folder), str(info)]
         importlib.invalidate_caches()
         discovery._survey.cache_clear()
-    installed_now = _find(name)
-    return Subject(installed_now.name, installed_now.registry, installed_now.plugins, file)
+    return replace(_installed(name), file=file)
 
 
 def _has_hooks(path: Path) -> bool:

@@ -86,9 +86,12 @@ def it_reads_the_columns_that_it_names(definition: DatasetFormatDef, bench: Benc
     assert not unnamed, f"encode reads {', '.join(unnamed)}, which fields does not name"
 
 
-@proves("format", remedy="A run names the row that it cannot read.")
+@proves(
+    "format", remedy="A run names the row that it cannot read. Examples of rows may have 64 tokens, which are bytes."
+)
 def a_run_trains_on_it(definition: DatasetFormatDef, bench: Bench) -> None:
     path = bench._new("rows") / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in _rows(definition, bench) * 24))
-    losses = bench.train(max_steps=2, datasets=[{"path": str(path), "type": definition.name}]).losses
+    data = [{"path": str(path), "type": definition.name}]
+    losses = bench.train(max_steps=2, sequence_len=64, datasets=data).losses
     assert len(losses) == 2, f"a run of two steps reports {len(losses)}"

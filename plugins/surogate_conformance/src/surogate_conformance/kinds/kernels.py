@@ -25,6 +25,7 @@ from surogate_core.testing.kernels import relative_error
 
 from ..bench import Bench, Sample
 from ..check import NotApplicable, proves
+from .ops import examples
 
 MOST = 8
 """Ops that a kernel is run on."""
@@ -59,17 +60,18 @@ class Recorder:
 
 
 def _ops(kernel: KernelDef, bench: Bench) -> list[Op]:
-    """Return the ops of runs planned for the device that the kernel's op is, one for each signature.
+    """Return the ops of the kernel's kind in runs planned for the device and in examples, one for each signature.
 
-    Runs select what the subject and its neighbours provide. Raises NotApplicable if no run has such an op that the
-    kernel serves.
+    Runs select what the subject and its neighbours provide. Raises NotApplicable if the kernel serves none.
     """
-    target = Target(device(bench.target))
+    target, definition = Target(device(bench.target)), bench.registry.ops.get(kernel.op)
+    if definition is None:
+        raise NotApplicable(f"no installed plugin defines the op {kernel.op}")
     found = bench.once("planned ops", lambda: list(_planned(bench)))
     kinds = {op.signature: op for op in found if op.kind == kernel.op}
+    kinds |= {sample.op.signature: sample.op for sample in examples(definition, bench)}
     if not kinds:
         raise NotApplicable(f"no tiny run for {bench.target} has the op {kernel.op}")
-    definition = bench.registry.ops[kernel.op]
     reasons = {signature: refusal(kernel, definition, op, target) for signature, op in kinds.items()}
     served = [op for signature, op in kinds.items() if not reasons[signature]]
     if not served:
@@ -152,7 +154,8 @@ def its_results_are_those_of_the_reference(kernel: KernelDef, bench: Bench) -> N
         raise NotApplicable("no GPU is visible")
     bench.sample_ops(all_dtypes=True)
     target, definition = Target(training_device()), bench.registry.ops[kernel.op]
-    found = [s for s in bench.samples.get(kernel.op, []) if not refusal(kernel, definition, s.op, target)]
+    given = examples(definition, bench) + bench.samples.get(kernel.op, [])
+    found = [s for s in given if not refusal(kernel, definition, s.op, target)]
     if not found:
         raise NotApplicable(f"it serves no {kernel.op} of tiny runs on {target.device.title}")
     for sample in found[:MOST]:

@@ -31,15 +31,19 @@ MOST = 6
 
 def samples(definition: OpDef, bench: Bench) -> list[Sample]:
     """Return inputs for an op: those of examples, then of runs. Raises NotApplicable if there are none."""
-    given = [_example(definition, example) for example in bench.subject.examples(definition)]
     bench.sample_ops()
-    found = given + bench.samples.get(definition.kind, [])
+    found = examples(definition, bench) + bench.samples.get(definition.kind, [])
     if not found:
         raise NotApplicable(
             f'no tiny run emits it. Give an example: SUROGATE_EXAMPLES = {{"op {definition.kind}": '
             '[{"ins": ["fp32[6,8]"], "attrs": {}}]}'
         )
     return found[:MOST]
+
+
+def examples(definition: OpDef, bench: Bench) -> list[Sample]:
+    """Return the inputs that the op's plugin gives as examples."""
+    return [_example(definition, example) for example in bench.subject.examples(definition)]
 
 
 def _example(definition: OpDef, example: Mapping[str, Any]) -> Sample:

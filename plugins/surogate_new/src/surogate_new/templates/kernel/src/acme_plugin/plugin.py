@@ -58,4 +58,7 @@ def bind(op: Op, context: BindContext) -> Call:
 KERNELS = tuple(KernelDef(op="acme_toy", dtypes=(dtype, dtype), supports=supports, bind=bind) for dtype in CODES)
 
 surogate_ops = provides([OP])
+SUROGATE_EXAMPLES = {
+    "op acme_toy": [{"ins": [f"{dtype}[8192,2048]"]} for dtype in CODES]
+}  # for `surogate plugins test`
 surogate_kernels, surogate_diagnose = compiled_hooks("acme_plugin", KERNELS)
