@@ -40,7 +40,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels docs-test clean
+.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels test-plugins docs-test clean
 
 quickstart: $(INSTALLED)
 	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
@@ -93,6 +93,10 @@ wheels: install
 # Not part of `make test`: it makes new environments with pip and takes some minutes.
 test-wheels: wheels
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
+
+# Each plugin of docs/plugins.toml in an environment of its own. Takes minutes.
+test-plugins: wheels
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/packaging/check_plugins.py
 
 docs-test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py
