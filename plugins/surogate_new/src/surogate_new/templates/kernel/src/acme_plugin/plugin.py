@@ -57,8 +57,8 @@ def bind(op: Op, context: BindContext) -> Call:
 
 KERNELS = tuple(KernelDef(op="acme_toy", dtypes=(dtype, dtype), supports=supports, bind=bind) for dtype in CODES)
 
+SUROGATE_EXAMPLES = {"op acme_toy": [{"ins": [f"{dtype}[8192,2048]"]} for dtype in CODES]}
+"""Inputs for `surogate plugins test`, which also measures kernels on them."""
+
 surogate_ops = provides([OP])
-SUROGATE_EXAMPLES = {
-    "op acme_toy": [{"ins": [f"{dtype}[8192,2048]"]} for dtype in CODES]
-}  # for `surogate plugins test`
 surogate_kernels, surogate_diagnose = compiled_hooks("acme_plugin", KERNELS)

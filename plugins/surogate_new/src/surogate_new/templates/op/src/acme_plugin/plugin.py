@@ -33,6 +33,7 @@ OP = OpDef(
 )
 """A backward rule, `vjp`, and kernels can come later: they change nothing here."""
 
-surogate_ops = provides([OP])
+SUROGATE_EXAMPLES = {"op acme_toy": [{"ins": ["fp32[6,8]"]}, {"ins": ["bf16[6,8]"]}]}
+"""Inputs for `surogate plugins test`."""
 
-SUROGATE_EXAMPLES = {"op acme_toy": [{"ins": ["fp32[6,8]"]}, {"ins": ["bf16[6,8]"]}]}  # for `surogate plugins test`
+surogate_ops = provides([OP])
