@@ -1,4 +1,4 @@
-"""The six collectives on random values: what `api.Comm` promises, for any transport and device."""
+"""The collectives on random values: what `api.Comm` promises, for any transport and device."""
 
 from __future__ import annotations
 
@@ -109,6 +109,13 @@ def _cases(devices: Sequence[str]) -> Iterator[Case]:
         results = [function([t.clone().cpu() for t in of_ranks]) for of_ranks in zip(*ranks, strict=True)]
         return [list(of_rank) for of_rank in zip(*results, strict=True)]
 
+    def by_root(function: Callable[..., list[Tensor]], ranks: list[list[Tensor]], *how: str) -> list[list[Tensor]]:
+        """Apply a reference to each span with its root. Return the results of each rank."""
+        spans = [[t.clone().cpu() for t in of_ranks] for of_ranks in zip(*ranks, strict=True)]
+        results = [function(of_ranks, root, *how) for of_ranks, root in zip(spans, roots, strict=True)]
+        return [list(of_rank) for of_rank in zip(*results, strict=True)]
+
+    roots = [(n - 1 - i) % n for i in range(len(SIZES))]
     for dtype in DTYPES:
         packed = 8 // DTYPES[dtype].bits if DTYPES[dtype].bits < 8 else 1
         sizes = [size * packed for size in SIZES]
@@ -125,6 +132,11 @@ def _cases(devices: Sequence[str]) -> Iterator[Case]:
                         for rank in range(n)]  # fmt: skip
                 yield (f"reduce_scatter({how})", dtype, ranks, outs, want,
                        lambda c, s, stream, how=how: c.reduce_scatter(s, how, stream))  # fmt: skip
+                ranks = given(dtype, sizes)
+                want = by_root(reference.to_root, ranks, how)
+                outs = ranks if in_place else [[t.clone() for t in of_rank] for of_rank in ranks]
+                yield (f"reduce({how})", dtype, ranks, outs, want,
+                       lambda c, s, stream, how=how: c.reduce(s, roots, how, stream))  # fmt: skip
         for in_place in (False, True):
             outs = [[torch.zeros_like(values(dtype, size, 0, device)) for size in wide] for device in devices]
             ranks = given(dtype, sizes)
@@ -135,10 +147,10 @@ def _cases(devices: Sequence[str]) -> Iterator[Case]:
                     part.copy_(source)
                 ranks = parts
             yield "all_gather", dtype, ranks, outs, want, lambda c, s, stream: c.all_gather(s, stream)
-        ranks = given(dtype, sizes)
-        want = by_span(lambda v: reference.broadcast(v, n - 1), ranks)
-        yield ("broadcast", dtype, ranks, None, want,
-               lambda c, s, stream: c.broadcast([i for i, _ in s], n - 1, stream))  # fmt: skip
+            ranks = given(dtype, sizes)
+            want = by_root(reference.broadcast, ranks)
+            outs = ranks if in_place else [[torch.zeros_like(t) for t in of_rank] for of_rank in ranks]
+            yield "broadcast", dtype, ranks, outs, want, lambda c, s, stream: c.broadcast(s, roots, stream)
         ranks = given(dtype, wide)
         outs = [[torch.zeros_like(t) for t in of_rank] for of_rank in ranks]
         want = by_span(reference.all_to_all, ranks)

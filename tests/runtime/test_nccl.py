@@ -75,11 +75,27 @@ def test_every_collective_calls_its_function_with_the_elements_or_bytes_of_a_ran
     communicator = comm(fake)
     communicator.reduce_scatter([((64, 10, "bf16"), (256, 5, "bf16"))], "sum", 5)
     communicator.all_gather([((64, 5, "e4m3"), (256, 10, "e4m3"))], 5)
-    communicator.broadcast([(64, 6, "e2m1")], 1, 5)
+    communicator.broadcast([((64, 6, "e2m1"), (96, 6, "e2m1"))], [1], 5)
+    communicator.reduce([((64, 6, "bf16"), (64, 6, "bf16"))], [0], "sum", 5)
     assert fake.calls == [
         ("ncclReduceScatter", 64, 256, 5, 9, 0, 77, 5),
         ("ncclAllGather", 64, 256, 5, 1, 77, 5),
-        ("ncclBroadcast", 64, 64, 3, 1, 1, 77, 5),
+        ("ncclBroadcast", 64, 96, 3, 1, 1, 77, 5),
+        ("ncclReduce", 64, 64, 6, 9, 0, 0, 77, 5),
+    ]
+    fake.calls.clear()
+    pairs = [((4096, 8, "fp32"), (256, 8, "fp32")), ((8192, 2, "fp32"), (512, 2, "fp32"))]
+    communicator.reduce(pairs, [1, 0], "max", 5)
+    communicator.broadcast(pairs, [1, 0], 5)
+    assert fake.calls == [
+        ("ncclGroupStart",),
+        ("ncclReduce", 4096, 256, 8, 7, 2, 1, 77, 5),
+        ("ncclReduce", 8192, 512, 2, 7, 2, 0, 77, 5),
+        ("ncclGroupEnd",),
+        ("ncclGroupStart",),
+        ("ncclBroadcast", 4096, 256, 32, 1, 1, 77, 5),
+        ("ncclBroadcast", 8192, 512, 8, 1, 0, 77, 5),
+        ("ncclGroupEnd",),
     ]
     fake.calls.clear()
     communicator.all_to_all([((64, 8, "fp32"), (256, 8, "fp32"))], 5)

@@ -86,8 +86,12 @@ class Comm(Protocol):
     def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         """Write the first spans of all ranks to the parts of the second span."""
 
-    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
-        """Replace each span by that of the rank `root`."""
+    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
+        """Write the sum or maximum of each first span over all ranks to the second span of its root, which may be the
+        first one. `roots` are ranks, one for each pair."""
+
+    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
+        """Write each first span of its root to the second spans of all ranks, which may be the first ones."""
 
     def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         """Write part r of the first span to the part of the second span of rank r that has this rank's number."""

@@ -64,7 +64,8 @@ class Buffers:
             whole = memory.segments[role][: min(parts, default=None)]
             for part in whole.split(_PIECE_BYTES):
                 on_device = part if part.device == self.device else part.to(self.device)
-                comm.broadcast(((on_device.data_ptr(), on_device.numel(), "uint8"),), 0, stream)
+                span = on_device.data_ptr(), on_device.numel(), "uint8"
+                comm.broadcast([(span, span)], [0], stream)
                 if on_device is not part:
                     part.copy_(on_device)
 

@@ -32,7 +32,7 @@ class SingleComm:
     def _nothing(self, *given: Any, **named: Any) -> None:
         """There is no other rank."""
 
-    all_reduce = broadcast = barrier = check = abort = _nothing
+    all_reduce = barrier = check = abort = _nothing
 
     def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
         self.all_to_all(spans, stream)
@@ -46,6 +46,12 @@ class SingleComm:
                 copy(target, source, stream)
 
     all_gather = all_to_all
+
+    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
+        self.all_to_all(spans, stream)
+
+    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
+        self.all_to_all(spans, stream)
 
 
 ALONE = SingleComm()

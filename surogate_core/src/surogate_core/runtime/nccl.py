@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclCommInitRank": (_POINTER, _INT, _Id, _INT),
     "ncclAllReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclReduceScatter": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _INT, _POINTER, _POINTER),
     "ncclAllGather": (_POINTER, _POINTER, _SIZE, _INT, _POINTER, _POINTER),
     "ncclBroadcast": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclSend": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
@@ -132,8 +133,21 @@ class NcclComm:
         calls = [("ncclAllGather", source[0], target[0], nbytes(source), _BYTE) for source, target in spans]
         self._enqueue(calls, stream)
 
-    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
-        self._enqueue([("ncclBroadcast", span[0], span[0], nbytes(span), _BYTE, root) for span in spans], stream)
+    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
+        check_pairs("reduce", spans, 1, 1)
+        calls = [
+            ("ncclReduce", source, target, size, DTYPES[dtype], _HOW[how], root)
+            for ((source, size, dtype), (target, _, _)), root in zip(spans, roots, strict=True)
+        ]
+        self._enqueue(calls, stream)
+
+    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
+        check_pairs("broadcast", spans, 1, 1)
+        calls = [
+            ("ncclBroadcast", source[0], target[0], nbytes(source), _BYTE, root)
+            for (source, target), root in zip(spans, roots, strict=True)
+        ]
+        self._enqueue(calls, stream)
 
     def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         check_pairs("all_to_all", spans, 1, 1)

@@ -155,7 +155,7 @@ class Worker:
             with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
                 for view in self.staged(part).values():
                     span = view.data_ptr(), view.nbytes, "uint8"
-                    self._comm.broadcast((span,), 0, stream.cuda_stream if stream else 0)
+                    self._comm.broadcast([(span, span)], [0], stream.cuda_stream if stream else 0)
         self.executor.run(part.program.name)
         self.executor.wait()
 

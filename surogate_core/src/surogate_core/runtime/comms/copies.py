@@ -17,7 +17,7 @@ from ...api import Span
 from ...api.world import How, Position
 from .meeting import SECONDS, Meeting
 from .reference import combined
-from .spans import aligned, check_pairs, check_reducible, chunk, copy, current, part, tensor
+from .spans import aligned, check_pairs, check_reducible, chunk, copy, current, part, tensor, whole
 
 PIECE = 1 << 22
 """Elements that are combined at a time, because sums take memory of their own."""
@@ -64,10 +64,19 @@ class CopiesComm:
                 for peer, (source, _) in enumerate(of_ranks):
                     copy(part(of_ranks[self.rank][1], peer, self.world_size), source, stream)
 
-    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
-        with self._collective(f"broadcast from rank {root}", spans, stream) as (ranks, _):
-            for of_ranks in zip(*ranks, strict=True):
-                copy(of_ranks[self.rank], of_ranks[root], stream)
+    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
+        check_pairs("reduce", spans, 1, 1)
+        check_reducible("reduce", [source for source, _ in spans])
+        with self._collective(f"reduce({how}) to ranks {[*roots]}", spans, stream) as (ranks, _):
+            for root, of_ranks in zip(roots, zip(*ranks, strict=True), strict=True):
+                if root == self.rank:
+                    self._combine(of_ranks[root][1], [source for source, _ in of_ranks], whole, how, stream)
+
+    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
+        check_pairs("broadcast", spans, 1, 1)
+        with self._collective(f"broadcast from ranks {[*roots]}", spans, stream) as (ranks, _):
+            for root, of_ranks in zip(roots, zip(*ranks, strict=True), strict=True):
+                copy(of_ranks[self.rank][1], of_ranks[root][0], stream)
 
     def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         check_pairs("all_to_all", spans, 1, 1)
@@ -88,7 +97,7 @@ class CopiesComm:
         self._meeting.end()
 
     def _combine(self, target: Span, spans: Sequence[Span], divide: Any, how: How, stream: int) -> None:
-        """Write the rank's part of `spans`, one of each rank, to `target`, which may be one of the parts."""
+        """Write the sum of the rank's parts of `spans`, one of each rank, to `target`, which may be one of them."""
         own = tensor(target, stream)
         parts = [tensor(divide(span, self.rank, self.world_size), stream).split(PIECE) for span in spans]
         for to, *values in zip(own.split(PIECE), *parts, strict=True):

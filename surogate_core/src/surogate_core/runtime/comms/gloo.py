@@ -71,13 +71,26 @@ class GlooComm:
                 sizes = [nbytes(source)] * self.world_size
                 _receive(self._parts(target), self._exchange("all_gather", sent, sizes), stream)
 
-    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
+    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
+        check_pairs("reduce", spans, 1, 1)
+        check_reducible("reduce", [source for source, _ in spans])
         with current(stream, self.device):
-            for span in spans:
+            for (source, target), root in zip(spans, roots, strict=True):
+                (own,) = _sent([source], stream)
+                sent = [own if rank == root else own[:0] for rank in range(self.world_size)]
+                sizes = [len(own) if self.rank == root else 0] * self.world_size
+                received = self._exchange("reduce", sent, sizes)
+                if self.rank == root:
+                    _receive([target], [_bytes(self._combined(received, target, how))], stream)
+
+    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
+        check_pairs("broadcast", spans, 1, 1)
+        with current(stream, self.device):
+            for (source, target), root in zip(spans, roots, strict=True):
                 empty = torch.empty(0, dtype=torch.uint8)
-                sent = (_sent([span], stream) if self.rank == root else [empty]) * self.world_size
-                sizes = [nbytes(span) if rank == root else 0 for rank in range(self.world_size)]
-                _receive([span], [self._exchange("broadcast", sent, sizes)[root]], stream)
+                sent = (_sent([source], stream) if self.rank == root else [empty]) * self.world_size
+                sizes = [nbytes(source) if rank == root else 0 for rank in range(self.world_size)]
+                _receive([target], [self._exchange("broadcast", sent, sizes)[root]], stream)
 
     def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         check_pairs("all_to_all", spans, 1, 1)

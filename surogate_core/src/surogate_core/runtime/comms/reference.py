@@ -38,6 +38,11 @@ def all_gather(values: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([*values])] * len(values)
 
 
+def to_root(values: Sequence[Tensor], root: int, how: str) -> list[Tensor]:
+    """The `reduce` of a communicator. Ranks other than the root keep what they have."""
+    return [combined(values, how) if rank == root else value for rank, value in enumerate(values)]
+
+
 def broadcast(values: Sequence[Tensor], root: int) -> list[Tensor]:
     return [values[root]] * len(values)
 
