@@ -108,8 +108,8 @@ def restored(here: Workplace, checkpoint: Path, ranks: int, **keys: Any) -> Iter
 
 def split(worker: Any, first: int, count: int) -> Callable[[Value], Pieces]:
     """Return what a process with these ranks of a team would have."""
-    ranks = worker._workers[first : first + count]
-    return lambda value: pieces_of(value, [rank.buffers.persistent(value) for rank in ranks], first)
+    workers = worker._workers
+    return lambda value: pieces_of(value, lambda r: workers[r].buffers.persistent(value), range(first, first + count))
 
 
 def complete(saved_run: SavedRun, folder: Path, hashes: dict[str, str], others: dict[str, str]) -> None:

@@ -66,7 +66,7 @@ def parts_of(worker: Worker, whole: SavedRun, first: int, count: int) -> Callabl
             return Pieces.of(tensor)
         padded = torch.full((value.size * value.shard.parts,), torch.nan, dtype=tensor.dtype)
         padded[: tensor.numel()] = tensor.view(-1)
-        return pieces_of(value, padded.split(value.size)[first : first + count], first)
+        return pieces_of(value, padded.split(value.size).__getitem__, range(first, first + count))
 
     return pieces
 

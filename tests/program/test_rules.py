@@ -177,7 +177,8 @@ NOT_DIFFERENTIATED = {
         "swiglu_bwd_recompute",
     ),
     *("lm_head_ce_grads", "fill", "accumulate_rounded", "copy", "commit", "move", "wait"),
-    *("global_norm", "square_sums", "norm_of_sums", "all_reduce", "reduce_scatter", "all_gather", "take_part"),
+    *("global_norm", "square_sums", "norm_of_sums", "all_reduce", "reduce_scatter", "reduce"),
+    *("all_gather", "broadcast", "take_part"),
 }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.program.shards import Sharding
+from surogate_core.program.value import Value
 from surogate_core.runtime.comms import copies
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.team import Team
@@ -24,10 +25,11 @@ from surogate_core.runtime.worker import Worker
 
 @dataclass(frozen=True)
 class Trained:
-    """What some steps gave: losses and norms of each, the weights of every rank, and the bytes that each planned."""
+    """What some steps gave: losses and norms of each, the weights of every rank, the states, and the programs."""
 
     readings: list[tuple[float, float]]
     weights: list[dict[str, Tensor]]
+    states: dict[str, Tensor]
     assembly: Assembly
 
 
@@ -82,7 +84,9 @@ def trained(
         team.gather()
         team.settle()
         weights = wholes(team, assembly)
-    return Trained([*readings, (evaluated, 0.0)], weights, assembly)
+        lasting = (v for v in assembly.declared if v.role == "state" and not v.derived and not v.collects)
+        states = {v.name: whole(team, v) for v in lasting if v not in assembly.pending}
+    return Trained([*readings, (evaluated, 0.0)], weights, states, assembly)
 
 
 def summed(
@@ -126,10 +130,15 @@ def wholes(team: Team, assembly: Assembly) -> list[dict[str, Tensor]]:
         held = {name: view.cpu().clone() for name, view in worker.params().items()}
         for name, value in assembly.params.items():
             if value.shard:
-                parts = [other.buffers.persistent(value).cpu() for other in team._workers]
-                held[name] = torch.cat(parts)[: value.whole_size].view(value.shard.shape)
+                held[name] = whole(team, value)
         found.append(held)
     return found
+
+
+def whole(team: Team, value: Value) -> Tensor:
+    """Return a value of which the ranks have all elements together."""
+    held = team.pieces(value)
+    return torch.cat([*held.tensors]).view(held.shape)
 
 
 def assert_equal(found: Trained, expected: Trained) -> None:
@@ -139,3 +148,6 @@ def assert_equal(found: Trained, expected: Trained) -> None:
         assert ours.keys() == theirs.keys()
         for name, x in ours.items():
             assert torch.equal(x, theirs[name]), name
+    assert found.states.keys() == expected.states.keys()
+    for name, x in found.states.items():
+        assert torch.equal(x, expected.states[name]), name

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import pytest
 import torch
 from sharding.parts import divided, firsts, joined
+from torch import Tensor
 
+from surogate_core.assembly.gradient_norm import emit_norm
 from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
-from surogate_core.program.shards import chunk_size, part_size
+from surogate_core.program.shards import part_of
 from surogate_core.program.value import Value
 from surogate_core.reference import collectives
 from surogate_core.reference import ops as reference
@@ -40,31 +45,56 @@ def test_the_parts_of_a_rounded_sum_have_the_bits_of_the_whole(parts: int) -> No
     assert not torch.equal(reference.accumulate_rounded(*elsewhere, stream=7), whole[1024:])
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
-def test_the_norm_has_the_same_bits_however_many_ranks_sum(parts: int) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_the_norm_has_the_same_bits_however_many_ranks_sum(ranks: int, owned: bool) -> None:
     gen = torch.Generator().manual_seed(0)
-    values = [torch.randn(size, generator=gen) for size in SIZES]
-    chunks = [chunk_size(size) for size in SIZES]
-    kept = [-(-size // chunk) for size, chunk in zip(SIZES, chunks, strict=True)]
-    counts = [*(part_size(size, parts) // chunk for size, chunk in zip(SIZES[:-1], chunks, strict=False)), kept[-1]]
-    of_rank = []
-    for rank in range(parts):
-        held = [
-            torch.nn.functional.pad(x, (0, parts * part_size(len(x), parts) - len(x))).view(parts, -1)[rank]
-            for x in values[:-1]
-        ]
-        of_rank.append(collectives.square_sums(*held, values[-1], chunks=chunks))
-    whole = collectives.norm_of_sums(
-        collectives.square_sums(*values, chunks=chunks), parts=1, counts=kept, kept=kept, max_norm=1.0
-    )
-    found = collectives.norm_of_sums(torch.cat(of_rank), parts=parts, counts=counts, kept=kept, max_norm=1.0)
-    assert all(map(torch.equal, found, whole))
+    wholes = {vector(f"g{i}", size): torch.randn(size, generator=gen) for i, size in enumerate(SIZES)}
+    *divisible, small = wholes
+    owners = (ranks - 1, None, 0) if owned else (None, None, None)
+    parts = {v: part_of(v, ranks, owner) for v, owner in zip(divisible, owners, strict=True)} | {small: small}
+    held = {v: (parts[v], list(of_ranks(parts[v], x, ranks))) for v, x in wholes.items()}
+    expected, _ = norms({v: (v, [x, x]) for v, x in wholes.items()}, 2)
+    for found in norms(held, ranks):
+        assert all(map(torch.equal, found, expected))
+
+
+def of_ranks(part: Value, x: Tensor, ranks: int) -> Iterator[Tensor]:
+    """Yield what each rank has of a value; of one that another rank owns NaN."""
+    for rank in range(ranks):
+        if part.shard is None:
+            yield x
+        elif part.owner is None:
+            yield torch.nn.functional.pad(x, (0, ranks * part.size - len(x))).view(ranks, -1)[rank]
+        else:
+            yield x if rank == part.owner else torch.full_like(x, torch.nan)
+
+
+def norms(held: Mapping[Value, tuple[Value, Sequence[Tensor]]], ranks: int) -> list[tuple[Tensor, Tensor]]:
+    """Run what `emit_norm` emits on ranks, of which each has one of the tensors of a value."""
+    b = Builder({op.kind: op for op in OPS}, "fp32")
+    outs = [b.state("norm", (), "fp32", None), b.activation("coef", (), "fp32")]
+    with b.record("update") as ops:
+        emit_norm(b, [(whole, own) for whole, (own, _) in held.items()], outs, ranks=ranks, max_norm=1.0)
+    memory = [{own: tensors[rank] for own, tensors in held.values()} for rank in range(ranks)]
+    for op in ops:
+        if op.lane == "comm":
+            senders = [v.owner for v in op.ins] if op.kind == "broadcast" else [*range(ranks)]
+            sent = [memory[r or 0][v] for r, v in zip(senders, op.ins * (len(senders) // len(op.ins)), strict=True)]
+            for of_rank in memory:
+                of_rank[op.outs[0]] = torch.cat(sent)
+            continue
+        for rank, of_rank in enumerate(memory):
+            if op.owner in (None, rank):
+                result = getattr(collectives, op.kind)(*(of_rank[v] for v in op.ins), **op.attrs)
+                of_rank |= dict(zip(op.outs, result if isinstance(result, tuple) else (result,), strict=True))
+    return [(of_rank[outs[0]], of_rank[outs[1]]) for of_rank in memory]
 
 
 def test_sums_that_no_rank_has_are_refused() -> None:
     (op,) = (definition for definition in OPS if definition.kind == "norm_of_sums")
-    sums = Value("sums", (2 * 3,), "fp64", "act")
-    attrs = {"parts": 2, "counts": (1, 2), "kept": (2, 4), "max_norm": 1.0}
-    assert len(op.infer((sums,), attrs)) == 2
-    with pytest.raises(ProgramError, match=r"2 ranks with \(1, 2\) sums each do not have the \(3, 4\) to add"):
-        op.infer((sums,), attrs | {"kept": (3, 4)})
+    sums = Value("sums", (6,), "fp64", "act")
+    assert len(op.infer((sums,), {"ranges": ((0, 2), (3, 3)), "max_norm": 1.0})) == 2
+    for wrong in ((3, 4), (-1, 2), (2, 0)):
+        with pytest.raises(ProgramError, match=rf"sums:fp64\[6\] has no {wrong[1]} sums from {wrong[0]} on"):
+            op.infer((sums,), {"ranges": ((0, 2), wrong), "max_norm": 1.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import same_bits
-from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS, order
+from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS
 
 pytestmark = pytest.mark.gpu
 
@@ -154,32 +155,36 @@ def test_the_norm_of_parts_has_the_bits_of_the_norm_of_wholes(sizes: list[int], 
     for part, held in divided(own, {v: contents[v] for v in wholes}, parts):
         of_rank = sums_of([*part.ins, shared], chunks)
         ranks += run_kernel(KERNELS, of_rank, {**held, shared: contents[shared]})
-    held_counts = [*(part_size(v.size, parts) // chunk for v, chunk in zip(wholes, chunks, strict=False)), counts[-1]]
+    held = [*(part_size(v.size, parts) // chunk for v, chunk in zip(wholes, chunks, strict=False)), counts[-1]]
+    ranges = [
+        (rank * sum(held) + first, min(count, n - rank * count))
+        for first, count, n in zip(accumulate(held, initial=0), held, counts, strict=False)
+        for rank in range(-(-n // count))
+    ]
     sums = torch.cat(ranks)
-    assert same_bits(sums[order(parts, held_counts, counts)], whole)
-    expected = norm_from(whole, parts=1, counts=tuple(counts), kept=tuple(counts))
-    found = norm_from(sums, parts=parts, counts=tuple(held_counts), kept=tuple(counts))
-    assert all(map(same_bits, found, expected))
+    assert same_bits(torch.cat([sums[first : first + count] for first, count in ranges]), whole)
+    expected = norm_from(whole, ranges=((0, len(whole)),))
+    assert all(map(same_bits, norm_from(sums, ranges=tuple(ranges)), expected))
 
 
 @pytest.mark.parametrize("count", [1, 31, 1023, 1024, 1025, 4096, 100_003])
 def test_the_norm_does_not_depend_on_how_many_ranks_have_the_sums(count: int) -> None:
-    """Sums of which some are padding, at the end of the last ranks that have any."""
+    """Each rank has sums of other values too."""
     sums = torch.rand(count, generator=generator(5), dtype=torch.float64)
-    expected = norm_from(sums, parts=1, counts=(count,), kept=(count,))
+    expected = norm_from(sums, ranges=((0, count),))
     assert float(expected[0]) == pytest.approx(float(sums.sum().sqrt()), rel=2.0**-23)
     for parts in (2, 3, 5):
-        each = -(-count // parts)
-        padded = torch.nn.functional.pad(sums, (0, parts * each - count), value=torch.nan)
-        assert all(map(same_bits, norm_from(padded, parts=parts, counts=(each,), kept=(count,)), expected))
+        of_ranks = [torch.nn.functional.pad(part, (0, 3), value=torch.nan) for part in sums.chunk(parts)]
+        firsts = accumulate((len(part) for part in of_ranks), initial=0)
+        ranges = tuple((first, len(part) - 3) for first, part in zip(firsts, of_ranks, strict=False))
+        assert all(map(same_bits, norm_from(torch.cat(of_ranks), ranges=ranges), expected))
 
 
 def test_the_global_norm_is_that_of_the_sums_of_chunks() -> None:
     op, contents = shares([*SIZES, *DIVIDED[:6]])
     grads = [contents[v] for v in op.ins]
     (sums,) = run_kernel(KERNELS, sums_of(op.ins, [CHUNK_SIZE] * len(op.ins)), contents)
-    counts = tuple(-(-v.size // CHUNK_SIZE) for v in op.ins)
-    found = norm_from(sums, parts=1, counts=counts, kept=counts)
+    found = norm_from(sums, ranges=((0, len(sums)),))
     assert all(map(same_bits, found, norm_of(grads, 1.0)))
 
 

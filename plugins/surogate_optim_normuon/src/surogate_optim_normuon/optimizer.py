@@ -147,5 +147,5 @@ NORMUON = OptimizerDef(
     summary="NorMuon for matrices, orthogonalized each by itself; AdamW for all other params",
     options=NorMuonOptions,
     update=update,
-    granularity=lambda p: 0 if is_orthogonalized(p) else 1,
+    granularity=lambda p: p.param.size if is_orthogonalized(p) else 1,
 )

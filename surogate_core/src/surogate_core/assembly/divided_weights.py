@@ -18,7 +18,7 @@ from ..program.shards import SMALLEST_CHUNK, is_divisible, part_of
 from ..program.value import Value
 from .staging import Staged, staged_place
 from .streaming import Streaming
-from .transfers import RankParts
+from .transfers import RankParts, take_part
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DividedWeights:
             places = {part: staged_place(whole) for whole, part in pairs}
             with b.record("derive", block) as ops:
                 for part, staged in places.items():
-                    b.emit("take_part", staged, outs=[part], world_size=self.ranks)
+                    take_part(b, staged, part, self.ranks)
             name = f"load.{block}" if block >= 0 else "load.outside"
             found.append(Staged(Program(name, tuple(ops), stage="derive"), places))
         return found
@@ -58,7 +58,8 @@ def divide_weights(
     """Declare the parts in place of the whole weights. `staged` params have no memory to divide."""
     read = {v for p in programs if p.stage in ("micro", "evaluate") for op in p.ops for v in op.ins}
     chosen = [p.param for p in params.values() if p.stored and is_divisible(p.param.shape, ranks)]
-    parts = {param: part_of(param, ranks) for param in chosen if param not in staged}
+    owners = {p.param: p.part.owner for p in params.values() if p.part is not None}
+    parts = {param: part_of(param, ranks, owners.get(param)) for param in chosen if param not in staged}
     for value in b.declared:
         if value.role == "state" and value.derived and value in read and value.size >= ranks * SMALLEST_CHUNK:
             parts[value] = part_of(value, ranks)

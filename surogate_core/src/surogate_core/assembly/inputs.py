@@ -94,7 +94,12 @@ class PlanInputs:
     @property
     def grouping(self) -> Grouping:
         """Return the rule that splits the trained params into groups."""
-        in_turn = self.sharding.states or any(strategy.on_host for strategy, _ in self.offload)
+        return by_block if self.sharding.states and not self.update_groups else self.grouping_of_owners
+
+    @property
+    def grouping_of_owners(self) -> Grouping:
+        """Return the rule that splits those that a rank owns: nothing of them has to be gathered."""
+        in_turn = any(strategy.on_host for strategy, _ in self.offload)
         return self.update_groups or (by_block if in_turn else one_group)
 
     @property

@@ -39,7 +39,7 @@ def gather_late(update: Program, micro_steps: Sequence[Program], held: Collectio
 
 
 def _gathers_weights(op: Op) -> bool:
-    return op.kind == "all_gather" and all(v.role == "param" for v in op.outs)
+    return op.kind in ("all_gather", "broadcast") and all(v.role == "param" for v in op.outs)
 
 
 def _in_order_of_use(gathers: Sequence[Op], program: Program) -> list[Op]:

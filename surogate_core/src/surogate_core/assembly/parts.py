@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from ..api import ParamInfo
 from ..errors import ProgramError
@@ -14,21 +15,45 @@ from .inputs import PlanInputs
 from .transfers import gather
 
 
-def divided(info: ParamInfo, inputs: PlanInputs, b: Builder) -> ParamInfo:
-    """Return a trained param with this rank's part of it, if ranks divide its states.
+def elements_together(info: ParamInfo, inputs: PlanInputs) -> int:
+    """Return how many elements of a param its update needs together; 0: ranks do not divide its states.
 
-    They divide matrices of the model. Vectors and the params of adapters are few bytes.
+    They divide matrices of the model that they train. Vectors and the params of adapters are few bytes.
     """
-    sharding, granularity = inputs.sharding, inputs.optimizer.granularity
-    if not sharding.states or not info.stored or not is_divisible(info.param.shape, sharding.parts):
-        return info
-    together = granularity(info) if granularity else 0
-    if not together or SMALLEST_CHUNK % together:
+    optimizer, parts, size = inputs.optimizer, inputs.sharding.parts, info.param.size
+    divisible = info.grad is not None and info.stored and is_divisible(info.param.shape, parts)
+    if not inputs.sharding.states or optimizer.granularity is None or not divisible:
+        return 0
+    together = optimizer.granularity(info)
+    if together in (0, size) or (0 < together <= SMALLEST_CHUNK and SMALLEST_CHUNK % together == 0):
+        return together
+    what = f"{info.param!r} has the granularity {together}, expected 1 or another power of two up to {SMALLEST_CHUNK}"
+    raise optimizer.failed("granularity", f"{what}, {size} (all elements) or 0")
+
+
+def assigned(params: Iterable[ParamInfo], work: Callable[[ParamInfo], int], parts: int) -> dict[Value, int]:
+    """Return {param: the rank that owns it}, for params that are each updated as a whole.
+
+    The one with the most `work` comes first, and goes to the rank that has the least so far.
+    """
+    loads = [(0, 0, rank) for rank in range(parts)]
+    owners = {}
+    sized = [(work(info), info.param.size, info.param) for info in params]
+    for flops, size, param in sorted(sized, key=lambda one: one[:2], reverse=True):
+        done, held, rank = heappop(loads)
+        owners[param] = rank
+        heappush(loads, (done + flops, held + size, rank))
+    return owners
+
+
+def divided(info: ParamInfo, inputs: PlanInputs, b: Builder, owner: int | None = None) -> ParamInfo:
+    """Return a trained param with this rank's part of it, if ranks divide its states; `owner`: if one has all."""
+    if not elements_together(info, inputs):
         return info
     assert info.grad is not None
-    parts = sharding.parts
-    sums = b.part(info.grad, parts) if sharding.gradients else part_inside(info.grad, parts)
-    return replace(info, part=part_inside(info.param, parts), grad_part=sums)
+    parts = inputs.sharding.parts
+    sums = b.part(info.grad, parts, owner) if inputs.sharding.gradients else part_inside(info.grad, parts, owner)
+    return replace(info, part=part_inside(info.param, parts, owner), grad_part=sums)
 
 
 def gather_updated(params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> None:
@@ -48,6 +73,11 @@ def with_master(info: ParamInfo, dtype: str, b: Builder) -> ParamInfo:
     if held.dtype in (dtype, "fp64"):
         return replace(info, master=held)
     return replace(info, master=b.state(f"master.{info.param.name}", held.shape, dtype, None, shard=held.shard))
+
+
+def owned(states: Iterable[Value], owner: int, parts: int) -> dict[Value, Value]:
+    """Return the states that an optimizer declared for params of an owner as its own."""
+    return {state: replace(state, shard=Shard(state.shape, parts, owner)) for state in states}
 
 
 def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> dict[Value, Value]:

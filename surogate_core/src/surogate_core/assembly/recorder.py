@@ -21,9 +21,9 @@ from ..program.verify import check_states
 from .finisher import Finisher
 from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .parts import divided, gather_updated, with_master
+from .parts import assigned, divided, elements_together, gather_updated, with_master
 from .pass_runner import PassRunner
-from .update import Update, record_update
+from .update import Update, record_update, update_flops
 from .weight_storage import Stored, read_stored, store_weights
 
 
@@ -134,20 +134,37 @@ class Recorder:
         """
         asked, stored = self.inputs.precision.master, {m.param: m for m in weights}
         special = special_kinds(forward, self.inputs.ops)
-        found = {}
-        for param in (v for v in self.b.declared if v.role == "param"):
-            info = ParamInfo(
+        found = {
+            param: ParamInfo(
                 param=param,
                 stored=param.name in stored,
                 kind=special.get(param) or kind_by_shape(param),
                 matrices=logical_matrices(param, stored.get(param.name)),
                 grad=gradients.get(param),
             )
-            if info.grad is not None:
-                dtype = asked if info.stored else wider(param.dtype, asked)
-                info = with_master(divided(info, self.inputs, self.b), dtype, self.b)
-            found[param] = info
+            for param in self.b.declared
+            if param.role == "param"
+        }
+        trained = [info for info in found.values() if info.grad is not None]
+        owners = self._owners([info for info in trained if elements_together(info, self.inputs) == info.param.size])
+        for info in trained:
+            dtype = asked if info.stored else wider(info.param.dtype, asked)
+            part = divided(info, self.inputs, self.b, owners.get(info.param))
+            found[info.param] = with_master(part, dtype, self.b)
         return found
+
+    def _owners(self, whole: Sequence[ParamInfo]) -> dict[Value, int]:
+        """Return {param: the rank that updates it}. What the update of a param takes depends on its shapes alone."""
+        flops: dict[tuple[object, ...], int] = {}
+
+        def work(info: ParamInfo) -> int:
+            form = (info.param.form, *(matrix.rows for matrix in info.matrices))
+            if form not in flops:
+                b = self.b.forked()
+                flops[form] = update_flops(b, self.inputs, self.scalars, with_master(info, info.param.dtype, b))
+            return flops[form]
+
+        return assigned(whole, work, self.inputs.sharding.parts)
 
     def family(
         self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value

@@ -25,7 +25,7 @@ class Staged:
     @property
     def divides(self) -> bool:
         """Whether the program keeps this rank's parts of what it reads or makes."""
-        return any(op.kind == "take_part" for op in self.program.ops)
+        return any(v.shard for op in self.program.ops for v in op.outs)
 
 
 def staged_place(param: Value) -> Value:

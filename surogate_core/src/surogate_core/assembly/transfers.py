@@ -16,10 +16,21 @@ Pairs = Iterable[tuple[Value, Value]]
 
 def gather(b: Builder, pairs: Pairs, ranks: int) -> None:
     """Emit what brings the parts of all ranks together in whole values, if there are any."""
-    if pairs := list(pairs):
-        parts, wholes = zip(*pairs, strict=True)
+    by_kind: dict[str, list[tuple[Value, Value]]] = {}
+    for part, whole in pairs:
+        by_kind.setdefault("all_gather" if part.owner is None else "broadcast", []).append((part, whole))
+    for kind, alike in by_kind.items():
+        parts, wholes = zip(*alike, strict=True)
         shapes = tuple(whole.shape for whole in wholes)
-        b.emit("all_gather", *parts, outs=wholes, lane="comm", world_size=ranks, shapes=shapes)
+        b.emit(kind, *parts, outs=wholes, lane="comm", world_size=ranks, shapes=shapes)
+
+
+def take_part(b: Builder, whole: Value, part: Value, ranks: int) -> None:
+    """Emit what writes this rank's part of a whole value."""
+    if part.owner is None:
+        b.emit("take_part", whole, outs=[part], world_size=ranks)
+    else:
+        b.emit("copy", whole, outs=[part])
 
 
 class Transfers(Protocol):
@@ -87,7 +98,7 @@ class RankParts:
 
     def put(self, b: Builder, pairs: Pairs) -> None:
         for place, copy in pairs:
-            b.emit("take_part", copy, outs=[place], world_size=self._ranks)
+            take_part(b, copy, place, self._ranks)
 
     def wait(self, b: Builder, places: Iterable[Value]) -> None:
         """Nothing: parts are taken where other ops compute."""

@@ -10,10 +10,11 @@ from ..errors import ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.op import Program
-from ..program.shards import chunk_size
 from ..program.value import Value
+from .gradient_norm import emit_norm
 from .inputs import PlanInputs
-from .parts import as_parts, gather_updated
+from .parts import as_parts, gather_updated, owned
+from .update_groups import by_block
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,55 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
         trained = [_param_grad(b, inputs, info) for info in infos.values()]
-        _emit_norm(b, inputs, infos.values(), [norm, coef])
-        wholes = _states_of_wholes(b, inputs, scalars, infos.values(), coef)
+        held = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
+        emit_norm(b, held, [norm, coef], ranks=inputs.sharding.parts, max_norm=inputs.max_grad_norm)
+        in_part, owned_by = _by_owner(trained)
+        wholes = _states_of_wholes(b, inputs, scalars, (infos[p.name] for p in in_part), coef)
         before = len(b.declared)
-        for group in inputs.grouping(trained):
+        for group in inputs.grouping(in_part) if in_part else ():
             with b.block(_block(group)):
                 inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         states = b.declared[before:]
+        own: dict[Value, Value] = {}
+        for owner, params_of_owner in owned_by.items():
+            for group in inputs.grouping_of_owners(params_of_owner):
+                first = len(b.declared)
+                with b.block(_block(group)):
+                    inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
+                own |= owned(b.declared[first:], owner, inputs.sharding.parts)
+        for group in by_block([p for own_params in owned_by.values() for p in own_params]):
+            with b.block(_block(group)):
+                gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.written}
     with blaming(inputs.optimizer.origin, "update"):
         _check_complete(inputs, trained, written)
         _check_skipped_steps(inputs, trained, program, coef)
         parts = as_parts(states, wholes, inputs.sharding.parts) if wholes is not None else {}
+    parts |= own
     if parts:
         b.redeclare(parts)
         program = replace(program, ops=tuple(op.on(parts) for op in program.ops))
     return Update(
-        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in states]
+        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in (*states, *own)]
     )
+
+
+def update_flops(b: Builder, inputs: PlanInputs, scalars: Scalars, info: ParamInfo) -> int:
+    """Return the floating-point operations of the update of a param, which is recorded with `b`."""
+    with b.record("update") as ops:
+        coef = b.activation("clip_coef", (), "fp32")
+        inputs.optimizer.update(_context(b, inputs, scalars, [_param_grad(b, inputs, info)], coef))
+    return sum(inputs.ops[op.kind].flops(op) for op in ops)
+
+
+def _by_owner(params: Sequence[ParamGrad]) -> tuple[list[ParamGrad], dict[int, list[ParamGrad]]]:
+    """Return the params without owners, and those of each owner, in order of rank."""
+    found: dict[int | None, list[ParamGrad]] = {None: []}
+    for p in params:
+        found.setdefault(p.param.owner, []).append(p)
+    return found[None], {owner: found[owner] for owner in sorted(o for o in found if o is not None)}
 
 
 def _context(
@@ -69,31 +99,6 @@ def _context(
         precision=inputs.precision,
         weight_decay=inputs.weight_decay,
         options=inputs.optimizer_options,
-    )
-
-
-def _emit_norm(b: Builder, inputs: PlanInputs, params: Iterable[ParamInfo], outs: Sequence[Value]) -> None:
-    """Emit the norm of all gradients: on several ranks from the sums of chunks, which do not depend on who holds what.
-
-    Every rank sums the chunks of its parts and of the gradients that all ranks have, and receives the sums of others.
-    """
-    held = [(p.grad, p.grad_part or p.grad) for p in params if p.grad is not None]
-    if inputs.sharding.parts == 1:
-        b.emit("global_norm", *(own for _, own in held), outs=outs, max_norm=inputs.max_grad_norm)
-        return
-    chunks = tuple(chunk_size(whole.size) for whole, _ in held)
-    sums = b.apply("square_sums", *(own for _, own in held), chunks=chunks)
-    parts = inputs.sharding.parts if any(own.shard for _, own in held) else 1
-    if parts > 1:
-        (sums,) = b.emit("all_gather", sums, lane="comm", world_size=parts, shapes=((parts * sums.size,),))
-    b.emit(
-        "norm_of_sums",
-        sums,
-        outs=outs,
-        parts=parts,
-        counts=tuple(-(-own.size // chunk) for (_, own), chunk in zip(held, chunks, strict=True)),
-        kept=tuple(-(-whole.size // chunk) for (whole, _), chunk in zip(held, chunks, strict=True)),
-        max_norm=inputs.max_grad_norm,
     )
 
 

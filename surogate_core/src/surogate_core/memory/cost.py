@@ -104,10 +104,11 @@ class OpCosts:
 
 
 def program_cost(program: Program, costs: OpCosts) -> Cost:
-    """Return the cost of a program. Ops of a lane run one after another; the lanes overlap as `lane_order` says.
+    """Return the cost of a program on the rank whose own ops take longest.
 
-    Copies wait while an op uses values on the host, because both need the link. Collectives take multiprocessors from
-    concurrent ops (`Link.taken`). The bandwidth that side lanes take from them is not counted.
+    Ops of a lane run one after another; the lanes overlap as `lane_order` says. Copies wait while an op uses values on
+    the host, because both need the link. Collectives take multiprocessors from concurrent ops (`Link.taken`). The
+    bandwidth that side lanes take from them is not counted.
     """
     flops = nbytes = 0
     attention = products = link = waiting = 0.0
@@ -115,8 +116,9 @@ def program_cost(program: Program, costs: OpCosts) -> Cost:
     busy: dict[Lane, float] = {"compute": 0.0}
     free: dict[Lane, float] = {"compute": 0.0}  # when a lane is done with all its ops so far
     ends: dict[int, float] = {}
+    ranks = (None, _busiest(program, costs))
     for index, op in enumerate(program.ops):
-        cost = costs(op)
+        cost = costs(op) if op.owner in ranks else Cost()
         flops += cost.flops
         nbytes += cost.bytes
         attention += cost.attention_seconds
@@ -135,6 +137,15 @@ def program_cost(program: Program, costs: OpCosts) -> Cost:
     end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in COPIES)
     waiting, link = waiting + end - busy["compute"], link + max(copies)
     return Cost(flops, nbytes, end, busy.get("comm", 0.0), waiting, link, attention, products)
+
+
+def _busiest(program: Program, costs: OpCosts) -> int | None:
+    """Return the rank that owns the ops which take longest; None: ranks own none."""
+    seconds: dict[int, float] = {}
+    for op in program.ops:
+        if op.owner is not None:
+            seconds[op.owner] = seconds.get(op.owner, 0.0) + costs(op).seconds
+    return max(seconds, key=seconds.__getitem__, default=None)
 
 
 def _host_traffic(op: Op) -> int:

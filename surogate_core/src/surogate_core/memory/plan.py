@@ -63,13 +63,14 @@ class Segment:
 
 
 def lay_out(values: Iterable[Value]) -> Segment:
-    """Assign offsets to values that never share memory, in the given order."""
+    """Assign offsets to values in the given order. Only those of different owners, which come last, share memory."""
     offsets: dict[Value, int] = {}
-    at = 0
+    ends: dict[int | None, int] = {None: 0}
     for value in values:
+        at = ends.get(value.owner, ends[None])
         offsets[value] = at
-        at += align(value.memory)
-    return Segment(offsets, at)
+        ends[value.owner] = at + align(value.memory)
+    return Segment(offsets, max(ends.values()))
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def plan_family(
 
 def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
     """Lay out the values of each role. Parts come last: all before them is the same on every rank."""
-    ordered = sorted(values, key=lambda v: v.shard is not None)
+    ordered = sorted(values, key=lambda v: (v.shard is not None, v.owner is not None))
     return {
         role: lay_out(v for v in ordered if v.role == role and v.place == on)
         for role in ("param", "grad", "state", "input")

@@ -104,9 +104,9 @@ class Builder:
         self._named[value.name] = placed
         return placed
 
-    def part(self, whole: Value, parts: int) -> Value:
+    def part(self, whole: Value, parts: int, owner: int | None = None) -> Value:
         """Declare this rank's part of a gradient that is never held as a whole."""
-        part = replace(shards.part_of(whole, parts), name=f"{whole.name}/part")
+        part = replace(shards.part_of(whole, parts, owner), name=f"{whole.name}/part")
         self._named[part.name] = part
         return part
 

@@ -58,6 +58,13 @@ class Op:
         """The outputs, and the inputs that the op changes."""
         return (*self.outs, *(self.ins[i] for i in self.changes)) if self.changes else self.outs
 
+    @property
+    def owner(self) -> int | None:
+        """The only rank that runs the op, because it alone has what the op writes; None: all ranks run it."""
+        if self.lane == "comm":
+            return None
+        return next((v.shard.owner for v in self.written if v.shard and v.shard.owner is not None), None)
+
     def on(self, values: Mapping[Value, Value]) -> Op:
         """Return the op with the keys of `values` replaced by their values; itself if it uses none of them."""
         if values.keys().isdisjoint(self.ins) and values.keys().isdisjoint(self.outs):

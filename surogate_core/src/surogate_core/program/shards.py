@@ -1,7 +1,7 @@
-"""The parts of a value that the ranks of a run hold, each one of equal size.
+"""The parts of a value that the ranks of a run hold: of equal size, or all of it on one rank, its owner.
 
-A whole value has room for all parts in its memory, so its last elements are followed by padding. A part may lie inside
-of the whole value (`Value.inside`) or have memory of its own. The padding holds zeros.
+A whole value has room for all equal parts in its memory, so its last elements are followed by padding. A part may lie
+inside of the whole value (`Value.inside`) or have memory of its own. The padding holds zeros.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def room(shape: Sequence[int], dtype: str, parts: int) -> int:
     return parts * DTYPES[dtype].nbytes(part_size(prod(shape), parts))
 
 
-def part_of(whole: Value, parts: int) -> Value:
+def part_of(whole: Value, parts: int, owner: int | None = None) -> Value:
     """Return the rank's part of a value, with memory and the name of its own: that of the whole."""
-    return replace(
-        whole, shape=(part_size(whole.size, parts),), init=None, shard=Shard(whole.shape, parts), inside=None, room=0
-    )
+    shape = (part_size(whole.size, parts),) if owner is None else whole.shape
+    return replace(whole, shape=shape, init=None, shard=Shard(whole.shape, parts, owner), inside=None, room=0)
 
 
-def part_inside(whole: Value, parts: int) -> Value:
-    """Return the rank's part of a value that has room for `parts`, in the memory of the whole."""
-    return replace(part_of(whole, parts), name=f"{whole.name}/part", inside=whole)
+def part_inside(whole: Value, parts: int, owner: int | None = None) -> Value:
+    """Return the rank's part of a value in the memory of the whole, which has room for equal `parts`."""
+    of = "" if owner is None else f" of {owner}"
+    return replace(part_of(whole, parts, owner), name=f"{whole.name}/part{of}", inside=whole)

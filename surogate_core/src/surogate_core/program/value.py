@@ -58,10 +58,13 @@ class Shard:
 
     shape  of the whole value
     parts  ranks that hold one. Elements past the end of the whole value are padding.
+    owner  the rank whose part is the whole value, in its shape, while those of all others are empty; None: parts of
+           equal size
     """
 
     shape: tuple[int, ...]
     parts: int
+    owner: int | None = None
 
     @property
     def size(self) -> int:
@@ -125,8 +128,15 @@ class Value:
         """Number of elements of the value that it is a part of, or of itself."""
         return self.shard.size if self.shard else self.size
 
+    @property
+    def owner(self) -> int | None:
+        """The only rank that has its elements; None: all ranks have some."""
+        return self.shard.owner if self.shard else None
+
     def first(self, rank: int) -> int:
         """Return the index of its first element in the value that it is a part of; 0 if it is whole."""
+        if self.owner is not None:
+            return self.size if rank > self.owner else 0
         return rank * self.size if self.shard else 0
 
     @property

@@ -35,6 +35,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
     - An op that works in place may do so by its definition, on an activation that no later op or output reads, nor an
       earlier op of a side lane, which may still be running.
+    - What ranks own is used by ops that only the owner runs, and by the collectives that bring it there or to others.
     - Ops of side lanes use no inputs, which the host overwrites. Only ops whose definition says so use values that are
       placed on the host.
     - Every output of the program is written by the program or outlives it.
@@ -77,6 +78,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             if op.signature not in checked.signatures:
                 _check_op(op, ops, place)
             _check_in_place(op, ops[op.kind], place)
+            _check_owner(op, place)
             checked.signatures.add(op.signature)
             checked.ops.add(op)
     for value in program.outputs:
@@ -88,7 +90,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
 
 def _is_gathered(op: Op, value: Value) -> bool:
     """Return whether an op completes a param from parts of it, which the update has written."""
-    return op.kind == "all_gather" and any(part.inside is value for part in op.ins)
+    return op.kind in ("all_gather", "broadcast") and any(part.inside is value for part in op.ins)
 
 
 def check_states(programs: Iterable[Program]) -> None:
@@ -163,6 +165,21 @@ def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
     for out, i in op.in_place.items():
         if definition.may_overwrite(op).get(out) != i or not fits_in_place(op, out, i):
             raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
+
+
+def _check_owner(op: Op, place: str) -> None:
+    """Ops without outputs only wait."""
+    ins, outs = ([v for v in values if v.owner is not None] for values in (op.ins, op.outs))
+    if not ins and not outs and op.kind not in ("reduce", "broadcast"):
+        return
+    if op.lane == "comm":
+        wanted = {"reduce": ([], [*op.outs]), "broadcast": ([*op.ins], [])}.get(op.kind, ([], []))
+        if (ins, outs) != wanted:
+            raise ProgramError(f"{place}: a rank owns {(ins or outs or op.outs)[0]!r}, or none does")
+    elif op.outs and (len(outs) < len(op.outs) or len({v.owner for v in (*ins, *outs)}) > 1):
+        raise ProgramError(
+            f"{place}: uses {(ins or outs)[0]!r}, of rank {(ins or outs)[0].owner}, but not only that rank"
+        )
 
 
 def _check_lane(op: Op, definition: OpDef, place: str) -> None:

@@ -43,6 +43,18 @@ def all_gather(*parts: Tensor, world_size: int, shapes: Sequence[Sequence[int]])
     return tuple(x.flatten()[: prod(shape)].view(tuple(shape)) for x, shape in zip(parts, shapes, strict=True))
 
 
+def reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
+    """Return the values unchanged: a single rank owns all. Executors of several ranks replace this."""
+    return all_reduce(*values, world_size=world_size, how=how)
+
+
+def broadcast(*values: Tensor, world_size: int, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+    """Return values of `shapes`, made of one or more of the given ones. Executors of several ranks replace this."""
+    _refuse_several("broadcast", world_size)
+    parts = torch.cat([x.flatten() for x in values]).split([prod(shape) for shape in shapes])
+    return tuple(x.view(tuple(shape)) for x, shape in zip(parts, shapes, strict=True))
+
+
 def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """Return the 2-norm of all gradients and the clipping coefficient min(1, max_norm / (norm + 1e-6)).
 
@@ -63,17 +75,12 @@ def square_sums(*values: Tensor, chunks: Sequence[int]) -> Tensor:
     return torch.cat(sums)
 
 
-def norm_of_sums(
-    sums: Tensor, *, parts: int, counts: Sequence[int], kept: Sequence[int], max_norm: float
-) -> tuple[Tensor, Tensor]:
-    """Return what `global_norm` does, from the `square_sums` of `parts` ranks, one after another.
+def norm_of_sums(sums: Tensor, *, ranges: Sequence[tuple[int, int]], max_norm: float) -> tuple[Tensor, Tensor]:
+    """Return what `global_norm` does, from `square_sums`, of which the `ranges` (first, count) are added.
 
-    Those of value i are counts[i] on each rank. The first kept[i] of all ranks' are added: all of a value that is
-    divided, without padding, and those of rank 0 of a value that all ranks have. The order of the sum is that of one
-    rank, hence the result too.
+    They are in the order of the sums of one rank that has all values, hence the result has the same bits.
     """
-    by_value = sums.view(parts, -1).split(list(counts), dim=1)
-    total = torch.cat([x.flatten()[:n] for x, n in zip(by_value, kept, strict=True)]).sum()
+    total = torch.cat([sums[first : first + count] for first, count in ranges]).sum()
     norm = total.sqrt().to(torch.float32)
     return norm, _clip_coef(norm, max_norm)
 

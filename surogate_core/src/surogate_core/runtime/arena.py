@@ -71,7 +71,9 @@ class Buffers:
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input, or of this rank's part of one."""
-        held, within = (value.inside, self.rank * value.nbytes) if value.inside else (value, 0)
+        held, within = value.inside or value, 0
+        if value.inside and value.owner is None:
+            within = self.rank * value.nbytes
         for memory in self._on[value.place]:
             segment = memory.plan.segments.get(value.role)
             if segment is not None and held in segment.offsets:

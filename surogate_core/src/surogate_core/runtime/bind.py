@@ -34,7 +34,9 @@ class BoundProgram:
 
 
 def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams: Mapping[Lane, int]) -> BoundProgram:
-    """Bind every op of `program` to the stream of its lane.
+    """Bind every op of `program` to the stream of its lane. One that another rank owns has no launches.
+
+    It is bound all the same, so that all ranks select the algorithms of products from the same list.
 
     Raises ConfigError if an op has no kernel and references are not allowed, or if its kernel cannot be as
     deterministic as the target requires.
@@ -45,13 +47,15 @@ def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams:
     for index, op in enumerate(program.ops):
         kernel = context.kernel_for(op)
         if kernel is not None:
-            launches.append(_bind_kernel(kernel, op, Binding(context, buffers, program, index, streams, tables)))
+            bound = _bind_kernel(kernel, op, Binding(context, buffers, program, index, streams, tables))
+            launches.append(bound if op.owner in (None, context.comm.rank) else ())
             if op.lane == "comm":
                 capturable &= context.comm.capturable
                 _refuse_skipped(kernel, op, launches[-1])
         elif context.allow_reference:
             capturable = False
-            launches.append((Launch(_bind_reference(op, context, buffers, program)),))
+            call = _bind_reference(op, context, buffers, program)
+            launches.append((Launch(call),) if op.owner in (None, context.comm.rank) else ())
         else:
             raise ConfigError(
                 f"{place(op)}: no compiled kernel serves it on {context.target.device.title}. Install the package "

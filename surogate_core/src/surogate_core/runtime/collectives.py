@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..api import Call, Comm, KernelDef, Op, Span, Support, Target, Value
 from ..api.world import REDUCIBLE, Position
@@ -38,6 +38,19 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
         refused = f"recorded for {size} ranks, but the communicator connects {comm.world_size}"
     if refused:
         raise ProgramError(f"{op.kind} (block {op.block}, emitted at {op.where}): {refused}")
+    if op.kind == "reduce":
+        owned = tuple((_span(pointer, v), _span(pointer, own)) for v, own in zip(op.ins, op.outs, strict=True))
+        roots = tuple(v.owner for v in op.outs)
+        return _collective, (comm.position, named(op), comm.reduce, (owned, roots, op.attrs["how"]), stream)
+    if op.kind == "broadcast":
+        roots = tuple(v.owner for v in op.ins)
+        return _collective, (
+            comm.position,
+            named(op),
+            comm.broadcast,
+            (tuple(_put_together(op, pointer)), roots),
+            stream,
+        )
     if op.kind == "all_reduce":
         spans = ranges([(pointer(v), v) for v in op.ins])
         return _collective, (comm.position, named(op), comm.all_reduce, (spans, op.attrs["how"]), stream)
@@ -52,6 +65,22 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
     return _collective, (comm.position, named(op), comm.reduce_scatter, (sums, op.attrs["how"]), stream)
 
 
+def _span(pointer: Callable[[Value], int], value: Value) -> Span:
+    return pointer(value), value.size, value.dtype
+
+
+def _put_together(op: Op, pointer: Callable[[Value], int]) -> Iterator[tuple[Span, Span]]:
+    """Yield the spans of the inputs of a broadcast, and where in the outputs they go."""
+    ins = iter(op.ins)
+    for out in op.outs:
+        at = 0
+        while at < out.size:
+            value = next(ins)
+            address = pointer(out) + DTYPES[out.dtype].nbytes(at)
+            yield _span(pointer, value), (address, value.size, value.dtype)
+            at += value.size
+
+
 def _pair(pointer: Callable[[Value], int], part: Value, whole: Value, parts: int) -> tuple[Span, Span]:
     """Return the spans of a part and of the whole value with its padding."""
     if whole.memory < DTYPES[whole.dtype].nbytes(parts * part.size):
@@ -61,12 +90,13 @@ def _pair(pointer: Callable[[Value], int], part: Value, whole: Value, parts: int
 
 def named(op: Op) -> str:
     """Return the name of a collective for messages: "the sum of gradients of block 17"."""
-    wholes = [v.inside or v for v in (op.outs if op.kind == "all_gather" else op.ins)]
+    gathers = op.kind in ("all_gather", "broadcast")
+    wholes = [v.inside or v for v in (op.outs if gathers else op.ins)]
     roles = {v.role for v in wholes}
     what = _ROLES[roles.pop()] if len(roles) == 1 and roles <= _ROLES.keys() else ""
     what = what or ", ".join(v.name for v in wholes[:_MOST_NAMES])
     where = f" of block {op.block}" if op.block >= 0 else ""
-    if op.kind == "all_gather":
+    if gathers:
         return f"the gathering of {what}{where}"
     how = "maximum" if op.attrs["how"] == "max" else op.attrs["how"]
     return f"the {how} of {what}{where}"
@@ -119,7 +149,7 @@ KERNELS = tuple(
         supports=_supports,
         bind=lambda op, ctx: call(op, ctx.comm, ctx.pointer, ctx.stream),
     )
-    for kind in ("all_reduce", "reduce_scatter", "all_gather", "take_part")
+    for kind in ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "take_part")
 )
 
 KINDS = frozenset(kernel.op for kernel in KERNELS)

@@ -36,6 +36,7 @@ class CudaExecutor:
         """Bind all programs. Of equal notices of different kernels, only the first is shown."""
         self._rare = {n for n, p in programs.items() if p.purpose != "train" or p.stage in ("start", "derive")}
         self._stream = stream
+        self._rank = context.comm.rank
         lanes = {op.lane for program in programs.values() for op in program.ops} - {"compute"}
         # With high priority: otherwise the few blocks of a collective would start too late.
         self._streams: dict[Lane, torch.cuda.Stream] = {"compute": stream}
@@ -81,7 +82,8 @@ class CudaExecutor:
                     function(*arguments)
                 if op.lane != "compute":
                     self._stream.wait_stream(self._streams[op.lane])
-                after(index)
+                if op.owner in (None, self._rank):
+                    after(index)
 
     def readings(self, values: Sequence[Tensor]) -> DeviceReadings:
         return DeviceReadings(values, self._stream)

@@ -30,7 +30,8 @@ class Executor(Protocol):
         """Enqueue `program`, without the launches that a batch with `labels` labels does not need. None: with all."""
 
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
-        """Run op by op, never as a graph. Calls `after` with the index of each op once it is enqueued."""
+        """Run op by op, never as a graph. Calls `after` with the index of each op once it is enqueued, but not of those
+        that other ranks own."""
 
     def readings(self, values: Sequence[Tensor]) -> Readings:
         """Return what reads these two scalars, loss and norm, after each step. Call once, before the first step."""

@@ -10,7 +10,7 @@ waits before one that writes them until the reader is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from threading import Event
 
@@ -111,7 +111,7 @@ class HostCopy:
 
     def pieces(self, value: Value) -> Pieces:
         """Return the copied elements of a value. Valid from `wait` until `release`."""
-        return pieces_of(value, [self.view(value)], self._rank)
+        return pieces_of(value, lambda rank: self.view(value), range(self._rank, self._rank + 1))
 
     def release(self) -> None:
         """Give up the copy: the values may be written again. May be called on any thread."""
@@ -128,28 +128,28 @@ class HostCopy:
 class TeamCopy:
     """The copies of the ranks of a process, used as one. The first rank has the values that are no parts."""
 
-    def __init__(self, copies: Sequence[HostCopy], rank: int) -> None:
-        self._copies, self._rank = copies, rank
+    def __init__(self, copies: Mapping[int, HostCopy], ranks: range) -> None:
+        """`copies` are those of the `ranks` of the process that have something to copy."""
+        self._copies, self._ranks = copies, ranks
 
     def wait(self) -> None:
         """See `HostCopy.wait`."""
-        for copy in self._copies:
+        for copy in self._copies.values():
             copy.wait()
 
     def pieces(self, value: Value) -> Pieces:
         """See `HostCopy.pieces`."""
-        held = self._copies if value.shard else self._copies[:1]
-        return pieces_of(value, [copy.view(value) for copy in held], self._rank)
+        return pieces_of(value, lambda rank: self._copies[rank].view(value), self._ranks)
 
     def release(self) -> None:
         """See `HostCopy.release`."""
-        for copy in self._copies:
+        for copy in self._copies.values():
             copy.release()
 
 
 def saved_by(rank: int, values: Iterable[Value]) -> list[Value]:
     """Return those of the values of a run that a rank saves: its parts, and rank 0 also what all ranks have."""
-    return [value for value in values if rank == 0 or value.shard]
+    return [value for value in values if value.owner == rank or (value.owner is None and (rank == 0 or value.shard))]
 
 
 def copied_bytes(values: Iterable[Value]) -> int:

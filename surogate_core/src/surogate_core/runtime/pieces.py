@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from torch import Tensor
@@ -56,13 +57,14 @@ class Pieces:
         return Pieces(tuple(shape), max(self.first - begin, 0) if found else 0, found)
 
 
-def pieces_of(value: Value, views: Sequence[Tensor], rank: int) -> Pieces:
-    """Return the elements of a value from the views that ranks have of it, from `rank` on. Padding is left out.
+def pieces_of(value: Value, view: Callable[[int], Tensor], ranks: range) -> Pieces:
+    """Return the elements that `ranks` have of a value; `view` returns those of a rank. Padding is left out.
 
     Ranks have the same elements of a value that is no part: those of the first are taken.
     """
     if value.shard is None:
-        return Pieces(value.stored_shape, 0, [views[0].view(-1)])
-    first = [min(value.first(r), value.shard.size) for r in range(rank, rank + len(views) + 1)]
-    cut = [view.view(-1)[: end - begin] for view, begin, end in zip(views, first, first[1:], strict=False)]
-    return Pieces(value.shard.shape, first[0], cut)
+        return Pieces(value.stored_shape, 0, [view(ranks[0]).view(-1)])
+    bounds = [min(value.first(rank), value.shard.size) for rank in (*ranks, ranks.stop)]
+    held = zip(ranks, pairwise(bounds), strict=True)
+    cut = [view(rank).view(-1)[: end - begin] for rank, (begin, end) in held if begin < end]
+    return Pieces(value.shard.shape, bounds[0], cut)

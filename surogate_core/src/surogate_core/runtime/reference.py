@@ -59,8 +59,9 @@ class ReferenceExecutor:
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
         """See `Executor.walk`. `after` is called before the values whose life ends with the op are poisoned."""
         for index, call in enumerate(self._calls[program]):
-            call.run()
-            after(index)
+            if not isinstance(call, Elsewhere):
+                call.run()
+                after(index)
             for value in call.dies:
                 self._buffers.kill(value, program)
 
@@ -156,6 +157,13 @@ class CollectiveCall:
         function(*arguments)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """An op that another rank owns."""
+
+    dies: tuple[Value, ...] = ()
+
+
 def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
     """Check that shape and dtype are those of the program. A gradient may be stored in a different dtype."""
     if result.shape != out.shape:
@@ -195,7 +203,7 @@ def place(op: Op, by: str = "") -> str:
 
 def _bind(
     program: Program, ops: Mapping[str, OpDef], buffers: Buffers, comm: Comm, poison: bool
-) -> list[ReferenceCall | CollectiveCall]:
+) -> list[ReferenceCall | CollectiveCall | Elsewhere]:
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
@@ -207,12 +215,14 @@ def _bind(
     ends: dict[int, list[Value]] = {}
     for value, index in last.items() if poison else ():
         ends.setdefault(index, []).append(value)
-    calls: list[ReferenceCall | CollectiveCall] = []
+    calls: list[ReferenceCall | CollectiveCall | Elsewhere] = []
     for index, op in enumerate(program.ops):
         dies = tuple(ends.get(index, ()))
         if op.kind in collectives.KINDS:
             pointer = partial(_address, buffers, program.name)
             calls.append(CollectiveCall(collectives.call(op, comm, pointer, 0), dies))
+        elif op.owner not in (None, comm.rank):
+            calls.append(Elsewhere(dies))
         else:
             calls.append(reference_call(op, ops, buffers, program.name, dies))
     return calls

@@ -75,6 +75,11 @@ class Team:
         return len(self._threads)
 
     @property
+    def _ranks(self) -> range:
+        first = self._comms[0].rank
+        return range(first, first + len(self._comms))
+
+    @property
     def world_size(self) -> int:
         """Number of ranks of all processes."""
         return self._comms[0].world_size
@@ -90,8 +95,8 @@ class Team:
 
     def pieces(self, value: Value) -> Pieces:
         """Return the elements of a param or state that the ranks of this process have."""
-        held = self._workers if value.shard else self._workers[:1]
-        return pieces_of(value, [worker.buffers.persistent(value) for worker in held], self._comms[0].rank)
+        workers = {comm.rank: worker for comm, worker in zip(self._comms, self._workers, strict=True)}
+        return pieces_of(value, lambda rank: workers[rank].buffers.persistent(value), self._ranks)
 
     def stored(self) -> dict[str, tuple[Tensor, ...]]:
         """Return the views of the first rank. See `Worker.stored`."""
@@ -166,14 +171,15 @@ class Team:
     def allocate_snapshot(self, values: Iterable[Value]) -> TeamCopy:
         """Allocate host memory for what each rank saves. See `Worker.allocate_snapshot`."""
         kept = list(values)
-        ranks = [(worker, saved_by(comm.rank, kept)) for worker, comm in zip(self._workers, self._comms, strict=True)]
+        own = {rank: saved_by(rank, kept) for rank in self._ranks}
         try:
-            copies = [worker.allocate_snapshot(own) for worker, own in ranks if own]
+            pairs = zip(self._workers, own.items(), strict=True)
+            copies = {rank: worker.allocate_snapshot(values) for worker, (rank, values) in pairs if values}
         except NoHostMemory:
             for worker in self._workers:
                 worker.free_snapshot()
             raise
-        return TeamCopy(copies, self._comms[0].rank)
+        return TeamCopy(copies, self._ranks)
 
     def snapshot(self) -> None:
         """Start to copy what each rank saves. See `Worker.snapshot`."""

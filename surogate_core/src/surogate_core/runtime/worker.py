@@ -131,7 +131,8 @@ class Worker:
 
     def pieces(self, value: Value) -> Pieces:
         """Return the elements of a param or state that this process has."""
-        return pieces_of(value, [self.buffers.persistent(value)], self._comm.rank)
+        rank = self._comm.rank
+        return pieces_of(value, lambda rank: self.buffers.persistent(value), range(rank, rank + 1))
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -198,7 +199,8 @@ class Worker:
         self.executor.synchronize()
         if not self._restored:
             parts = (v for v in self.assembly.declared if v.shard and v.init)  # `share` gives those of no other rank
-            initialise(parts, self.buffers.persistent, seed=0)
+            own = (None, self._comm.rank)
+            initialise((v for v in parts if v.owner in own), self.buffers.persistent, seed=0)
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
 

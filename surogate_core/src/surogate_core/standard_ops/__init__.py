@@ -17,6 +17,8 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
     reduce_scatter (values; world_size, how)                   -> this rank's parts of the sums
     take_part      (x; world_size)                             -> this rank's part
     all_gather     (parts; world_size, shapes)                 -> the values of which the ranks have parts
+    reduce         (values; world_size, how)                   -> the sums, on the ranks that own the outputs
+    broadcast      (values; world_size, shapes)                -> the values, each of its owner, put together in order
     move           (x)                                         -> x on the host (lane "to_host"), or on the device
     wait           (values)                                    -> nothing; "compute" waits for the ops that write them
 """

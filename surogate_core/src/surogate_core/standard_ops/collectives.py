@@ -6,6 +6,7 @@ The collectives are served by the communicator of each rank (`runtime/collective
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from math import prod
 
 from ..program.op import Op
@@ -22,6 +23,20 @@ def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _reduce_scatter(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     need(len(ins) > 0, "reduce_scatter needs at least one value")
     return [OutSpec(v.label, (part_size(v.size, attrs["world_size"]),), v.dtype) for v in ins]
+
+
+def _reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    need(len(ins) > 0, "reduce needs at least one value")
+    return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
+
+
+def _broadcast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    shapes, sizes = attrs["shapes"], [v.size for v in ins]
+    ends, whole = set(accumulate(sizes)), [*accumulate(map(prod, shapes))]
+    need(len(shapes) > 0 and whole[-1] == sum(sizes) and ends.issuperset(whole), f"broadcast of {ins} to {shapes}")
+    first = dict(zip(accumulate(sizes, initial=0), ins, strict=False))
+    begins = (first[at] for at in (0, *whole[:-1]))
+    return [OutSpec(v.label, tuple(shape), v.dtype) for v, shape in zip(begins, shapes, strict=True)]
 
 
 def _all_gather(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -43,6 +58,12 @@ def _ring_bytes(op: Op) -> int:
     return 2 * (n - 1) * sum(v.nbytes for v in op.ins) // n
 
 
+def _sent_along(op: Op) -> int:
+    """Bytes that a rank sends where each value passes along a chain to its owner, or from it, with as many owners."""
+    n = int(op.attrs["world_size"])
+    return (n - 1) * sum(v.nbytes for v in op.ins) // n
+
+
 def _sent_parts(op: Op) -> int:
     """Bytes that a rank sends where each part passes n - 1 times along a ring."""
     parts = op.outs if op.kind == "reduce_scatter" else op.ins
@@ -60,11 +81,9 @@ def _square_sums(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _norm_of_sums(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    (sums,), parts, counts = ins, attrs["parts"], attrs["counts"]
-    need(len(counts) == len(attrs["kept"]), f"counts {counts} and kept {attrs['kept']} differ in length")
-    held = all(0 < n <= parts * count for count, n in zip(counts, attrs["kept"], strict=True))
-    need(held, f"{parts} ranks with {counts} sums each do not have the {attrs['kept']} to add")
-    need(sums.size == parts * sum(counts), f"{sums!r} has not {parts} x {sum(counts)} sums")
+    (sums,) = ins
+    for first, count in attrs["ranges"]:
+        need(0 <= first < first + count <= sums.size, f"{sums!r} has no {count} sums from {first} on")
     return _global_norm(ins, attrs)
 
 
@@ -74,6 +93,8 @@ COLLECTIVES: tuple[OpDef, ...] = (
     _define("all_reduce", _all_reduce, attrs={"world_size": int, "how": (str, "sum")}, link=_ring_bytes),
     _define("reduce_scatter", _reduce_scatter, attrs={"world_size": int, "how": (str, "sum")}, link=_sent_parts),
     _define("take_part", _reduce_scatter, attrs={"world_size": int}),
+    _define("reduce", _reduce, attrs={"world_size": int, "how": (str, "sum")}, link=_sent_along),
+    _define("broadcast", _broadcast, attrs={"world_size": int, "shapes": tuple}, link=_sent_along),
     _define("all_gather", _all_gather, attrs={"world_size": int, "shapes": tuple}, link=_sent_parts),
     _define(
         "global_norm",
@@ -89,5 +110,5 @@ COLLECTIVES: tuple[OpDef, ...] = (
         flops=lambda op: 2 * sum(v.size for v in op.ins),
         uses_host=True,
     ),
-    _define("norm_of_sums", _norm_of_sums, attrs={"parts": int, "counts": tuple, "kept": tuple, "max_norm": float}),
+    _define("norm_of_sums", _norm_of_sums, attrs={"ranges": tuple, "max_norm": float}),
 )

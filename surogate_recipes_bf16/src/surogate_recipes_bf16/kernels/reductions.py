@@ -34,7 +34,7 @@ def _bind_square_sums(op: Op, ctx: BindContext) -> Call:
 def _bind_norm_of_sums(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    added = order(op.attrs["parts"], op.attrs["counts"], op.attrs["kept"])
+    added = [first + i for first, count in op.attrs["ranges"] for i in range(count)]
     indices = 0 if added == list(range(len(added))) else ctx.table(added)
     return ctx.call(_C.norm_of_sums, op.ins[0], indices, *op.outs, len(added), float(op.attrs["max_norm"]))
 
@@ -49,18 +49,6 @@ def table(
         words += [pointer(value), value.size, chunks, DTYPES[value.dtype].code, size]
         chunks += -(-value.size // size)
     return words, chunks
-
-
-def order(parts: int, counts: Sequence[int], kept: Sequence[int]) -> list[int]:
-    """Return the indices of the sums that `norm_of_sums` adds, value by value, in the order of a single rank."""
-    of_rank, first = sum(counts), 0
-    found: list[int] = []
-    for count, n in zip(counts, kept, strict=True):
-        for part in range(-(-n // count)):
-            begin = part * of_rank + first
-            found += range(begin, begin + min(count, n - part * count))
-        first += count
-    return found
 
 
 def _norm_workspace(op: Op, target: Target) -> int:

@@ -12,7 +12,7 @@ whereas accumulation over micro-steps rounds stochastically.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import ProgramError
@@ -58,8 +58,8 @@ def reduce(
     for index, op in enumerate(program.ops):
         ops.append(op)
         for block, how, values in complete.get(index, ()):
-            kind = "reduce_scatter" if values[0] in parts else "all_reduce"
             outs = [parts.get(value, value) for value in values]
+            kind = collective(outs[0])
             with builder.record("backward", block) as emitted:
                 builder.emit(kind, *values, outs=outs, lane="comm", world_size=world_size, how=how)
             ops += emitted
@@ -71,17 +71,24 @@ Group = tuple[int, str, list[Value]]
 """The block of values, how they are combined over ranks, and the values, which are complete together."""
 
 
-def completed(program: Program, block_of: Mapping[Value, int], parts: Container[Value]) -> dict[int, list[Group]]:
+def collective(out: Value) -> str:
+    """Return the op that writes a sum over ranks: all of it on all of them, their parts, or all of it on its owner."""
+    if out.shard is None:
+        return "all_reduce"
+    return "reduce_scatter" if out.owner is None else "reduce"
+
+
+def completed(program: Program, block_of: Mapping[Value, int], parts: Mapping[Value, Value]) -> dict[int, list[Group]]:
     """Return {index of an op: what is complete once it has run}: values of one block, or one outside of blocks.
 
-    Those that ranks have `parts` of are apart. Raises ProgramError if no op writes a value.
+    Those that different collectives sum are apart. Raises ProgramError if no op writes a value.
     """
     last = {value: index for index, op in enumerate(program.ops) for value in op.written}
     if missing := [value.name for value in block_of if value not in last]:
         raise ProgramError(f"{program.name}: cannot sum values that no op writes: {', '.join(missing)}")
-    groups: dict[tuple[int, str, bool, int], list[Value]] = {}
+    groups: dict[tuple[int, str, str, int], list[Value]] = {}
     for value, block in block_of.items():
-        key = (block, value.collects or "sum", value in parts, last[value] if block < 0 else -1)
+        key = (block, value.collects or "sum", collective(parts.get(value, value)), last[value] if block < 0 else -1)
         groups.setdefault(key, []).append(value)
     found: dict[int, list[Group]] = {}
     for (block, how, *_), values in groups.items():

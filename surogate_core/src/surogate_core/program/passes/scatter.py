@@ -14,8 +14,9 @@ from zlib import crc32
 from ..builder import Builder
 from ..inputs import Scalars
 from ..op import Op, Program
+from ..shards import part_inside
 from ..value import Value
-from .reduce import completed
+from .reduce import collective, completed
 
 _SETS = 2
 """Blocks whose gradients are in buffers at a time: one computes, and ranks exchange those of the one before."""
@@ -35,6 +36,7 @@ class Scatter:
     scalars: Scalars
     world_size: int
     _buffers: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    _insides: dict[str, Value] = field(default_factory=dict)
 
     def __call__(self, program: Program) -> Program:
         """Return a micro-step, which writes the gradients, with the exchange on "comm"."""
@@ -58,18 +60,24 @@ class Scatter:
     ) -> tuple[list[Op], list[Op]]:
         """Return what sums gradients over the ranks, and what adds the rank's parts of that to the sums."""
         b, parts = self.builder, [self.parts[value] for value in values]
-        sums = parts
+        sources, sums = [buffers[value] for value in values], parts
         if not program.first:
             with b.block(block):
-                sums = [b.activation("d_part", part.shape, part.dtype) for part in parts]
+                sums = [self._addend(part, source) for part, source in zip(parts, sources, strict=True)]
         with b.record("backward", block) as exchange:
-            sources = [buffers[value] for value in values]
-            b.emit("reduce_scatter", *sources, outs=sums, lane="comm", world_size=self.world_size, how="sum")
+            b.emit(collective(sums[0]), *sources, outs=sums, lane="comm", world_size=self.world_size, how="sum")
         with b.record("backward", block) as additions:
             for value, part, addend in zip(values, parts, sums, strict=True):
                 if not program.first:
                     self._add(value, addend, part)
         return exchange, additions
+
+    def _addend(self, part: Value, source: Value) -> Value:
+        """Return what holds the sum over the ranks until it is added: of an owner, the buffer."""
+        if part.owner is None:
+            return replace(self.builder.activation("d_part", part.shape, part.dtype), shard=part.shard)
+        inside = part_inside(source, self.world_size, part.owner)
+        return self._insides.setdefault(inside.name, inside)
 
     def _add(self, gradient: Value, addend: Value, part: Value) -> None:
         b, scalars = self.builder, self.scalars
