@@ -16,6 +16,7 @@ class Fault(NamedTuple):
 
 
 LOADS, FALLS = "its plugins load", "it trains and the loss falls"
+DIVIDES = "ranks that divide its states have the bits of ranks that do not"
 SKIPS, RESUMES = "a step that is skipped changes nothing", "a resumed run has the bits of an uninterrupted one"
 REFERENCE = "its reference has the shapes and attributes that it declares and no side effects"
 DERIVATIVE = "its backward rule is the derivative of its reference"
@@ -386,6 +387,22 @@ FAULTS = [
         "optimizer",
         "groups by block have the bits of one group",
         "updated block by block",
+    ),
+    Fault(
+        "a granularity that no rank can have",
+        "change('OPTIMIZER', granularity=lambda p: 100)",
+        "optimizer",
+        DIVIDES,
+        r"has the granularity 100, expected 1 or another power of two up to 256, \d+ \(all elements\) or 0",
+    ),
+    Fault(
+        "an update that needs more than its granularity",
+        UPDATE + "def of_shape(c, b, s, p, v):\n"
+        "    sgd(c, b, s, p, v, c.clip_coef, momentum=0.5 / p.param.size)\n"
+        "updating(of_shape)",
+        "optimizer",
+        DIVIDES,
+        "on two ranks that divide states by its granularity, .* differ",
     ),
     Fault(
         "a state that no checkpoint has",

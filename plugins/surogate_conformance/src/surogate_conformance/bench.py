@@ -25,7 +25,10 @@ from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.program.shards import Sharding
 from surogate_core.reporting import picture
+from surogate_core.runtime.comms import copies
+from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 from surogate_core.verification import Extent, Verification, verify
 from surogate_core.verification.rows import random_rows
@@ -215,6 +218,22 @@ class Bench:
         with quiet():
             return Steps(self, self.config(keys, self._new("out")), revise)
 
+    def two_ranks(self, *, states: bool, **keys: Any) -> dict[str, Tensor]:
+        """Return weights and states after two steps of two ranks, which divide states or hold all of them."""
+        with quiet():
+            loaded = run.load(self.config({**keys, "ranks_per_gpu": 2}, self._new("out")))
+            opened = run.open_run(loaded, ["*.json", "*.safetensors"])
+            sharding = Sharding(parts=2, states=states)
+            plan = plan_run(opened, device("cpu"), 2, lambda inputs: replace(inputs, sharding=sharding))
+            ops, seed = plan.inputs.ops, loaded.config.train_seed
+            comms = copies.connect([0, 0])
+            team = Team(comms, lambda comm: Worker.on_cpu(plan.assembly, ops, seed, comm, poison=True))
+            try:
+                run.fill_weights(opened, plan.assembly, team)
+                return _two_steps(team, plan)
+            finally:
+                team.close()
+
     def own_runs(self) -> list[dict[str, Any]]:
         """Return the keys of a run for each definition of the subject that a run can select."""
         runs: list[dict[str, Any]] = [{}]
@@ -330,6 +349,23 @@ class Steps:
 
     def gradients(self) -> dict[str, Tensor]:
         return {v.name: self.view(v).double() for v in self.assembly.allocated if v.role == "grad"}
+
+
+def _two_steps(team: Team, plan: Plan) -> dict[str, Tensor]:
+    """Return the weights and states of the ranks, put together, after two steps of two micro-steps."""
+    batches = [random_rows(plan.inputs, seed=seed).batch for seed in (3, 4)]
+    scale = 0.5 / sum(batch.n_valid for batch in batches)
+    team.start(graphs=False)
+    for step in (1, 2):
+        for i in range(2):
+            team.micro_step(*batches, first=i == 0, last=i == 1, loss_scale=scale, index=4 * step + 2 * i)
+        team.update(lr=1e-2, step=step).values()
+    team.gather()
+    team.settle()
+    assembly = plan.assembly
+    values = (v for v in assembly.allocated if v.role in ("param", "state") and v not in {*assembly.pending})
+    held = {v.name: torch.cat([*team.pieces(v).tensors]) for v in values if v not in assembly.readings}
+    return {name: x.reshape(-1).view(torch.uint8).clone() for name, x in held.items()}
 
 
 def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class ParamGrad:
     """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`.
 
-    On several ranks these values may be this rank's part of them, consecutive elements in one dimension.
+    On several ranks these values may be this rank's part of them, consecutive elements in one dimension. A param that
+    the optimizer needs whole (`OptimizerDef.granularity`) is whole.
 
     name  of the whole param; states are named after it
     shape of the whole param
@@ -84,8 +85,10 @@ class OptimizerDef(Definition):
             is skipped: the ops must not change any value.
     granularity
             param -> how many consecutive elements the update must have together: 1 if it is element by element, or a
-            power of two up to 256; 0 if it needs the whole param. Ranks then hold a part of the states each (ZeRO).
-            The result for a part must be that part of the result for the whole. None: always the whole param.
+            power of two up to 256. Ranks then hold a part of the states each (ZeRO), and the result for a part must be
+            that part of the result for the whole. `param.size`: all. Then one rank updates the param and holds its
+            states, in any shapes; params go to ranks by the FLOPs of their updates. 0: every rank updates the param.
+            None: every rank updates all params.
     state_dtypes
             values of `optimizer_state_dtype` that `update` does not refuse: only these are suggested for a run that
             does not fit

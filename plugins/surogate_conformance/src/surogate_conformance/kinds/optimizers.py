@@ -10,7 +10,7 @@ from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.update_groups import by_block
 
 from ..bench import Bench, differing, shown, unchanged
-from ..check import proves, variants
+from ..check import NotApplicable, proves, variants
 from .training import OPTIONS, check_falls, check_resumes, check_skips
 
 SEVERAL: tuple[dict[str, Any], ...] = (
@@ -74,6 +74,17 @@ def groups_by_block_have_the_bits_of_one_group(definition: OptimizerDef, bench: 
 
 def _by_block(inputs: PlanInputs) -> PlanInputs:
     return replace(inputs, update_groups=by_block)
+
+
+@proves("optimizer", remedy="Return the elements that update needs together, and name states after p.name.")
+def ranks_that_divide_its_states_have_the_bits_of_ranks_that_do_not(definition: OptimizerDef, bench: Bench) -> None:
+    if definition.granularity is None:
+        raise NotApplicable("it declares no granularity: every rank holds all of its states")
+    for keys in _runs(definition, bench):
+        for dtypes in SEVERAL:
+            divided, whole = (bench.two_ranks(states=states, **{**keys, **dtypes}) for states in (True, False))
+            wrong = differing(divided, whole)
+            assert not wrong, f"on two ranks that divide states by its granularity, {shown(wrong)} differ"
 
 
 @proves(
