@@ -41,6 +41,7 @@ COMBINATIONS = [
     for ranks in (2, 3, 4)
     for i, (name, keys) in enumerate(OPTIMIZERS.items())
 ]
+LEVEL_3 = pytest.param(3, OPTIMIZERS["normuon"] | {"zero_level": 3}, id="3-normuon-level-3")
 by_optimizer = pytest.mark.parametrize("keys", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 STATES = "training_state"
@@ -59,7 +60,7 @@ def of_step(out: Path, step: int) -> dict[str, bytes]:
     return {name: data for name, data in contents(out / f"step_{step:08d}").items() if name != MANIFEST}
 
 
-@pytest.mark.parametrize(("ranks", "keys"), COMBINATIONS)
+@pytest.mark.parametrize(("ranks", "keys"), [*COMBINATIONS, LEVEL_3])
 def test_as_many_ranks_resume_bit_identically(here: Workplace, ranks: int, keys: dict[str, Any]) -> None:
     straight = go(here, ranks, output_dir=str(here.root / "straight"), **keys)
     shutil.copytree(straight / "step_00000002", here.out / "step_00000002")
@@ -130,6 +131,17 @@ def test_ranks_of_one_process_write_the_bytes_that_one_rank_writes(
     expected = contents(whole)
     del expected[MANIFEST]
     assert contents(again) == expected
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_every_level_writes_the_matrices_of_owners_as_one_rank_does(here: Workplace, level: int) -> None:
+    keys, again = OPTIMIZERS["normuon"], here.root / "again"
+    whole = go(here, 1, max_steps=2, **keys) / "step_00000002"
+    again.mkdir()
+    with restored(here, whole, 3, zero_level=level, **keys) as (saved_run, worker):
+        assert {value.owner for value in saved_run.values} == {None, 0, 1, 2}
+        saved_run.write(again, worker.pieces, 0, 1)
+    assert contents(again) == {name: data for name, data in contents(whole).items() if name != MANIFEST}
 
 
 @by_optimizer

@@ -149,7 +149,7 @@ class TeamCopy:
 
 def saved_by(rank: int, values: Iterable[Value]) -> list[Value]:
     """Return those of the values of a run that a rank saves: its parts, and rank 0 also what all ranks have."""
-    return [value for value in values if value.owner == rank or (value.owner is None and (rank == 0 or value.shard))]
+    return [value for value in values if (value.owner in (None, rank) if value.shard else rank == 0)]
 
 
 def copied_bytes(values: Iterable[Value]) -> int:
