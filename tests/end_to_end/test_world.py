@@ -110,7 +110,16 @@ def test_an_error_of_one_process_is_shown_once_and_ends_the_others(here: Workpla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [{"lora": True}, {"recipe": "fp8-hybrid", "model_dtype": None}], ids=["lora", "fp8"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lora": True},
+        {"recipe": "fp8-hybrid", "model_dtype": None},
+        {"optimizer": "normuon"},
+        {"optimizer": "normuon", "zero_level": 3},
+    ],
+    ids=["lora", "fp8", "normuon", "normuon-level-3"],
+)
 def test_four_ranks_in_two_processes_are_those_of_one(here: Workplace, keys: dict[str, Any]) -> None:
     if "lora" in keys:
         base = alone(here, output_dir=str(here.root / "base"), max_steps=2, warmup_steps=0)
