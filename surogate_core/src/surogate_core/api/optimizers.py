@@ -86,9 +86,9 @@ class OptimizerDef(Definition):
     granularity
             param -> how many consecutive elements the update must have together: 1 if it is element by element, or a
             power of two up to 256. Ranks then hold a part of the states each (ZeRO), and the result for a part must be
-            that part of the result for the whole. `param.size`: all. Then one rank updates the param and holds its
-            states, in any shapes; params go to ranks by the FLOPs of their updates. 0: every rank updates the param.
-            None: every rank updates all params.
+            that part of the result for the whole. `param.param.size`: all. Then one rank updates the param and holds
+            its states, in any shapes; params go to ranks by the FLOPs of their updates. 0: every rank updates the
+            param. None: every rank updates all params.
     state_dtypes
             values of `optimizer_state_dtype` that `update` does not refuse: only these are suggested for a run that
             does not fit

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..program.builder import Builder
-from ..program.shards import chunk_size
-from ..program.value import Shard, Value
+from ..program.shards import chunk_size, part_of
+from ..program.value import Value
 
 Held = Sequence[tuple[Value, Value]]
 """Gradients, and what a rank has of each: a part, or all of it."""
@@ -24,7 +23,7 @@ def emit_norm(b: Builder, held: Held, outs: Sequence[Value], *, ranks: int, max_
     divided = any(own.shard for _, own in held)
     of_rank = [[pair for pair in held if pair[1].owner in (None, rank)] for rank in range(ranks if divided else 1)]
     if any(own.owner is not None for _, own in held):
-        sums = [_square_sums(b, pairs, Shard((), ranks, rank)) for rank, pairs in enumerate(of_rank) if pairs]
+        sums = [_square_sums(b, pairs, ranks, rank) for rank, pairs in enumerate(of_rank) if pairs]
         shapes = ((sum(own.size for own in sums),),)
         (every,) = b.emit("broadcast", *sums, lane="comm", world_size=ranks, shapes=shapes)
     else:
@@ -35,12 +34,13 @@ def emit_norm(b: Builder, held: Held, outs: Sequence[Value], *, ranks: int, max_
     b.emit("norm_of_sums", every, outs=outs, ranges=_ranges(held, of_rank), max_norm=max_norm)
 
 
-def _square_sums(b: Builder, held: Held, shard: Shard | None = None) -> Value:
-    """Emit the sums of squares of the chunks of what a rank has. Those with a `shard` are of its owner alone."""
+def _square_sums(b: Builder, held: Held, ranks: int = 1, owner: int | None = None) -> Value:
+    """Emit the sums of squares of the chunks of what a rank has; with an `owner`, of what this rank has."""
     chunks = [chunk_size(whole.size) for whole, _ in held]
     count = sum(_chunks(own, whole) for whole, own in held)
     out = b.activation("square_sums", (count,), "fp64")
-    out = replace(out, shard=replace(shard, shape=out.shape)) if shard else out
+    if owner is not None:
+        out = part_of(out, ranks, owner)
     b.emit("square_sums", *(own for _, own in held), outs=[out], chunks=tuple(chunks))
     return out
 

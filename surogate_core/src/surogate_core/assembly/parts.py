@@ -75,9 +75,9 @@ def with_master(info: ParamInfo, dtype: str, b: Builder) -> ParamInfo:
     return replace(info, master=b.state(f"master.{info.param.name}", held.shape, dtype, None, shard=held.shard))
 
 
-def owned(states: Iterable[Value], owner: int, parts: int) -> dict[Value, Value]:
-    """Return the states that an optimizer declared for params of an owner as its own."""
-    return {state: replace(state, shard=Shard(state.shape, parts, owner)) for state in states}
+def owned(values: Iterable[Value], owner: int, parts: int) -> dict[Value, Value]:
+    """Return the states and activations of an optimizer for params of an owner as its own."""
+    return {value: replace(value, shard=Shard(value.shape, parts, owner)) for value in values}
 
 
 def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> dict[Value, Value]:

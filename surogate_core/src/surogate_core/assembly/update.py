@@ -51,9 +51,12 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         for owner, params_of_owner in owned_by.items():
             for group in inputs.grouping_of_owners(params_of_owner):
                 first = len(b.declared)
-                with b.block(_block(group)):
+                with b.record("update", _block(group)) as ops:
                     inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
-                own |= owned(b.declared[first:], owner, inputs.sharding.parts)
+                made = (v for op in ops for v in op.outs if v.role == "act")
+                own |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
+                for op in ops:
+                    b.append(op)
         for group in by_block([p for own_params in owned_by.values() for p in own_params]):
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
@@ -67,8 +70,9 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     if parts:
         b.redeclare(parts)
         program = replace(program, ops=tuple(op.on(parts) for op in program.ops))
+    states = (*states, *(value for value in own if value.role == "state"))
     return Update(
-        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in (*states, *own)]
+        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in states]
     )
 
 
