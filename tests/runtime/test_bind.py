@@ -14,6 +14,7 @@ from surogate_core.memory.plan import plan_family
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
+from surogate_core.program.shards import part_of
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.bind import BoundProgram, bind, each_once
 from surogate_core.runtime.context import ExecutionContext
@@ -27,13 +28,20 @@ def bound(
     deterministic: Deterministic = "auto",
     notices: list[str] | None = None,
     comm: SingleComm | None = None,
+    owner: int | None = None,
 ) -> BoundProgram:
-    """Bind a program of one addition to CPU memory, on the stream 7; with `comm` on the lane of its collectives."""
+    """Bind a program of one addition to CPU memory, on the stream 7; with `comm` on the lane of its collectives.
+
+    With an `owner`, that of two ranks alone has the sum.
+    """
     ops = load_registry().ops
     b = Builder(ops, "fp32")
     with b.record("forward"):
         total = b.apply("add", b.input("a", (4,), "fp32"), b.input("b", (4,), "fp32"))
         program = b.program("sum", (total,))
+    if owner is not None:
+        of_owner = {total: part_of(total, 2, owner)}
+        program = replace(program, ops=tuple(op.on(of_owner) for op in program.ops), outputs=(of_owner[total],))
     if comm is not None:
         program = replace(program, ops=tuple(replace(op, lane="comm") for op in program.ops))
     memory = plan_family([program], b.declared, lambda op: 64)
@@ -69,6 +77,22 @@ def test_values_become_addresses_and_the_stream_is_the_last_argument() -> None:
     assert len(set(arguments[:3])) == 3
     assert arguments[3:] == (4, 7)
     assert result.capturable
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_op_of_another_rank_is_bound_but_not_launched(reference: bool) -> None:
+    """So all ranks select the algorithms of the same products."""
+    ranks: list[int] = []
+
+    def bind_add(op: Op, context: Any) -> Any:
+        ranks.append(context.comm.rank)
+        return context.call(print, *op.ins, *op.outs)
+
+    served = None if reference else kernel(bind_add)
+    found = [bound(served, owner=owner, allow_reference=reference) for owner in (0, 1)]
+    assert [len(launches) for one in found for launches in one.launches] == [1, 0]
+    assert ranks == ([] if reference else [0, 0])
+    assert found[0].capturable == found[1].capturable == (not reference)
 
 
 def test_the_error_for_an_op_without_a_kernel_names_op_and_remedy() -> None:

@@ -168,18 +168,17 @@ def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
 
 
 def _check_owner(op: Op, place: str) -> None:
-    """Ops without outputs only wait."""
-    ins, outs = ([v for v in values if v.owner is not None] for values in (op.ins, op.outs))
-    if not ins and not outs and op.kind not in ("reduce", "broadcast"):
+    """Ops without outputs only wait, so they may use values of several owners."""
+    moved = {"reduce": op.outs, "broadcast": op.ins}.get(op.kind, ())
+    if unowned := [v for v in moved if v.owner is None]:
+        raise ProgramError(f"{place}: {unowned[0]!r} has no owner")
+    owned = [v for v in (*op.ins, *op.outs) if v.owner is not None and v not in moved]
+    if not owned or not op.outs:
         return
     if op.lane == "comm":
-        wanted = {"reduce": ([], [*op.outs]), "broadcast": ([*op.ins], [])}.get(op.kind, ([], []))
-        if (ins, outs) != wanted:
-            raise ProgramError(f"{place}: a rank owns {(ins or outs or op.outs)[0]!r}, or none does")
-    elif op.outs and (len(outs) < len(op.outs) or len({v.owner for v in (*ins, *outs)}) > 1):
-        raise ProgramError(
-            f"{place}: uses {(ins or outs)[0]!r}, of rank {(ins or outs)[0].owner}, but not only that rank"
-        )
+        raise ProgramError(f"{place}: exchanges {owned[0]!r}, which only rank {owned[0].owner} has")
+    if others := [v for v in (*owned, *op.outs) if v.owner != owned[0].owner]:
+        raise ProgramError(f"{place}: only rank {owned[0].owner} has {owned[0]!r}, but not {others[0]!r}")
 
 
 def _check_lane(op: Op, definition: OpDef, place: str) -> None:
