@@ -76,6 +76,18 @@ def test_the_param_with_most_work_is_first_and_goes_to_the_rank_with_the_least()
     assert [param.name for param in owners] == ["b", "d", "c", "a"]
 
 
+def test_no_rank_sums_all_gradients_of_a_block_while_others_wait() -> None:
+    infos = [
+        replace(info, param=replace(info.param, name=f"{block}.{info.param.name}", block=block))
+        for block in range(32)
+        for info in params(qkv=5, o=4, up=7, down=6)
+    ]
+    owners = assigned(infos, lambda info: info.param.size**3, 8)
+    of_block = {block: [owners[info.param] for info in infos if info.param.block == block] for block in range(32)}
+    assert min(len({*ranks}) for ranks in of_block.values()) >= 3
+    assert len({*loads(infos, owners, 8)}) == 1
+
+
 def test_without_work_to_compare_ranks_have_as_many_elements() -> None:
     infos = params(a=4, b=1, c=2, d=1)
     owners = assigned(infos, lambda info: 0, 2)

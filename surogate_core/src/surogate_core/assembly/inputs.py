@@ -45,7 +45,8 @@ class PlanInputs:
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
-                      block if the host or other ranks hold params or states, else one group.
+                      block if the host or other ranks hold params or states, else one group; of what a rank owns,
+                      one group unless the host holds states.
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
@@ -98,7 +99,7 @@ class PlanInputs:
 
     @property
     def grouping_of_owners(self) -> Grouping:
-        """Return the rule that splits those that a rank owns: nothing of them has to be gathered."""
+        """Return the rule that splits the params that one rank owns. No update of these needs what others have."""
         in_turn = any(strategy.on_host for strategy, _ in self.offload)
         return self.update_groups or (by_block if in_turn else one_group)
 

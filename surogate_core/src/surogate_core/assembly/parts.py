@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 
 from ..api import ParamInfo
 from ..errors import ProgramError
@@ -34,15 +34,17 @@ def elements_together(info: ParamInfo, inputs: PlanInputs) -> int:
 def assigned(params: Iterable[ParamInfo], work: Callable[[ParamInfo], int], parts: int) -> dict[Value, int]:
     """Return {param: the rank that owns it}, for params that are each updated as a whole.
 
-    The one with the most `work` comes first, and goes to the rank that has the least so far.
+    The one with the most `work` comes first, and goes to the rank that has the least so far. Of several, to the one
+    with the fewest of the same block, because the gradients of a block are summed at a time.
     """
-    loads = [(0, 0, rank) for rank in range(parts)]
+    loads, of_block = [(0, 0)] * parts, Counter[tuple[int, int]]()
     owners = {}
     sized = [(work(info), info.param.size, info.param) for info in params]
     for flops, size, param in sorted(sized, key=lambda one: one[:2], reverse=True):
-        done, held, rank = heappop(loads)
+        *_, rank = min((loads[rank], of_block[param.block, rank], rank) for rank in range(parts))
         owners[param] = rank
-        heappush(loads, (done + flops, held + size, rank))
+        of_block[param.block, rank] += 1
+        loads[rank] = loads[rank][0] + flops, loads[rank][1] + size
     return owners
 
 

@@ -39,18 +39,12 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
     if refused:
         raise ProgramError(f"{op.kind} (block {op.block}, emitted at {op.where}): {refused}")
     if op.kind == "reduce":
-        owned = tuple((_span(pointer, v), _span(pointer, own)) for v, own in zip(op.ins, op.outs, strict=True))
+        pairs = tuple((_span(pointer, v), _span(pointer, own)) for v, own in zip(op.ins, op.outs, strict=True))
         roots = tuple(v.owner for v in op.outs)
-        return _collective, (comm.position, named(op), comm.reduce, (owned, roots, op.attrs["how"]), stream)
+        return _collective, (comm.position, named(op), comm.reduce, (pairs, roots, op.attrs["how"]), stream)
     if op.kind == "broadcast":
-        roots = tuple(v.owner for v in op.ins)
-        return _collective, (
-            comm.position,
-            named(op),
-            comm.broadcast,
-            (tuple(_put_together(op, pointer)), roots),
-            stream,
-        )
+        pairs, roots = tuple(_put_together(op, pointer)), tuple(v.owner for v in op.ins)
+        return _collective, (comm.position, named(op), comm.broadcast, (pairs, roots), stream)
     if op.kind == "all_reduce":
         spans = ranges([(pointer(v), v) for v in op.ins])
         return _collective, (comm.position, named(op), comm.all_reduce, (spans, op.attrs["how"]), stream)

@@ -65,7 +65,7 @@ class Scatter:
             with b.block(block):
                 sums = [self._addend(part, source) for part, source in zip(parts, sources, strict=True)]
         with b.record("backward", block) as exchange:
-            b.emit(collective(sums[0]), *sources, outs=sums, lane="comm", world_size=self.world_size, how="sum")
+            b.emit(collective(parts[0]), *sources, outs=sums, lane="comm", world_size=self.world_size, how="sum")
         with b.record("backward", block) as additions:
             for value, part, addend in zip(values, parts, sums, strict=True):
                 if not program.first:
@@ -75,7 +75,7 @@ class Scatter:
     def _addend(self, part: Value, source: Value) -> Value:
         """Return what holds the sum over the ranks until it is added: of an owner, the buffer."""
         if part.owner is None:
-            return replace(self.builder.activation("d_part", part.shape, part.dtype), shard=part.shard)
+            return self.builder.activation("d_part", part.shape, part.dtype)
         inside = part_inside(source, self.world_size, part.owner)
         return self._insides.setdefault(inside.name, inside)
 
