@@ -138,7 +138,7 @@ def wholes(team: Team, assembly: Assembly) -> list[dict[str, Tensor]]:
 def whole(team: Team, value: Value) -> Tensor:
     """Return a value of which the ranks have all elements together."""
     held = team.pieces(value)
-    return torch.cat([*held.tensors]).view(held.shape)
+    return torch.cat([part.cpu() for part in held.tensors]).view(held.shape)
 
 
 def assert_equal(found: Trained, expected: Trained) -> None:
