@@ -405,6 +405,18 @@ FAULTS = [
         "on two ranks that divide states by its granularity, .* differ",
     ),
     Fault(
+        "random states of parts",
+        UPDATE + "def drawn(c):\n"
+        "    b = c.builder\n"
+        "    for p in c.params:\n"
+        "        v = b.state(f'v.{p.name}', p.param.shape, 'fp32', Init(kind='normal', std=1e-3))\n"
+        "        sgd(c, b, c.scalars, p, v, c.clip_coef)\n"
+        "change('OPTIMIZER', update=drawn, granularity=lambda p: 1)",
+        "optimizer",
+        DIVIDES,
+        "normal contents",
+    ),
+    Fault(
         "a state that no checkpoint has",
         UPDATE + "def forgetful(c):\n"
         "    for p in c.params:\n"

@@ -98,5 +98,10 @@ def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> di
                 f"declares {state!r} for a part of a param, which is no part of the {whole!r} of the whole: a state "
                 "must have an element for each one, or block, of the param"
             )
+        if state.init is not None and state.init.kind in ("normal", "uniform"):
+            raise ProgramError(
+                f"declares {state!r} for a part of a param with {state.init.kind} contents, which every rank "
+                "would draw for itself: write the state in the first step, or return 0 from `granularity`"
+            )
         found[state] = replace(state, name=whole.name, shard=Shard(whole.shape, parts))
     return found
