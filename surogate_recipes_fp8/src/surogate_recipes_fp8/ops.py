@@ -37,7 +37,8 @@ def _given(scaling: str, count: int) -> bool:
 
 def _copies(label: str, shape: tuple[int, ...], attrs: Attrs, wide: str = "") -> list[OutSpec]:
     """Specs of the FP8 copies of a matrix, and with `wide` of the matrix itself, which has this dtype."""
-    _need(len(shape) == 2, f"a matrix is quantized, not {list(shape)}")
+    alone = not (attrs.get("transposed") or attrs.get("column_sums"))
+    _need(len(shape) == 2 or (len(shape) == 1 and alone), f"a matrix is quantized, or a part of it, not {list(shape)}")
     copies = [OutSpec(label, shape, attrs["dtype"])]
     if attrs.get("transposed"):
         copies.append(OutSpec(label, shape[::-1], attrs["dtype"]))
@@ -93,6 +94,10 @@ def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x = ins[0]
     sums = [OutSpec("d_bias", x.shape[1:], "fp32")] if attrs.get("column_sums") else []
     return [*_copies(x.label, x.shape, attrs), *sums, *_scale(1, ins, attrs)]
+
+
+def _elementwise(op: Op) -> bool:
+    return op.attrs["scaling"] == "given" and not op.attrs.get("transposed") and not op.attrs.get("column_sums")
 
 
 def _copies_to(op: Op) -> str:
@@ -199,6 +204,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         {"column_sums": (bool, False)},
         rematerialise=_rematerialise(1),
         copies_to=_copies_to,
+        elementwise=_elementwise,
         flops=_elements(2),
     ),
     _quantizing(

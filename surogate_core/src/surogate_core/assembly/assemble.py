@@ -80,13 +80,13 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
     readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
-    gathers = finisher.gathered_late(update, micro_steps, held)
-    micro_steps, update = [*gathers.micro_steps], gathers.update
     copies = finisher.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
         micro_steps = [finisher.on_copies(program, copies, begins=program.first) for program in micro_steps]
         evaluate = finisher.on_copies(evaluate, copies, begins=True)
         update = finisher.committing(update, family.clip_coef, copies)
+    gathers = finisher.gathered_late(update, micro_steps, held)
+    micro_steps, update = [*gathers.micro_steps], gathers.update
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
     for program in (derive, *(staged.program for staged in staging)) if staging else ():
         finisher.passed("staged", family.derive, program)

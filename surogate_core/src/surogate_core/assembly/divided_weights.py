@@ -57,6 +57,7 @@ def divide_weights(
 ) -> DividedWeights:
     """Declare the parts in place of the whole weights. `staged` params have no memory to divide."""
     read = {v for p in programs if p.stage in ("micro", "evaluate") for op in p.ops for v in op.ins}
+    within = {v: v.inside for p in programs for op in p.ops for v in (*op.ins, *op.outs) if v.inside}
     chosen = [p.param for p in params.values() if p.stored and is_divisible(p.param.shape, ranks)]
     owners = {p.param: p.part.owner for p in params.values() if p.part is not None}
     parts = {param: part_of(param, ranks, owners.get(param)) for param in chosen if param not in staged}
@@ -64,5 +65,4 @@ def divide_weights(
         if value.role == "state" and value.derived and value in read and value.size >= ranks * SMALLEST_CHUNK:
             parts[value] = part_of(value, ranks)
     b.redeclare(parts)
-    inside = {p.part: parts[p.param] for p in params.values() if p.part is not None and p.param in parts}
-    return DividedWeights(ranks, parts, inside)
+    return DividedWeights(ranks, parts, {v: parts[whole] for v, whole in within.items() if whole in parts})

@@ -1,9 +1,9 @@
 """Gathers of updated weights that the first micro-step of the next step hides.
 
-An update ends with a gather of every weight that ranks have updated parts of, and nothing is left to compute then. So
-those that the update itself does not read are gathered while the next step runs its first blocks. Until then a rank has
-old weights in the parts of others: before an evaluation, a save and the end of training, the program `gather` brings
-them up to date.
+An update ends with a gather of every weight that ranks have updated parts of, and of quantized copies of these, and
+nothing is left to compute then. So those that the update itself does not read are gathered while the next step runs its
+first blocks, if micro-steps read them. Meanwhile a rank has old weights in the parts of others: before an evaluation, a
+save and the end of training, the program `gather` brings all of them up to date.
 """
 
 from __future__ import annotations
@@ -31,15 +31,26 @@ def gather_late(update: Program, micro_steps: Sequence[Program], held: Collectio
     if not late:
         return LateGathers(update, micro_steps, None)
     moved = set(late)
+    used = {v for p in micro_steps for op in p.ops for v in op.ins}
+    early = [found for op in late if (found := _of(op, used))]
     return LateGathers(
         replace(update, ops=tuple(op for op in update.ops if op not in moved)),
-        [replace(p, ops=(*_in_order_of_use(late, p), *p.ops)) if p.first else p for p in micro_steps],
+        [replace(p, ops=(*_in_order_of_use(early, p), *p.ops)) if p.first else p for p in micro_steps],
         Program("gather", tuple(late), stage="update"),
     )
 
 
 def _gathers_weights(op: Op) -> bool:
-    return op.kind in ("all_gather", "broadcast") and all(v.role == "param" for v in op.outs)
+    return op.kind in ("all_gather", "broadcast") and all(v.role == "param" or v.derived for v in op.outs)
+
+
+def _of(op: Op, values: Collection[Value]) -> Op | None:
+    """Return the gather of those of its values that are among `values`; None if none is."""
+    pairs = [(part, whole) for part, whole in zip(op.ins, op.outs, strict=True) if whole in values]
+    if len(pairs) in (0, len(op.outs)):
+        return op if pairs else None
+    parts, wholes = zip(*pairs, strict=True)
+    return op.changed(ins=parts, outs=wholes, attrs={**op.attrs, "shapes": tuple(v.shape for v in wholes)})
 
 
 def _in_order_of_use(gathers: Sequence[Op], program: Program) -> list[Op]:

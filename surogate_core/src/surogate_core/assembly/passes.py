@@ -39,6 +39,7 @@ PASSES: Final = (
     Step("store", "derive", "writes frozen weights in a weight format"),
     Step("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `report`, which are micro-steps"),
     Step("dead_code", "all", "drops ops that no op reads"),
+    Step("quantize parts", "update", "ranks quantize the parts of weights that they have updated"),
     Step("read stored", "all", "reads frozen weights from the weight format"),
     Step("fuse", "micro-steps", "adapters fuse ops"),
     # finished for each plan: `assemble.draft`
@@ -48,8 +49,8 @@ PASSES: Final = (
     Step("accumulate", "micro-steps", "micro_first writes gradients, micro_next adds to them"),
     Step("scatter", "micro-steps", "ranks divide gradients"),
     Step("reduce", "the last micro-step", "sums gradients over ranks; makes micro_last, or micro_only"),
-    Step("gather late", "update, micro-steps", "the first micro-step gathers what the update left in parts"),
     Step("pending", "micro-steps, evaluate, update", "states of a step that may be skipped change in a copy"),
+    Step("gather late", "update, micro-steps", "the first micro-step gathers what the update left in parts"),
     Step("staged", "derive", "a program for the params of a block that nothing else reads"),
     Step("divide", "all", "ranks divide weights"),
     Step("stream", "all", "copies what the host holds"),

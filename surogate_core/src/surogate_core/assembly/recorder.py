@@ -23,6 +23,7 @@ from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .parts import assigned, divided, elements_together, gather_updated, with_master
 from .pass_runner import PassRunner
+from .quantized_parts import quantize_parts
 from .update import Update, record_update, update_flops
 from .weight_storage import Stored, read_stored, store_weights
 
@@ -243,6 +244,9 @@ class Recorder:
             numerics=numerics
             and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
         )
+        if inputs.sharding.states:
+            update = quantize_parts(lowered.update, params.values(), inputs.sharding, self.b)
+            lowered = replace(lowered, update=self.passed("quantize parts", lowered.update, update))
         with blaming(lowering.origin, "lower"):
             check_states(lowered.programs())
             coef = lowered.clip_coef
@@ -268,7 +272,8 @@ class Recorder:
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
         optimizer = self.inputs.optimizer
         update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
-        params |= {p.param: replace(params[p.param], amax=p.amax) for p in update.measured}
+        wholes = {p.param.inside or p.param: p.amax for p in update.measured}
+        params |= {param: replace(params[param], amax=amax) for param, amax in wholes.items()}
         self.passed("optimizer", None, update.program, (optimizer, "update"))
         return update
 

@@ -34,7 +34,7 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     reads a state that nothing has set.
     """
     infos = {info.param.name: info for info in params if info.grad is not None}
-    with b.record("update"):
+    with b.record("update") as ops:
         coef = b.activation("clip_coef", (), "fp32")
         trained = [_param_grad(b, inputs, info) for info in infos.values()]
         held = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
@@ -51,17 +51,18 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         for owner, params_of_owner in owned_by.items():
             for group in inputs.grouping_of_owners(params_of_owner):
                 first = len(b.declared)
-                with b.record("update", _block(group)) as ops:
+                with b.record("update", _block(group)) as own_ops:
                     inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
-                made = (v for op in ops for v in op.outs if v.role == "act")
+                made = (v for op in own_ops for v in op.outs if v.role == "act")
                 own |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
-                for op in ops:
+                for op in own_ops:
                     b.append(op)
         for group in by_block([p for own_params in owned_by.values() for p in own_params]):
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
+        written = {v for op in ops for v in op.written}
+        _emit_maxima(b, inputs, [p.amax for p in trained if p.amax in written and p.param.shard])
         program = b.program("update", (norm,), stage="update")
-    written = {v for op in program.ops for v in op.written}
     with blaming(inputs.optimizer.origin, "update"):
         _check_complete(inputs, trained, written)
         _check_skipped_steps(inputs, trained, program, coef)
@@ -106,6 +107,12 @@ def _context(
     )
 
 
+def _emit_maxima(b: Builder, inputs: PlanInputs, amaxes: Sequence[Value]) -> None:
+    """Emit what makes the largest magnitudes of whole params of those of the ranks' parts."""
+    if amaxes:
+        b.emit("all_reduce", *amaxes, outs=amaxes, lane="comm", world_size=inputs.sharding.parts, how="max")
+
+
 def _states_of_wholes(
     b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], coef: Value
 ) -> Sequence[Value] | None:
@@ -133,10 +140,18 @@ def _block(group: Sequence[ParamGrad]) -> int:
 
 
 def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
-    """Return what the optimizer updates. It cannot see the largest magnitude of a param of which it has a part."""
+    """Return what the optimizer updates. Ranks combine the largest magnitude of a part in its place, so it is a state.
+
+    That of a param which one rank owns is not seen: the recipe reads the param.
+    """
     assert info.grad is not None and info.master is not None
     reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
-    reads_amax &= info.part is None
+    reads_amax &= info.part is None or info.part.owner is None
+    amax = None
+    if reads_amax and info.part is None:
+        amax = b.activation("amax", (), "fp32")
+    elif reads_amax:
+        amax = b.state(f"amax.{info.param.name}", (), "fp32", None, collects="max", derived=True)
     return ParamGrad(
         param=info.part or info.param,
         grad=info.grad_part or info.grad,
@@ -144,7 +159,7 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
         stored=info.stored,
         kind=info.kind,
         matrices=info.matrices,
-        amax=b.activation("amax", (), "fp32") if reads_amax else None,
+        amax=amax,
     )
 
 

@@ -24,7 +24,7 @@ class Builder:
     """Records ops for a family of programs that share params, gradients, states and inputs.
 
     `ops` maps each op kind to its OpDef; plugins extend it. `dtype` is the dtype of params and activations
-    (`model_dtype`). Matrices among params and gradients have room for `parts` parts.
+    (`model_dtype`). Matrices among params, gradients and derived states have room for `parts` parts.
 
         x = b.apply("linear", h, w, label="qkv")                          # first output
         norm, rstd, residual = b.emit("add_rmsnorm", x, r, w, eps=1e-6)   # all outputs
@@ -139,7 +139,7 @@ class Builder:
             raise ProgramError(f"{_caller()}: collects of {role} {name!r} is {collects!r}, expected sum or max")
         _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place, shard)
-        if role in ("param", "grad") and shards.is_divisible(value.shape, self.parts):
+        if (role in ("param", "grad") or derived) and shards.is_divisible(value.shape, self.parts):
             value = replace(value, room=shards.room(value.shape, dtype, self.parts))
         self._named[name] = value
         return value

@@ -134,6 +134,9 @@ class OpDef(Definition):
     positioned  what an output holds depends on where its elements are in a whole value, as random bits do. Its
                 reference takes `firsts`: of each output, the index of its first element in the value that it is a
                 part of. Kernels use `Value.first`.
+    elementwise op -> whether it may read a part of its first input, in one dimension, and then writes that part of what
+                it would write, its only output: of ranks that have a part of the input each makes its own, and they
+                gather these (`assembly/quantized_parts.py`)
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
@@ -170,6 +173,7 @@ class OpDef(Definition):
     uses_host: bool = False
     zero_copy: Share = 0.0
     positioned: bool = False
+    elementwise: Callable[[Op], bool] = lambda op: False
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     copies_to: Callable[[Op], str] = lambda op: ""

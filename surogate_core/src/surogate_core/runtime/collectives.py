@@ -54,7 +54,7 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
     if gathers:
         return _collective, (comm.position, named(op), comm.all_gather, (pairs,), stream)
     if op.kind == "take_part":
-        return _take_part, (comm, pairs, stream)
+        return _take_part, (comm, pairs, [whole.size for whole in wholes], stream)
     sums = tuple((whole, part) for part, whole in pairs)
     return _collective, (comm.position, named(op), comm.reduce_scatter, (sums, op.attrs["how"]), stream)
 
@@ -107,12 +107,14 @@ def _collective(
         method(*arguments, stream)
 
 
-def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
-    from .comms.spans import copy, current, part
+def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], sizes: Sequence[int], stream: int) -> None:
+    """Copy the rank's parts of values of these sizes. Zeros take the place of padding, which nothing has written."""
+    from .comms.spans import clear, copy, current, part
 
     with current(stream, comm.device):
-        for own, whole in pairs:
+        for (own, whole), size in zip(pairs, sizes, strict=True):
             copy(own, part(whole, comm.rank, comm.world_size), stream)
+            clear(own, max(0, size - comm.rank * own[1]), stream)
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:

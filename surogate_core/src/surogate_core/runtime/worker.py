@@ -242,7 +242,6 @@ class Worker:
             self._inputs.write("first_micro_step", index - self._comm.rank)
         self._inputs.commit()
         program = self.assembly.micro_step(first=first, last=last, purpose=purpose)
-        self._gathers_late &= not first
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:

@@ -13,6 +13,9 @@ from ..formats import LARGEST
 SCALINGS = {"delayed": 0, "given": 1, "current": 2, "fallback": 3}
 """Codes of the attr `scaling`: `enum Scaling` of csrc/scale.h."""
 
+TILE_COLUMNS = 128
+"""Columns of a tile of csrc/quantize.cuh."""
+
 MEASURED_BYTES = 256
 """First part of the workspace of an op that measures: the amax of its tensor."""
 
@@ -65,7 +68,13 @@ def measured_bytes(op: Op) -> int:
 
 
 def extent(value: Value) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor: all dimensions but the last, and the last."""
+    """Return (rows, columns) of a tensor: all dimensions but the last, and the last.
+
+    A part of a matrix has one dimension. It is processed in rows of a tile's columns, or in the shortest ones.
+    """
+    if len(value.shape) == 1 and value.size % 256 == 0:
+        columns = TILE_COLUMNS if value.size % (16 * TILE_COLUMNS) == 0 else 16
+        return value.size // columns, columns
     return prod(value.shape[:-1]), value.shape[-1]
 
 

@@ -89,6 +89,12 @@ def copy(target: Span, source: Span, stream: int) -> None:
         to.copy_(given, non_blocking=True)
 
 
+def clear(span: Span, first: int, stream: int) -> None:
+    """Write zeros to the elements from `first` on, if there are any, on the current stream."""
+    if first < span[1]:
+        tensor(span, stream).view(torch.uint8)[DTYPES[span[2]].nbytes(first) :].zero_()
+
+
 def current(stream: int, device: int) -> AbstractContextManager[object]:
     """Make a stream that is given by its address torch's current one. Nothing on a CPU, whose stream is 0."""
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device)) if stream else nullcontext()
