@@ -12,6 +12,7 @@ from surogate_core.api import KernelDef, Op, Target, Value
 from surogate_core.machine.devices import DEVICES
 from surogate_core.plugins.registry import refusal
 from surogate_recipes_fp8.kernels import KERNELS
+from surogate_recipes_fp8.kernels.quantisation import extent
 from surogate_recipes_fp8.ops import OPS
 
 DEFINITIONS = {definition.kind: definition for definition in OPS}
@@ -91,6 +92,17 @@ def test_reasons_why_an_op_is_not_supported(kind: str) -> None:
     op = quantising(kind, "delayed")
     assert "got 'hourly'" in refused(replace(op, attrs={**op.attrs, "scaling": "hourly"}))
     assert "cannot accumulate" in refused(replace(op, accumulate=frozenset({0})))
+
+
+@pytest.mark.parametrize(("size", "extents"), [(256, (16, 16)), (2816, (176, 16)), (4096, (32, 128)), (2**28, None)])
+def test_a_part_of_a_matrix_is_quantized_in_rows_of_a_tile(size: int, extents: tuple[int, int] | None) -> None:
+    x, scale, q = values("v", [((size,), "bf16"), ((2,), "fp32"), ((size,), "e4m3")])
+    assert refused(Op("fp8_quantize", (x, scale), (q,), {"dtype": "e4m3", "scaling": "given"})) == ""
+    assert extent(x) == (extents or (size // 128, 128))
+    (odd,) = values("odd", [((size + 16,), "bf16")])
+    assert "must be multiples of 16" in refused(
+        Op("fp8_quantize", (odd, scale), (odd,), {"dtype": "e4m3", "scaling": "given"})
+    )
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("fp8_add_rmsnorm", 32784), ("fp8_rmsnorm_dgrad", 16400)])

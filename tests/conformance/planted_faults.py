@@ -220,6 +220,13 @@ FAULTS = [
         DECLARES,
         "may overwrite input 0, but has another size",
     ),
+    Fault(
+        "an element that depends on others",
+        "change('FROM_INT8', elementwise=lambda op: True)",
+        "op acme_from_int8",
+        DECLARES,
+        "of a part of its first input it makes other bits",
+    ),
     # ---- kernels
     Fault(
         "supports returns a bool", "change('KERNEL', supports=lambda op, target: True)", "kernel", ANSWERS, "expected a"

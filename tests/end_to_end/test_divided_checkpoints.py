@@ -69,6 +69,19 @@ def test_as_many_ranks_resume_bit_identically(here: Workplace, ranks: int, keys:
     assert (straight / "model.safetensors").read_bytes() == (here.out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("recipe", ["fp8-hybrid", "nvfp4"])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_quantized_weights_of_parts_resume_bit_identically(here: Workplace, recipe: str, ranks: int) -> None:
+    """A save has the weights of which level 1 gathers only the codes between saves."""
+    keys = {**NARROW, "recipe": recipe, "optimizer": "adamw"}
+    straight = go(here, ranks, output_dir=str(here.root / "straight"), **keys)
+    shutil.copytree(straight / "step_00000002", here.out / "step_00000002")
+    go(here, ranks, resume_from_checkpoint=2, zero_level=3, offload_quants=True, recompute_block=True, **keys)
+    assert of_step(straight, 4) == of_step(here.out, 4)
+    assert losses(straight)[2:] == losses(here.out)
+    assert (straight / "model.safetensors").read_bytes() == (here.out / "model.safetensors").read_bytes()
+
+
 @by_optimizer
 def test_a_run_goes_on_with_other_ranks_and_has_the_losses_of_one(here: Workplace, keys: dict[str, Any]) -> None:
     longer = {"save_steps": 1, "warmup_steps": 0, "learning_rate": 1e-3, **keys}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from surogate_core.assembly.gradient_norm import emit_norm
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
-from surogate_core.program.shards import part_of
+from surogate_core.program.shards import part_of, room
 from surogate_core.program.value import Value
 from surogate_core.reference import collectives
 from surogate_core.reference import ops as reference
+from surogate_core.runtime.collectives import call
+from surogate_core.runtime.comms import copies
 from surogate_core.standard_ops import OPS
 
 SIZES = (1000, 70_000, 131_072, 5)
@@ -89,6 +92,26 @@ def norms(held: Mapping[Value, tuple[Value, Sequence[Tensor]]], ranks: int) -> l
                 result = getattr(collectives, op.kind)(*(of_rank[v] for v in op.ins), **op.attrs)
                 of_rank |= dict(zip(op.outs, result if isinstance(result, tuple) else (result,), strict=True))
     return [(of_rank[outs[0]], of_rank[outs[1]]) for of_rank in memory]
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [("bf16", 3), ("e2m1", 3), ("fp32", 4)])
+def test_the_padding_of_a_part_holds_zeros_whatever_is_behind_the_whole(dtype: str, parts: int) -> None:
+    whole = Value("whole", (10, 50), dtype, "act", room=room((10, 50), dtype, parts))
+    part = replace(part_of(whole, parts), name="part")
+    assert part.size * parts > whole.size
+    memory = torch.full((whole.room,), 0xFF, dtype=torch.uint8)
+    memory[: whole.nbytes] = torch.arange(1, whole.nbytes + 1) % 255
+    found = []
+    for comm in copies.connect([0] * parts):
+        own = torch.full((part.nbytes,), 0xFF, dtype=torch.uint8)
+        places = {whole: memory.data_ptr(), part: own.data_ptr()}
+        function, arguments = call(
+            Op("take_part", (whole,), (part,), {"world_size": parts}), comm, places.__getitem__, 0
+        )
+        function(*arguments)
+        found.append(own)
+    ours = torch.cat(found)
+    assert torch.equal(ours[: whole.nbytes], memory[: whole.nbytes]) and not ours[whole.nbytes :].any()
 
 
 def test_sums_that_no_rank_has_are_refused() -> None:

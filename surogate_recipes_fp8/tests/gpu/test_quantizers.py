@@ -106,6 +106,17 @@ def test_quantize_matches_the_twin(shape: tuple[int, int], scaling: str, dtype: 
     check_quantised(out, x, dtype, scaling, INITIALISED, EMPTY, transposed=True)
 
 
+@pytest.mark.parametrize("size", [256, 2048, 2816, 128 * 4096])
+@pytest.mark.parametrize("x_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_a_part_of_a_matrix_matches_the_twin(size: int, x_dtype: torch.dtype) -> None:
+    x = numbers("normal", 16, size // 16, dtype=x_dtype).flatten()
+    source, scale = value("x", x), value("s", INITIALISED)
+    attrs = {"dtype": "e4m3", "scaling": "given"}
+    op = Op("fp8_quantize", (source, scale), (value("q", (size,), "e4m3"),), attrs)
+    out = run(KERNELS, op, {source: x, scale: INITIALISED})
+    assert same_bits(codes(out["q"]), quantise(x, INITIALISED, "e4m3"))
+
+
 @pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize(("scaling", "initialised"), [(s, i) for s in SCALINGS for i in (True, False)])
 @pytest.mark.parametrize("dtype", FORMATS)

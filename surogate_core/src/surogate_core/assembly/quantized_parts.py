@@ -1,8 +1,8 @@
 """Quantized copies of weights of which each rank makes the part that it has updated (ZeRO).
 
 A recipe quantizes the updated weights at the end of the update. Where an element of a copy is made of that element of
-the weight alone (`OpDef.elementwise`), no rank needs the whole weight: it quantizes its part, and ranks gather the copy,
-which has fewer bytes.
+the weight alone (`OpDef.elementwise`), no rank needs the whole weight: it quantizes its part, and ranks gather the
+copy, which has fewer bytes.
 """
 
 from __future__ import annotations

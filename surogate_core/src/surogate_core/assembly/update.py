@@ -61,7 +61,7 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         written = {v for op in ops for v in op.written}
-        _emit_maxima(b, inputs, [p.amax for p in trained if p.amax in written and p.param.shard])
+        _emit_maxima(b, inputs, [p.amax for p in trained if p.amax is not None and p.param.shard], written)
         program = b.program("update", (norm,), stage="update")
     with blaming(inputs.optimizer.origin, "update"):
         _check_complete(inputs, trained, written)
@@ -107,10 +107,12 @@ def _context(
     )
 
 
-def _emit_maxima(b: Builder, inputs: PlanInputs, amaxes: Sequence[Value]) -> None:
-    """Emit what makes the largest magnitudes of whole params of those of the ranks' parts."""
-    if amaxes:
-        b.emit("all_reduce", *amaxes, outs=amaxes, lane="comm", world_size=inputs.sharding.parts, how="max")
+def _emit_maxima(b: Builder, inputs: PlanInputs, amaxes: Sequence[Value], written: Collection[Value]) -> None:
+    """Emit what makes the largest magnitudes of whole params of those of parts that the optimizer has written."""
+    found = [amax for amax in amaxes if amax in written]
+    b.forget(amax for amax in amaxes if amax not in written)
+    if found:
+        b.emit("all_reduce", *found, outs=found, lane="comm", world_size=inputs.sharding.parts, how="max")
 
 
 def _states_of_wholes(
@@ -140,7 +142,7 @@ def _block(group: Sequence[ParamGrad]) -> int:
 
 
 def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
-    """Return what the optimizer updates. Ranks combine the largest magnitude of a part in its place, so it is a state.
+    """Return what the optimizer updates. The amax of a part is a state, because ranks combine it in its place.
 
     That of a param which one rank owns is not seen: the recipe reads the param.
     """

@@ -82,7 +82,7 @@ class Value:
 
     collects  of a state: how the parts of the micro-steps and workers of an optimizer step are combined: "sum" (the
               loss), "max" (a largest magnitude); "": it does not collect
-    derived   of a state: `derive` writes it from params at every start, or the update from params before it reads it, so
+    derived   of a state: `derive` writes it from params at every start, or the update before it reads it, so
               checkpoints do not hold it
     place     the memory that holds it. That of the host is pinned.
     shard     what the value is a rank's part of; None: every rank holds the whole
