@@ -6,7 +6,7 @@ makes the derived states of them, and the next block takes their place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..api import Family
@@ -26,6 +26,10 @@ class Staged:
     def divides(self) -> bool:
         """Whether the program keeps this rank's parts of what it reads or makes."""
         return any(v.shard for op in self.program.ops for v in op.outs)
+
+    def makes(self, stored: Collection[str]) -> bool:
+        """Return whether states of other params than those that are `stored` in files are made here."""
+        return any(param.name not in stored for param in self.places)
 
 
 def staged_place(param: Value) -> Value:

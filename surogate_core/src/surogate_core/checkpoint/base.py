@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..assembly.assembly import Assembly
-from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
 from ..runtime.pieces import Pieces
 from .checked_form import CheckedForm
-from .stored_weights import BaseFormat, file_of, open_weights
+from .stored_weights import BaseFormat, file_of, locate, open_weights, quantized_params
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,16 +31,25 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
     are staged or stored quantized.
     """
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
-    base = _base_format(run, assembly)
+    base, filled = _base_format(run, assembly), dict[str, int]()
     weights = open_weights(run.model_dir, assembly.weights, ignored, run.model.tied_copies(run.dims), base)
     weights.load({name: Pieces.of(view) for name, view in worker.params().items()})
     for part in assembly.staging:
         views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
         weights.load({name: Pieces.of(view) for name, view in views.items()})
         refuse_nonfinite(run, assembly, views)
-        if views or part.divides:  # with which all processes reckon
+        if part.makes(weights.quantized):
             worker.derive(part)
-    _check_filled(assembly, base, weights.load_quantized(worker.stored()))
+        if states := weights.load_quantized(worker.staged_states(part)):
+            worker.divide(part, states)
+        filled |= states
+    _check_filled(assembly, base, {**filled, **weights.load_quantized(worker.stored())})
+
+
+def stored_params(run: Run, assembly: Assembly) -> frozenset[str]:
+    """Return the params that the model's files hold in the run's weight format. Raises like `load_base`."""
+    base = _base_format(run, assembly)
+    return frozenset() if base is None else quantized_params(locate(run.model_dir), assembly.weights, base)
 
 
 def _check_filled(assembly: Assembly, base: BaseFormat | None, filled: Mapping[str, int]) -> None:
@@ -63,11 +71,6 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     if QUANTIZATION not in run.model_config or run.weight_format is None:
         return None
     format, options = run.weight_format
-    if any(state.shard for states in assembly.stored.values() for state in states):
-        raise ConfigError(
-            f"shard_weights: the weights in {run.model_dir} are stored in {format.name}, whose parts cannot be loaded "
-            "yet. Set shard_weights: false, or use a base in bf16, which the run quantizes."
-        )
     if format.checkpoints is None:
         return None
     form = CheckedForm(format, format.checkpoints, options)

@@ -66,13 +66,13 @@ class StoredWeights:
     quantized: frozenset[str] = frozenset()
 
     def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> Mapping[str, int]:
-        """Copy the quantized params into the states that hold them, `stored` by param name.
+        """Copy the quantized ones of some params into the states that hold them, `stored` by param name.
 
         Return {param: how many of its states, the first ones, have been filled}. Raises ConfigError, naming file and
         tensor, for parts that the format refuses, or with NaN or inf.
         """
-        base = self.base
-        if base is None:
+        base, given = self.base, self.quantized & stored.keys()
+        if base is None or not given:
             return {}
         filled: dict[str, Sequence[Tensor]] = {}
         with self._parts() as part:
@@ -91,7 +91,7 @@ class StoredWeights:
                     what = f"returned fewer rows for the matrices of {m.param} than its states have"
                     raise base.form.format.failed("checkpoints.load", what)
 
-            fill(partial(load, m) for m in self.maps if m.param in self.quantized)
+            fill(partial(load, m) for m in self.maps if m.param in given)
         # On the device, where it takes a fraction of the time of the copy.
         if not all_finite(state for states in filled.values() for state in states):
             broken = {param for param, states in filled.items() if not all_finite(states)}
@@ -158,7 +158,7 @@ def open_weights(
     wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
     files = locate(model_dir)
     found = {name for names in files.values() for name in names}
-    quantized = _quantized(files, maps, base)
+    quantized = quantized_params(files, maps, base)
     in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
     parts = {part for name in in_format if base for part in base.form.parts(name)}
     others = base.form.form.ignored if base else ()
@@ -173,7 +173,9 @@ def open_weights(
     return StoredWeights(model_dir, maps, files, base, quantized)
 
 
-def _quantized(files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None) -> frozenset[str]:
+def quantized_params(
+    files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None
+) -> frozenset[str]:
     """Return the params that the files hold in the weight format of `base`: those whose tensors are not in floating
     point. Raises ConfigError for a param that may not be, or of which some tensors are and others are not.
     """

@@ -77,7 +77,7 @@ class Buffers:
         for memory in self._on[value.place]:
             segment = memory.plan.segments.get(value.role)
             if segment is not None and held in segment.offsets:
-                return _view(memory.segments[value.role], segment.offsets[held] + within, value)
+                return view_of(memory.segments[value.role], segment.offsets[held] + within, value)
         raise ProgramError(f"{value!r} is not in the memory plan")
 
     def view(self, value: Value, program: str) -> Tensor:
@@ -85,7 +85,7 @@ class Buffers:
         if value.role not in ("act", "staged"):
             return self.persistent(value)
         memory, offset = self._in_arena(value, program)
-        return _view(memory.arena, offset, value)
+        return view_of(memory.arena, offset, value)
 
     def scratch(self, program: str, index: int) -> tuple[int, int]:
         """Return (address, bytes) of the workspace of the op at `index` of `program`; (0, 0) if it has none."""
@@ -153,5 +153,7 @@ def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
     return _Memory(plan, segments, memory[at : at + plan.arena_bytes])
 
 
-def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
+def view_of(memory: Tensor, offset: int, value: Value) -> Tensor:
+    """Return the view of a value whose bytes begin at an offset."""
+    """Return the view of a value that begins at an offset in bytes."""
     return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)

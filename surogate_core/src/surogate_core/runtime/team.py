@@ -11,7 +11,7 @@ wait for it forever. The team aborts all communicators, which ends these kernels
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import zip_longest
 from typing import NoReturn, TypeVar
@@ -112,6 +112,14 @@ class Team:
             self._on_all(lambda worker: worker.derive(part))
         else:
             self._results([self._threads[0].submit(self._workers[0].derive, part)])
+
+    def staged_states(self, part: Staged) -> dict[str, tuple[Tensor, ...]]:
+        """Return the views of the first rank. See `Worker.staged_states`."""
+        return self._workers[0].staged_states(part)
+
+    def divide(self, part: Staged, stored: Collection[str]) -> None:
+        """Keep parts of the states that rank 0 has. See `Worker.divide`."""
+        self._on_all(lambda worker: worker.divide(part, stored))
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
         """Watch every rank. Each has its own watcher, which is called on the rank's thread."""

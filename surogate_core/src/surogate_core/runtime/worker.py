@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -16,10 +17,12 @@ from ..api import Comm, OpDef
 from ..assembly.assembly import Assembly
 from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
+from ..errors import ProgramError
 from ..machine.timing import mark
+from ..memory.alignment import align
 from ..program.op import Program, Purpose
 from ..program.value import Value
-from .arena import Buffers
+from .arena import Buffers, view_of
 from .context import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
@@ -137,9 +140,12 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------- start
 
     def stored(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return views of the states that hold frozen params in a weight format, by the params' names."""
-        view = self.buffers.persistent
-        return {name: tuple(view(state) for state in states) for name, states in self.assembly.stored.items()}
+        """Return views of the states that hold frozen params in a weight format, by the params' names.
+
+        Those of params whose states ranks divide are in `staged_states`.
+        """
+        view, every = self.buffers.persistent, self.assembly.stored.items()
+        return {name: tuple(map(view, states)) for name, states in every if not any(state.shard for state in states)}
 
     def staged(self, part: Staged) -> dict[str, Tensor]:
         """Return views of the staged params of one block, by name. Fill them, then call `derive`."""
@@ -152,13 +158,64 @@ class Worker:
         """
         self.executor.synchronize()
         if part.divides:
-            stream = self.executor.stream
-            with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
-                for view in self.staged(part).values():
-                    span = view.data_ptr(), view.nbytes, "uint8"
-                    self._comm.broadcast([(span, span)], [0], stream.cuda_stream if stream else 0)
+            self._receive(self.staged(part).values())
         self.executor.run(part.program.name)
         self.executor.wait()
+
+    def staged_states(self, part: Staged) -> dict[str, tuple[Tensor, ...]]:
+        """Return views of the states that hold staged params of one block, by name, if ranks divide them.
+
+        Whole states that are divided are in the place of the staged param. Fill them, then call `divide`.
+        """
+        found = {}
+        for param, place in part.places.items():
+            states = self.assembly.stored.get(param.name, ())
+            if any(state.shard for state in states):
+                memory = self.buffers.view(place, part.program.name).view(-1).view(torch.uint8)
+                found[param.name] = tuple(self._states_in(memory, states))
+        return found
+
+    def _states_in(self, memory: Tensor, states: Sequence[Value]) -> Iterator[Tensor]:
+        """Yield a view for each state: of whole ones that ranks divide in `memory`, one after another."""
+        at = 0
+        for state in states:
+            if state.shard is None:
+                yield self.buffers.persistent(state)
+                continue
+            whole = replace(state, shape=state.shard.shape, shard=None)
+            if at + whole.nbytes > memory.numel():
+                raise ProgramError(f"{whole!r} has more bytes than its weight, in whose place it is loaded")
+            yield view_of(memory, at, whole)
+            at += align(whole.nbytes)
+
+    def divide(self, part: Staged, stored: Collection[str]) -> None:
+        """Keep this rank's parts of the whole states of the params `stored` that rank 0 has in `staged_states(part)`.
+
+        All ranks call this at the same time.
+        """
+        self.executor.synchronize()
+        self._receive(view for name, view in self.staged(part).items() if name in stored)
+        with torch.cuda.stream(self.executor.stream):
+            for name, wholes in self.staged_states(part).items():
+                for state, whole in zip(self.assembly.stored[name], wholes, strict=True):
+                    if name in stored and state.shard is not None:
+                        self._keep_own(state, whole)
+        self.executor.wait()
+
+    def _keep_own(self, state: Value, whole: Tensor) -> None:
+        """Copy this rank's part of a whole state. Zeros follow its end."""
+        own = self.buffers.persistent(state).view(-1).view(torch.uint8)
+        given = whole.view(-1).view(torch.uint8)[self._comm.rank * own.numel() :][: own.numel()]
+        own[: given.numel()].copy_(given)
+        own[given.numel() :].zero_()
+
+    def _receive(self, views: Iterable[Tensor]) -> None:
+        """Replace the contents of `views` by those of rank 0. All ranks call this at the same time."""
+        stream = self.executor.stream
+        with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
+            for view in views:
+                span = view.data_ptr(), view.nbytes, "uint8"
+                self._comm.broadcast([(span, span)], [0], stream.cuda_stream if stream else 0)
 
     def share(self) -> None:
         """Replace weights and states by those of rank 0. Call once on every worker, at the same time."""

@@ -190,9 +190,13 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
 
     Return the progress to start from, in every process.
     """
+    from ..checkpoint.base import stored_params
+
     run, assembly, what = saved_run.run, saved_run.plan.assembly, "the loaded weights"
     given = str(resumed.directory.resolve()) if resumed else ""
-    directory = json.loads(processes.share(json.dumps(given).encode(), "the checkpoint to resume from"))
+    stored = sorted(stored_params(run, assembly)) if processes.world.writer and not run.config.from_scratch else []
+    begins_from = json.dumps([given, stored]).encode()
+    directory, stored = json.loads(processes.share(begins_from, "what the run begins from"))
     progress = Progress()
     if processes.world.writer:
         if resumed:
@@ -202,7 +206,7 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
         processes.share(json.dumps(asdict(progress)).encode(), what)
         return progress
     if run.adapter or not directory:  # a checkpoint of an adapter does not hold the base
-        receive_staged(assembly, worker)
+        receive_staged(assembly, worker, stored)
     if directory:
         saved_run.restore_parts(Path(directory), worker)
     progress = Progress(**json.loads(processes.share(None, what)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -139,11 +139,16 @@ def _draw_staged(assembly: Assembly, worker: Worker | Team, seed: int, zero_proj
         worker.derive(part)
 
 
-def receive_staged(assembly: Assembly, worker: Worker | Team) -> None:
-    """Take the parts of what the process of rank 0 loads or draws at the same time."""
+def receive_staged(assembly: Assembly, worker: Worker | Team, stored: Collection[str]) -> None:
+    """Take the parts of what the process of rank 0 loads or draws at the same time.
+
+    `stored`: the params that the model's files hold in the run's weight format.
+    """
     for part in assembly.staging:
-        if part.divides:
+        if part.divides and part.makes(stored):
             worker.derive(part)
+        if states := worker.staged_states(part).keys() & stored:
+            worker.divide(part, states)
 
 
 def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: str) -> None:

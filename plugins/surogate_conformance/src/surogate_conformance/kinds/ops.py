@@ -274,12 +274,12 @@ def what_it_declares_of_its_inputs_and_outputs_holds(definition: OpDef, bench: B
             same = len(op.outs) == 1 and op.outs[0].shape == op.ins[0].shape
             assert same, "training_only: evaluations read its first input in its place, which has another shape"
         if definition.elementwise(op):
-            whole, *more = call(op.kind, bench.registry.ops, sample.ins, op.attrs)
-            assert not more and whole.numel() == sample.ins[0].numel(), "elementwise: its output has another size"
+            result, *more = call(op.kind, bench.registry.ops, sample.ins, op.attrs)
+            assert not more and result.numel() == sample.ins[0].numel(), "elementwise: its output has another size"
             halves = sample.ins[0].flatten().chunk(2)
-            parts = [call(op.kind, bench.registry.ops, [x, *sample.ins[1:]], op.attrs)[0] for x in halves]
-            alike = whole.flatten().split([x.numel() for x in halves])
-            assert all(map(same_bits, parts, alike)), "elementwise: of a part of its first input it makes other bits"
+            made = [call(op.kind, bench.registry.ops, [x, *sample.ins[1:]], op.attrs)[0] for x in halves]
+            alike = result.flatten().split([x.numel() for x in halves])
+            assert all(map(same_bits, made, alike)), "elementwise: of a part of its first input it makes other bits"
         if definition.takes_chunks:
             assert "chunks" in definition.attrs, "takes_chunks needs the attribute chunks"
             whole, parts = (call(op.kind, bench.registry.ops, sample.ins, {**op.attrs, "chunks": n}) for n in (1, 2))
