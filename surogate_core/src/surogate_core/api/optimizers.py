@@ -32,8 +32,9 @@ class ParamGrad:
     shape of the whole param
     stored, kind, matrices
           as in `ParamInfo`
-    amax  fp32 []: where the optimizer may write the largest magnitude of the updated param, which the recipe reads. If
-          it does not, the recipe computes it in a pass of its own. None if nobody reads it.
+    amax  fp32 []: where the optimizer may write the largest magnitude of the updated `param`, which the recipe reads;
+          core combines those of parts. If it does not, the recipe computes it in a pass of its own. None if nobody
+          reads it.
     """
 
     param: Value

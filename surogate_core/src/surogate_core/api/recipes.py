@@ -69,7 +69,7 @@ class ParamInfo:
     part, grad_part
               this rank's part of the param and of its gradient, of which the master then is a part too; None: each rank
               updates the whole
-    amax      fp32 [], an activation of the update: the largest magnitude of the updated param. None unless the recipe
+    amax      fp32 [], which the update writes: the largest magnitude of the whole updated param. None unless the recipe
               asks for it (`RecipeDef.reads_amax`) and the optimizer computes it.
     """
 

@@ -155,5 +155,4 @@ def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
 
 def view_of(memory: Tensor, offset: int, value: Value) -> Tensor:
     """Return the view of a value whose bytes begin at an offset."""
-    """Return the view of a value that begins at an offset in bytes."""
     return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)
