@@ -17,7 +17,7 @@ from surogate_core import run
 from surogate_core.errors import ProgramError
 from surogate_core.program.shards import part_of
 from surogate_core.program.value import Value
-from surogate_core.runtime.worker import Worker
+from surogate_core.runtime.staged_states import wholes_in
 
 ROWS = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
 CASES = [
@@ -107,4 +107,4 @@ def test_states_that_do_not_fit_in_the_place_of_their_weight_are_refused() -> No
     part = part_of(Value("codes", (64, 64), "uint8", "state"), 2)
     memory = torch.zeros(64 * 64 - 1, dtype=torch.uint8)
     with pytest.raises(ProgramError, match=r"codes:uint8\[64,64\] has more bytes than its weight"):
-        list(Worker._states_in(None, memory, [part]))  # type: ignore[arg-type]
+        list(wholes_in(memory, [part], pytest.fail))

@@ -39,8 +39,8 @@ PASSES: Final = (
     Step("store", "derive", "writes frozen weights in a weight format"),
     Step("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `report`, which are micro-steps"),
     Step("dead_code", "all", "drops ops that no op reads"),
-    Step("read stored", "all", "reads frozen weights from the weight format"),
     Step("quantize parts", "update", "ranks quantize the parts of weights that they have updated"),
+    Step("read stored", "all", "reads frozen weights from the weight format"),
     Step("fuse", "micro-steps", "adapters fuse ops"),
     # finished for each plan: `assemble.draft`
     Step("recompute", "micro-steps", "computes values again instead of keeping them"),

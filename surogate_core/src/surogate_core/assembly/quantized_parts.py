@@ -19,14 +19,19 @@ from .transfers import gather
 
 
 def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> Program:
-    """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more."""
-    parts = {p.param: p.part for p in params if p.part is not None and p.part.owner is None}
+    """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more.
+
+    Itself if no op copies a part.
+    """
+    parts = {p.param: p.part for p in params if p.part is not None}
 
     def block(op: Op) -> int | None:
         """Return the block of the copy that an op makes of a part; None for other ops."""
         divides = bool(op.ins) and op.ins[0] in parts and b.ops[op.kind].elementwise(op)
         return op.outs[0].block if divides and op.outs[0].derived else None
 
+    if all(block(op) is None for op in update.ops):
+        return update
     ops: list[Op] = []
     for index, found in groupby(update.ops, block):
         if index is None:

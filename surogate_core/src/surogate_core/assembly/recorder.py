@@ -244,8 +244,8 @@ class Recorder:
             numerics=numerics
             and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
         )
-        if inputs.sharding.states:
-            update = quantize_parts(lowered.update, params.values(), inputs.sharding, self.b)
+        update = quantize_parts(lowered.update, params.values(), inputs.sharding, self.b)
+        if update is not lowered.update:
             lowered = replace(lowered, update=self.passed("quantize parts", lowered.update, update))
         with blaming(lowering.origin, "lower"):
             check_states(lowered.programs())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -17,12 +16,10 @@ from ..api import Comm, OpDef
 from ..assembly.assembly import Assembly
 from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
-from ..errors import ProgramError
 from ..machine.timing import mark
-from ..memory.alignment import align
 from ..program.op import Program, Purpose
 from ..program.value import Value
-from .arena import Buffers, view_of
+from .arena import Buffers
 from .context import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
@@ -34,6 +31,7 @@ from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
 from .readings import Reading
 from .reference import ReferenceExecutor
+from .staged_states import copy_part, wholes_in
 from .table_readings import TableReading, TableReadings
 
 Watcher = Callable[[Program, int], None]
@@ -172,21 +170,8 @@ class Worker:
             states = self.assembly.stored.get(param.name, ())
             if any(state.shard for state in states):
                 memory = self.buffers.view(place, part.program.name).view(-1).view(torch.uint8)
-                found[param.name] = tuple(self._states_in(memory, states))
+                found[param.name] = tuple(wholes_in(memory, states, self.buffers.persistent))
         return found
-
-    def _states_in(self, memory: Tensor, states: Sequence[Value]) -> Iterator[Tensor]:
-        """Yield a view for each state: of whole ones that ranks divide in `memory`, one after another."""
-        at = 0
-        for state in states:
-            if state.shard is None:
-                yield self.buffers.persistent(state)
-                continue
-            whole = replace(state, shape=state.shard.shape, shard=None)
-            if at + whole.nbytes > memory.numel():
-                raise ProgramError(f"{whole!r} has more bytes than its weight, in whose place it is loaded")
-            yield view_of(memory, at, whole)
-            at += align(whole.nbytes)
 
     def divide(self, part: Staged, stored: Collection[str]) -> None:
         """Keep this rank's parts of the whole states of the params `stored` that rank 0 has in `staged_states(part)`.
@@ -199,15 +184,8 @@ class Worker:
             for name, wholes in self.staged_states(part).items():
                 for state, whole in zip(self.assembly.stored[name], wholes, strict=True):
                     if name in stored and state.shard is not None:
-                        self._keep_own(state, whole)
+                        copy_part(self.buffers.persistent(state), whole, self._comm.rank)
         self.executor.wait()
-
-    def _keep_own(self, state: Value, whole: Tensor) -> None:
-        """Copy this rank's part of a whole state. Zeros follow its end."""
-        own = self.buffers.persistent(state).view(-1).view(torch.uint8)
-        given = whole.view(-1).view(torch.uint8)[self._comm.rank * own.numel() :][: own.numel()]
-        own[: given.numel()].copy_(given)
-        own[given.numel() :].zero_()
 
     def _receive(self, views: Iterable[Tensor]) -> None:
         """Replace the contents of `views` by those of rank 0. All ranks call this at the same time."""
