@@ -95,6 +95,9 @@ def test_an_optimizer_that_measures_nothing_has_the_recipe_read_whole_weights(le
     assert_equal(divided, parallel)
     assert_equal(parallel, trained(CONFIG, 3, sharding({"level": level, "ranks": 3}), **{**keys, "optimizer": ADAMW}))
     assert not [v for v in divided.assembly.declared if v.name.startswith("amax.")]
+    first = divided.assembly.micro_step(first=True, last=True)
+    gathered = {v.dtype for op in first.ops if op.kind == "all_gather" for v in op.outs if v.block >= 0}
+    assert gathered == ({"e4m3"} if level == "both" else set()), "gathers codes of weights that the update gathers"
 
 
 def test_a_part_is_quantized_as_in_the_whole() -> None:

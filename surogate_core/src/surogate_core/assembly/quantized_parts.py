@@ -21,20 +21,22 @@ from .transfers import gather
 def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> Program:
     """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more.
 
-    Itself if no op copies a part.
+    Itself if no op copies a part. A weight that the update gathers anyway, because another op reads it, stays whole.
     """
     parts = {p.param: p.part for p in params if p.part is not None}
-
-    def block(op: Op) -> int | None:
-        """Return the block of the copy that an op makes of a part; None for other ops."""
-        divides = bool(op.ins) and op.ins[0] in parts and b.ops[op.kind].elementwise(op)
-        return op.outs[0].block if divides and op.outs[0].derived else None
-
-    if all(block(op) is None for op in update.ops):
+    copying = {
+        op
+        for op in update.ops
+        if op.ins and op.ins[0] in parts and b.ops[op.kind].elementwise(op) and op.outs[0].derived
+    }
+    if not sharding.weights:
+        whole = {v for op in update.ops if op not in copying for v in op.ins}
+        copying = {op for op in copying if op.ins[0] not in whole}
+    if not copying:
         return update
     ops: list[Op] = []
-    for index, found in groupby(update.ops, block):
-        if index is None:
+    for block, found in groupby(update.ops, lambda op: op.outs[0].block if op in copying else None):
+        if block is None:
             ops += found
             continue
         pairs = []
@@ -43,8 +45,8 @@ def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Shard
             part = part_inside(copy, sharding.parts)
             ops.append(op.changed(ins=(parts[op.ins[0]], *op.ins[1:]), outs=(part,)))
             pairs.append((part, copy))
-        with b.record("update", index) as gathers:
-            if not sharding.weights:
+        if not sharding.weights:
+            with b.record("update", block) as gathers:
                 gather(b, pairs, sharding.parts)
-        ops += gathers
+            ops += gathers
     return replace(update, ops=tuple(ops))
