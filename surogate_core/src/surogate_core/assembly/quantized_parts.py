@@ -23,7 +23,7 @@ def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Shard
 
     Itself if no op copies a part. A weight that the update gathers anyway, because another op reads it, stays whole.
     """
-    parts = {p.param: p.part for p in params if p.part is not None}
+    parts = {p.param: p.part for p in params if p.part is not None and p.part.owner is None}
     copying = {
         op
         for op in update.ops
