@@ -124,6 +124,28 @@ def test_host_memory_and_batches_are_those_of_a_machine(plan: Plans) -> None:
     assert more.device_bytes["activations"] == eight.device_bytes["activations"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "copies"),
+    [
+        ({"offload_optimizer": True}, 1),
+        ({"offload_grads": True, "zero_level": 2}, 1),
+        ({"offload_weights": True, "zero_level": 3}, 1),
+        ({"offload_weights": True}, 8),
+    ],
+)
+def test_pinned_memory_is_summed_over_the_ranks_of_a_machine(plan: Plans, keys: Mapping[str, Any], copies: int) -> None:
+    """Ranks that divide what they keep on the host together pin about what one pins alone, whole values that of each."""
+    alone = plan(**{key: value for key, value in keys.items() if key != "zero_level"}).report.pinned_bytes
+    eight = plan(gpus=8, keys=keys)
+    held = eight.assembly.memory.host
+    assert held is not None and eight.report.pinned_bytes == 8 * held.nbytes, "what each rank allocates"
+    assert eight.report.pinned_bytes == pytest.approx(copies * alone, rel=0.01)
+    two = plan(gpus=16, nodes=2, keys=keys).report
+    assert two.pinned_bytes == pytest.approx((copies if copies > 1 else 0.5) * alone, rel=0.01)
+    little = {"host_memory_limit": eight.report.pinned_bytes - 1}
+    assert plan(gpus=8, keys={**keys, **little}).report.missing_host_bytes == 1
+
+
 def test_ranks_on_one_gpu_share_its_memory_and_what_cuda_takes(plan: Plans) -> None:
     one, four = plan(recompute=False), plan(recompute=False, ranks_per_gpu=4)
     assert (four.report.world_size, four.report.devices, four.report.tokens) == (4, 1, 4 * one.report.tokens)

@@ -1,4 +1,4 @@
-"""Changes that a proposal may make, as keys of the config: micro-batch, recomputation, offloading, dtypes, adapter.
+"""Changes that a proposal may make, as keys of the config: micro-batch, recomputation, parts of ranks, offloading, ...
 
 A change is a mapping of keys to values. It is applied by loading the config again, so a proposal is planned exactly as
 if its lines were in the file.
@@ -43,13 +43,13 @@ _DIVISORS = 1024
 class Axis:
     """The settings of one thing about a run, ordered by the device memory that they leave free.
 
-    own      index of the setting that the search starts from: the run's own, if it is among them
-    offload  whether it is an offload strategy
+    own        index of the setting that the search starts from: the run's own, if it is among them
+    transfers  whether each setting transfers more than the one before it: an offload strategy, or what ranks divide
     """
 
     settings: Sequence[Changes]
     own: int = 0
-    offload: bool = False
+    transfers: bool = False
 
 
 def changed(run: Run, changes: Changes) -> Run:
@@ -111,6 +111,35 @@ def recompute_axis(run: Run, device: DeviceInfo) -> Axis:
     return Axis([{**word, **{key: False for key in RECOMPUTE_KEYS.values() if getattr(config, key)}}])
 
 
+def divided_axes(run: Run, plan: Plan) -> Iterator[Axis]:
+    """Yield an axis for what several ranks hold whole and could divide, or divide: gradients, and weights."""
+    ranks, least = plan.inputs.world_size, WORTH * plan.target.device.memory_bytes
+    now = plan.inputs.sharding
+    for key, part, divided in (
+        ("shard_gradients", "gradients", now.gradients),
+        ("shard_weights", "weights", now.weights),
+    ):
+        if divided or plan.report.device_bytes[part] * (1 - 1 / ranks) >= least:
+            settings: list[Changes] = [{key: False}, {key: True}]
+            settings[divided] = {}
+            yield Axis(settings, int(divided), transfers=True)
+
+
+def with_level(config: TrainConfig, changes: Changes) -> Changes:
+    """Return changes that say by the level of ZeRO what ranks divide, where there is one for that."""
+    if changes.keys().isdisjoint(("shard_gradients", "shard_weights")):
+        return changes
+    wanted = config.model_copy(update=dict(changes)).sharding(ranks=2)
+    level = 1 + wanted.gradients * (1 + wanted.weights)
+    keys = {
+        "zero_level": level,
+        "shard_gradients": None,
+        "shard_weights": True if wanted.weights and level == 1 else None,
+    }
+    others = {key: value for key, value in changes.items() if key not in keys}
+    return {**{key: value for key, value in keys.items() if value != getattr(config, key)}, **others}
+
+
 def offload_axes(run: Run) -> Iterator[Axis]:
     """Yield an axis for each strategy that the run selects or an installed package proposes."""
     for name in sorted(run.registry.names("offload")):
@@ -124,7 +153,7 @@ def offload_axes(run: Run) -> Iterator[Axis]:
         ]
         if strategy.proposed:
             own = every.index({}) if {} in every else 1
-            yield Axis(every if {} in every else [every[0], {}, *every[1:]], own, offload=True)
+            yield Axis(every if {} in every else [every[0], {}, *every[1:]], own, transfers=True)
 
 
 def narrower(precision: Precision, optimizer: OptimizerDef) -> Changes:

@@ -1,8 +1,9 @@
 """The search for the fastest settings that fit: one change after another, each planned, and kept if the run is faster.
 
-A run has axes: its recomputation, each offload strategy, and its micro-batch. The settings of an axis are ordered by
-the device memory that they leave free. The search starts from the run's own settings. If these do not fit, it takes as
-many axes as it must to their last setting. Then it moves along one axis after another, as long as the run gets faster.
+A run has axes: its recomputation, what its ranks divide, each offload strategy, and its micro-batch. The settings of an
+axis are ordered by the device memory that they leave free. The search starts from the run's own settings. If these do
+not fit, it takes as many axes as it must to their last setting. Then it moves along one axis after another, as long as
+the run gets faster.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from math import inf
 
-from ..assembly.assemble import RecordedPrograms
+from ..assembly.assemble import RecordedPrograms, record
+from ..assembly.inputs import PlanInputs
 from ..errors import SurogateError
 from ..memory.alignment import align
 from ..planning.plan import Plan, draft_run, run_inputs
 from ..planning.report import memory_is_the_hosts
 from ..planning.run import Run
 from ..program.value import Value
-from .changes import WORTH, Axis, Changes, batch_axis, changed, offload_axes, recompute_axis
+from .changes import (
+    WORTH,
+    Axis,
+    Changes,
+    batch_axis,
+    changed,
+    divided_axes,
+    offload_axes,
+    recompute_axis,
+    with_level,
+)
 
 ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
@@ -35,10 +47,12 @@ class Search:
     def __init__(self, run: Run, plan: Plan, most: int, seconds: float = inf) -> None:
         self._run, self._plan, self._most = run, plan, most
         recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
+        divided = list(filter(self._is_allowed, divided_axes(run, plan))) if plan.inputs.world_size > 1 else []
+        self._recordings: dict[Hashable, RecordedPrograms] = {_programs(plan.inputs): plan.recording}
+        self._judged_with: Changes = {} if plan.report.fits else self._judging(divided, batch)
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
-        self._axes = [recompute, *strategies, batch]
+        self._axes, self._n_divided = [recompute, *divided, *strategies, batch], len(divided)
         self._own = tuple(axis.own for axis in self._axes)
-        self._recordings: dict[Hashable, RecordedPrograms] = {(batch.own, plan.inputs.grouping): plan.recording}
         self._tried: dict[Settings, tuple[Changes, Plan] | None] = {}
         self._best, self._limit = inf, seconds  # plans whose steps take longer are not finished
         if not self._changes(self._own):
@@ -59,23 +73,27 @@ class Search:
     def _first_that_fits(self, own: Settings) -> Settings:
         """Return settings that fit, with as few of the first axes at their last setting as that takes.
 
-        If the host has no room for all that can be offloaded, the last strategies are turned off. If nothing fits,
-        return the settings that take least of the device.
+        Nothing is offloaded if all else is enough for several ranks. If the host has no room for all that can be
+        offloaded, the last strategies are turned off. If nothing fits, return the settings that take least of the
+        device.
         """
+        order = [len(own) - 1, *range(len(own) - 1)]  # micro-batch first: the split of the file must not matter
         last = tuple(len(axis.settings) - 1 for axis in self._axes)
-        strategies = [index for index, axis in enumerate(self._axes) if axis.offload]
-        while not self._fits(last):
-            plan = self._planned(last)
-            if not strategies or (plan and not plan.report.missing_host_bytes):
-                return last
-            index = strategies.pop()
-            last = (*last[:index], 0, *last[index + 1 :])
-        order = [len(last) - 1, *range(len(last) - 1)]  # micro-batch first: the split of the file must not matter
-        prefixes = [
-            tuple(last[i] if i in order[:count] else own[i] for i in range(len(last)))
-            for count in range(1, len(last) + 1)
-        ]
-        return prefixes[bisect_left(prefixes, True, key=self._fits)]
+
+        def prefix(count: int) -> Settings:
+            return tuple(last[i] if i in order[:count] else own[i] for i in range(len(own)))
+
+        counts = range(1, 3 + self._n_divided)
+        if not (self._n_divided and self._fits(prefix(counts[-1]))):
+            counts = range(1, len(own) + 1)
+            optional = [index for index, axis in enumerate(self._axes) if axis.transfers]
+            while not self._fits(last):
+                plan = self._planned(last)
+                if not optional or (plan and not plan.report.missing_host_bytes):
+                    return last
+                index = optional.pop()
+                last = (*last[:index], 0, *last[index + 1 :])
+        return prefix(counts[bisect_left(counts, True, key=lambda count: self._fits(prefix(count)))])
 
     def _climb(self, at: Settings) -> None:
         *others, batch = range(len(at))
@@ -96,7 +114,7 @@ class Search:
         """Return the next settings in a direction that no plugin refuses. None: there are none, or no need of them."""
         axis, plan = self._axes[index], self._planned(at)
         chosen = plan.chosen if plan else None
-        if axis.offload and by > 0 and (chosen is None or chosen.costs <= _LITTLE * chosen.step):
+        if axis.transfers and by > 0 and (chosen is None or chosen.costs <= _LITTLE * chosen.step):
             return None
         rest = range(at[index] + by, len(axis.settings)) if by > 0 else range(at[index] - 1, -1, -1)
         others = ((*at[:index], to, *at[index + 1 :]) for to in rest)
@@ -110,7 +128,7 @@ class Search:
 
     def _changes(self, at: Settings) -> Changes:
         *others, batch = (axis.settings[index] for axis, index in zip(self._axes, at, strict=True))
-        return {key: value for part in (batch, *others) for key, value in part.items()}
+        return with_level(self._run.config, {key: value for part in (batch, *others) for key, value in part.items()})
 
     def _fits(self, at: Settings) -> bool:
         return self._seconds(at) < inf
@@ -133,7 +151,7 @@ class Search:
     def _plan_with(self, at: Settings) -> tuple[Changes, Plan]:
         changes = dict(self._changes(at))
         run, device, own = changed(self._run, changes), self._plan.target.device, self._plan.inputs
-        recorded = at[-1], run_inputs(run, device, own.world_size, own.nodes).grouping
+        recorded = _programs(self._inputs(run))
         recording = self._recordings.get(recorded)
         plan = draft_run(
             run,
@@ -151,7 +169,32 @@ class Search:
             del changes["recompute"]
         return changes, plan
 
-    # ------------------------------------------------------------------------------------------------------ offloading
+    def _inputs(self, run: Run) -> PlanInputs:
+        own = self._plan.inputs
+        return run_inputs(run, self._plan.target.device, own.world_size, own.nodes)
+
+    # ------------------------------------------------------------------------------------------ dividing and offloading
+
+    def _is_allowed(self, axis: Axis) -> bool:
+        try:
+            return all(self._inputs(changed(self._run, setting)) for setting in axis.settings)
+        except SurogateError:  # the optimizer cannot, or the files of the model
+            return False
+
+    def _judging(self, divided: Sequence[Axis], batch: Axis) -> Changes:
+        """Return the changes of a run that does not fit with which strategies are judged: ranks may have to divide
+        what the host holds. Records the programs, which the first plans need too.
+        """
+        levels = {key: value for axis in divided for key, value in axis.settings[-1].items()}
+        changes = with_level(self._run.config, {**batch.settings[-1], **levels})
+        if not levels:
+            return {}
+        try:
+            inputs = self._inputs(changed(self._run, changes))
+            self._recordings[_programs(inputs)] = record(inputs)
+        except SurogateError:
+            return {}
+        return changes
 
     def _useful(self, axis: Axis) -> Axis:
         """Return an axis without the settings that are refused, or that hold the bytes of another or hardly more.
@@ -171,7 +214,7 @@ class Search:
             elif moved < 0 or moved >= least:
                 by_bytes[moved] = index
         kept = sorted([*kept, *by_bytes.values()])
-        return Axis([axis.settings[index] for index in kept], kept.index(axis.own), offload=True)
+        return Axis([axis.settings[index] for index in kept], kept.index(axis.own), transfers=True)
 
     def _traffic(self, axis: Axis) -> int:
         """Return the order of an axis: by how often a step copies what its strategy holds.
@@ -184,11 +227,16 @@ class Search:
 
     def _held(self, changes: Changes) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
-        recording, own = self._plan.recording, self._plan.inputs
-        inputs = run_inputs(changed(self._run, changes), self._plan.target.device, own.world_size, own.nodes)
-        recorder = recording.recorder.forked(inputs)
-        _, held = recorder.offloaded(recording.family, recording.params, recording.states)
+        judged = changed(self._run, self._judged_with) if self._judged_with else self._run
+        recording = self._recordings[_programs(self._inputs(judged))]
+        finisher = recording.recorder.forked(self._inputs(changed(judged, changes)))
+        _, held = finisher.offloaded(recording.family, recording.params, recording.states)
         return held
+
+
+def _programs(inputs: PlanInputs) -> Hashable:
+    """Return what tells the recorded programs of the settings of a run apart."""
+    return inputs.batch_size, inputs.sharding, inputs.grouping
 
 
 def _bytes(values: Sequence[Value]) -> int:

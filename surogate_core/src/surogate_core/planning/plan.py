@@ -8,7 +8,7 @@ from math import inf
 
 from pydantic import BaseModel
 
-from ..api import DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
+from ..api import DeviceInfo, LoweringDef, OffloadDef, OptimizerDef, Precision, RecipeDef, Target
 from ..assembly.assemble import RecordedPrograms, draft, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
@@ -20,9 +20,11 @@ from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION
 from ..machine.devices import limited
 from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
+from ..program.shards import Sharding
 from .ranks import count_ranks
 from .recompute_ladder import climb, ladder
 from .report import Report, device_parts, summarise
@@ -186,6 +188,8 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
     _check_weight_format(run, device)
+    sharding = config.sharding(world_size)
+    _check_sharding(run, sharding)
     registry.check_kernel_choices(config.kernel_choices)
     precision, lowering = _precision(run, device)
     target = Target(device, config.deterministic)
@@ -203,7 +207,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
         world_size=world_size,
-        sharding=config.sharding(world_size),
+        sharding=sharding,
         nodes=nodes,
         ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
         max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
@@ -242,6 +246,21 @@ def _check_weight_format(run: Run, device: DeviceInfo) -> None:
             raise ConfigError(f"{format.key}: true cannot run on {device.title}: {support.reason}.")
 
 
+def _check_sharding(run: Run, sharding: Sharding) -> None:
+    """Raise ConfigError for parts that cannot be trained or loaded."""
+    optimizer: OptimizerDef = run.registry.get("optimizer", run.config.optimizer)
+    if sharding.gradients and optimizer.granularity is None:
+        raise ConfigError(
+            f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
+            "shard_gradients: false, or use another optimizer."
+        )
+    if sharding.weights and QUANTIZATION in run.model_config and run.weight_format is not None:
+        raise ConfigError(
+            f"shard_weights: the weights in {run.model_dir} are stored in {run.weight_format[0].name}, whose parts "
+            "cannot be loaded yet. Set shard_weights: false, or use a base in bf16, which the run quantizes."
+        )
+
+
 def _check_length(run: Run) -> None:
     length, longest = run.config.sequence_len, run.dims.max_positions
     longest = min(run.config.max_model_len or longest, longest)
@@ -273,16 +292,9 @@ def _overridden(run: Run, precision: Precision) -> Iterator[str]:
 
 
 def _undivided(inputs: PlanInputs) -> Iterator[str]:
-    """Yield a line about an optimizer whose states every rank holds whole. Raises ConfigError if it must not."""
-    optimizer, sharding = inputs.optimizer, inputs.sharding
-    if optimizer.granularity is not None or not sharding.states:
-        return
-    if sharding.gradients:
-        raise ConfigError(
-            f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
-            "shard_gradients: false, or use another optimizer."
-        )
-    yield f"optimizer {optimizer.name} declares no granularity: every rank holds all of its states"
+    """Yield a line about an optimizer whose states every rank holds whole."""
+    if inputs.sharding.states and inputs.optimizer.granularity is None:
+        yield f"optimizer {inputs.optimizer.name} declares no granularity: every rank holds all of its states"
 
 
 def _idle_choices(run: Run, plan: Plan) -> Iterator[str]:
