@@ -134,7 +134,7 @@ def test_host_memory_and_batches_are_those_of_a_machine(plan: Plans) -> None:
     ],
 )
 def test_pinned_memory_is_summed_over_the_ranks_of_a_machine(plan: Plans, keys: Mapping[str, Any], copies: int) -> None:
-    """Ranks that divide what they keep on the host together pin about what one pins alone, whole values that of each."""
+    """Ranks that divide what they keep on the host together pin what one pins alone, and whole values 8 times that."""
     alone = plan(**{key: value for key, value in keys.items() if key != "zero_level"}).report.pinned_bytes
     eight = plan(gpus=8, keys=keys)
     held = eight.assembly.memory.host
