@@ -96,8 +96,10 @@ class Finisher:
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
         host_places = {value: self.b.on_host(value) for value in held}
-        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside in host_places)
-        host_places |= {v: replace(v, place="host", inside=host_places[v.inside]) for v in used if v.inside}
+        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside) if held else ()
+        host_places |= {
+            v: replace(v, place="host", inside=host_places[v.inside]) for v in used if v.inside in host_places
+        }
         self.passed.replace_values(host_places.values())
         streaming = Streaming(HostCopies(host_places), self.b, zero_copy=self.inputs.zero_copy)
         streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)

@@ -36,21 +36,16 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
     program. What an op of a side lane uses lives until that op is known to be done. The workspace of an op lives during
     the op, on the device; it is named "<index>.workspace" and labelled "workspace".
     """
-    done = lane_order(program.ops).done
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
-        until = index if op.lane == "compute" else done[index] - 1
         for value in op.ins + op.outs:
             if value in last:
-                if last[value] < until:
-                    last[value] = until
-            elif value.role == "act" and value.place == on:
-                first[value], last[value] = index, until
-            elif value.role == "staged" and value.place == on:  # in its place before the program runs
-                first[value], last[value] = 0, len(program.ops) - 1
+                last[value] = index
+            elif value.place == on and value.role in ("act", "staged"):
+                first[value] = last[value] = index
         if op.in_place and on == "device":
             for out, i in op.in_place.items():
                 value, before = op.outs[out], op.ins[i]
@@ -61,6 +56,14 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
             value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)
             scratch.add(value)
             first[value] = last[value] = index
+    for index, until in lane_order(program.ops).done.items():
+        op = program.ops[index]
+        for value in op.ins + op.outs:
+            if value in last and last[value] < until - 1:
+                last[value] = until - 1
+    for value in first:
+        if value.role == "staged":  # in its place before the program runs
+            first[value], last[value] = 0, len(program.ops) - 1
     for value in program.outputs:
         if value in first:
             last[value] = len(program.ops) - 1

@@ -172,12 +172,14 @@ def _runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
 
 def _step_cost(runs: Mapping[Program, int], costs: OpCosts) -> tuple[Cost, float]:
     """Return the cost of a rank's optimizer step, and its seconds without collectives."""
-    every = [program_cost(program, costs).times(count) for program, count in runs.items()]
+    every = reduce(add, (program_cost(program, costs).times(count) for program, count in runs.items()))
+    if not every.comm_seconds:
+        return every, every.seconds
     alone = 0.0
     for program, count in runs.items():
         single = replace(program, ops=tuple(op for op in program.ops if op.lane != "comm"))
         alone += program_cost(single, costs).seconds * count
-    return reduce(add, every), alone
+    return every, alone
 
 
 def memory_is_the_hosts(device: DeviceInfo) -> bool:

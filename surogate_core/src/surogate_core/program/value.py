@@ -140,7 +140,7 @@ class Value:
             return self.size if rank > self.owner else 0
         return rank * self.size if self.shard else 0
 
-    @property
+    @lazy
     def memory(self) -> int:
         """Bytes of its memory, without alignment."""
         return self.room or self.nbytes
