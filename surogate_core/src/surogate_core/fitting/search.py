@@ -186,9 +186,9 @@ class Search:
         what the host holds. Records the programs, which the first plans need too.
         """
         levels = {key: value for axis in divided for key, value in axis.settings[-1].items()}
-        changes = with_level(self._run.config, {**batch.settings[-1], **levels})
         if not levels:
             return {}
+        changes = with_level(self._run.config, {**batch.settings[-1], **levels})
         try:
             inputs = self._inputs(changed(self._run, changes))
             self._recordings[_programs(inputs)] = record(inputs)
@@ -227,7 +227,7 @@ class Search:
 
     def _held(self, changes: Changes) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
-        judged = changed(self._run, self._judged_with) if self._judged_with else self._run
+        judged = changed(self._run, self._judged_with)
         recording = self._recordings[_programs(self._inputs(judged))]
         finisher = recording.recorder.forked(self._inputs(changed(judged, changes)))
         _, held = finisher.offloaded(recording.family, recording.params, recording.states)

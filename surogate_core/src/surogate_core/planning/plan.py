@@ -165,7 +165,7 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
         saves=before.report.device_bytes["total"] - after.report.device_bytes["total"],
         costs=after.report.step.seconds - step,
         step=step,
-        n_blocks=1 + max(op.block for program in before.assembly.programs.values() for op in program.ops),
+        n_blocks=1 + max(op.block for op in before.assembly.micro.ops),
     )
 
 

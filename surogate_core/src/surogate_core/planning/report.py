@@ -67,8 +67,6 @@ class Report:
     host_memory: int | None
     activations_by_label: Mapping[str, int]
     peak: str
-    arena_bytes: int
-    lower_bound: int
     step: Cost
     alone: float
     sent: int
@@ -149,8 +147,6 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         host_memory=inputs.host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
-        arena_bytes=memory.arena_bytes,
-        lower_bound=arena.lower_bound,
         step=step.times(inputs.ranks_per_device),
         alone=alone * inputs.ranks_per_device,
         sent=sum(inputs.ops[op.kind].link(op) * count for program, count in runs.items() for op in program.ops),
