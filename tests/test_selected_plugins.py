@@ -46,9 +46,9 @@ def test_an_adapter_is_selected_by_its_name_trained_saved_and_merged(tmp_path: P
 def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_path: Path, install: Install) -> None:
     install("acme", "0.1.0", "zz", "")
     printed = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
-    assert "is not a saved adapter: it holds none of acme.json (acme), adapter_config.json (lora)" in printed
+    assert "is not a saved adapter: it holds none of acme.json (acme), adapter_config.json (dora, lora)" in printed
     for name in ("acme.json", "adapter_config.json"):
-        (tmp_path / name).write_text("{}")
+        (tmp_path / name).write_text('{"peft_type": "LORA"}')
     printed = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
     assert "Choose one: --adapter acme" in printed
 

@@ -13,9 +13,10 @@ from end_to_end.product import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surogate_core.api.peft import check_in_peft as check
 from surogate_lora.files import TENSORS_FILE
 from surogate_lora.options import LoraOptions
-from surogate_lora.use import check, commands
+from surogate_lora.use import commands
 
 peft = pytest.importorskip("peft", reason="what is tested loads by it: pip install peft")
 

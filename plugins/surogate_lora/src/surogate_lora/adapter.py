@@ -12,17 +12,18 @@ from math import sqrt
 from zlib import crc32
 
 from surogate_core.api import ADAPTER_LABEL, AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
+from surogate_core.api.peft import PEFT_CONFIG, check_in_peft
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
 from . import saved_modules
-from .files import CONFIG_FILE, load, merge, save
+from .files import load, merge, recognises, save
 from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
 from .packing import Packing, firsts, side_by_side
-from .use import check, commands
+from .use import commands
 
 _WEIGHT = ".weight"
 
@@ -204,7 +205,7 @@ LORA = AdapterDef(
     name="lora",
     summary="LoRA: low-rank matrices of the linear projections, in PEFT's format",
     options=LoraOptions,
-    config_file=CONFIG_FILE,
+    config_file=PEFT_CONFIG,
     apply=apply,
     fuse=fuse,
     trainable=trainable,
@@ -212,6 +213,7 @@ LORA = AdapterDef(
     load=load,
     merge=merge,
     library="peft",
-    check=check,
+    check=check_in_peft,
+    recognises=recognises,
     commands=commands,
 )

@@ -12,10 +12,8 @@ from pathlib import Path
 from reprlib import repr as brief  # a damaged file may hold a list of a million
 from typing import Any
 
-from surogate_core.errors import ConfigError
-
-OFF: tuple[Any, ...] = (None, False, "", [], {})
-"""Values that PEFT writes for a feature that an adapter does not use."""
+from surogate_core.api import ConfigError
+from surogate_core.api.peft import OFF
 
 INITIAL = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base's weights alone. What the adapter computes is in its tensors."""

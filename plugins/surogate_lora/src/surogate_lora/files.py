@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from surogate_core.api import Merge
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, Merge
+from surogate_core.api.peft import OFF, read_peft_config, read_peft_tensors, write_peft
+from surogate_core.api.peft import PEFT_CONFIG as CONFIG_FILE
+from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 
 from .fields import check_fields, check_trainable
 from .matching import Selection, is_saved
@@ -23,10 +24,6 @@ from .saved_modules import EMBEDDING, HEAD, module_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG_FILE = "adapter_config.json"
-TENSORS_FILE = "adapter_model.safetensors"
-
-_PREFIX = "base_model.model."  # PEFT's: the wrapper, and the model in it
 _SUFFIX = ".weight"
 _KINDS = (".lora_A", ".lora_B")
 _HEAD = f"{HEAD}{_SUFFIX}"
@@ -52,17 +49,14 @@ def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: 
 
     A weight that is tied is written under both names, as PEFT does where it is told to keep it tied.
     """
-    from safetensors.torch import save_file
-
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
+    tensors = dict(trained)
     tied = _names_head(options) and _HEAD not in tensors
     if tied:
         (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
         tensors[_HEAD] = tensors[embedding].clone()
     config = _config(tensors, tied, base_model, options)
-    stored = {f"{_PREFIX}{name}{_SUFFIX if name.endswith(_KINDS) else ''}": t for name, t in tensors.items()}
-    save_file(stored, folder / TENSORS_FILE, metadata={"format": "pt"})
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    stored = {f"{name}{_SUFFIX if name.endswith(_KINDS) else ''}": tensor for name, tensor in tensors.items()}
+    write_peft(folder, stored, config)
 
 
 def _names_head(options: LoraOptions) -> bool:
@@ -106,6 +100,15 @@ def _plain(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------- read
+
+
+def recognises(folder: Path) -> bool:
+    """Return whether a folder holds an adapter of PEFT's type LORA that is no DoRA."""
+    try:
+        config = read_peft_config(folder)
+    except ConfigError:
+        return False
+    return config.get("peft_type") == "LORA" and config.get("use_dora") in OFF
 
 
 @dataclass(frozen=True)
@@ -198,18 +201,8 @@ def _replacement(place: str, trained: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _read_config(folder: Path) -> _Config:
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{folder}: holds no {CONFIG_FILE}: not a LoRA adapter. Name the folder that has it."
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON ({error}). Save the adapter again.") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+    path, config = folder / CONFIG_FILE, read_peft_config(folder)
+    if config.get("peft_type") != "LORA":
         raise ConfigError(f"{path}: peft_type must be LORA: other adapters are not built.")
     check_fields(config, path)
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -273,26 +266,10 @@ def _selection(config: Mapping[str, Any], path: Path) -> Selection:
 
 def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
     """By name: matrices as `module.lora_A`, whole weights as in a checkpoint."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = folder / TENSORS_FILE
-    try:
-        stored = load_file(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{folder}: holds no {TENSORS_FILE}. Pickled adapters are never read.") from None
-    except SafetensorError as error:
-        raise ConfigError(f"{path}: is truncated or corrupt ({error}). Save the adapter again.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
     tensors: dict[str, Tensor] = {}
-    for full_name, tensor in stored.items():
-        name = full_name.removeprefix(_PREFIX)
+    for name, tensor in read_peft_tensors(folder).items():
         module = name.removesuffix(_SUFFIX)
-        if name == full_name:
-            raise ConfigError(
-                f"{path}: {name} does not begin with {_PREFIX}, and PEFT leaves it out. Save it with PEFT."
-            )
         if module.endswith(_KINDS) and tensor.dim() == 2:
             _check_selected(path, module_of(module), config.selection)
             if module in tensors:

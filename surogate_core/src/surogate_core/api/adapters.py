@@ -44,6 +44,8 @@ class AdapterDef(Definition):
                 no such adapter or one with different options.
     merge       folder -> Merge. Raises ConfigError as `load` does.
     config_file the file of `save` that identifies an adapter folder. It is moved to its place last.
+    recognises  (a folder with `config_file`) -> whether the adapter in it is one of these. Several kinds of adapters
+                may have files of one name. Never raises; false for a file that cannot be read.
     library     name on the hub of the library that loads such a folder ("peft")
     check       (folder, folder of the base model): loads the adapter as its users will. Raises, with the reason, if
                 that fails.
@@ -63,6 +65,7 @@ class AdapterDef(Definition):
     check: Callable[[Path, Path], None]
     commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
     fuse: Callable[[Program, Any], Program] = lambda program, options: program
+    recognises: Callable[[Path], bool] = lambda folder: True
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..api import AdapterDef, Merge
 from ..assembly.assembly import Assembly
-from ..config.keys import ADAPTER_FLAG
+from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
@@ -32,6 +33,11 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
     if path is None or run.adapter is None:
         return
     adapter, options = run.adapter
+    if (Path(path) / adapter.config_file).is_file() and not _recognises(adapter, Path(path)):
+        other = kind_of_adapter(run.registry, Path(path))
+        raise ConfigError(
+            f"adapter_path: {path} is an adapter of {other}, and this run trains {adapter.name}. Set adapter: {other}."
+        )
     trained = trained_tensors(assembly, params)
     wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
     tensors = adapter.load(Path(path), options)
@@ -85,22 +91,59 @@ def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[st
 
 
 def kind_of_adapter(registry: Registry, folder: Path) -> str:
-    """Return the name of the installed adapter plugin that can read a folder.
+    """Return the name of the installed adapter plugin that reads a folder, by its content.
 
     Raises ConfigError if there is none, or several.
     """
-    files = {name: registry.get("adapter", name).config_file for name in registry.names("adapter")}
-    found = [name for name, file in files.items() if (folder / file).is_file()]
+    adapters: dict[str, AdapterDef] = {name: registry.get("adapter", name) for name in registry.names("adapter")}
+    if not adapters:
+        raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
+    named = {name: adapter for name, adapter in adapters.items() if (folder / adapter.config_file).is_file()}
+    found = [name for name, adapter in named.items() if _recognises(adapter, folder)]
     if len(found) == 1:
         return found[0]
-    if len(found) > 1:
+    if found:
         raise ConfigError(f"{folder}: could be an adapter of {' or '.join(found)}. Choose one: --adapter {found[0]}.")
-    if len(files) == 1:  # its own error says what the folder lacks
-        return next(iter(files))
-    if not files:
-        raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
-    wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
-    raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}.")
+    if len(adapters) == 1 and not named:  # its own error says what the folder lacks
+        return next(iter(adapters))
+    if not named:
+        readers: dict[str, list[str]] = {}
+        for name, adapter in adapters.items():
+            readers.setdefault(adapter.config_file, []).append(name)
+        wanted = ", ".join(f"{file} ({', '.join(names)})" for file, names in readers.items())
+        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}.")
+    path = folder / next(iter(named.values())).config_file
+    facts = _facts(path)
+    said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in facts.items())
+    package = next((ADAPTER_FIELDS[key] for key in facts if key in ADAPTER_FIELDS), None)
+    raise ConfigError(
+        f"{path}{f' says {said}' if said else ''}: no installed adapter reads it; {', '.join(named)} "
+        f"{'does' if len(named) == 1 else 'do'} not. "
+        + (f"pip install {package}" if package else "Install the package that does, or name another folder.")
+    )
+
+
+def _recognises(adapter: AdapterDef, folder: Path) -> bool:
+    try:
+        return adapter.recognises(folder)
+    except Exception as error:
+        raise adapter.failed("recognises", error) from error
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Return what an adapter's JSON file says of its kind: its `..._type`, and the features that are on.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON ({error}). Save the adapter again.") from None
+    if not isinstance(content, dict):
+        return {}
+    return {key: value for key, value in content.items() if key == "peft_type" or (key.startswith("use_") and value)}
 
 
 @dataclass(frozen=True)

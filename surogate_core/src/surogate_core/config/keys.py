@@ -115,6 +115,9 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
 }
 """(kind, folded name) -> the package of this project that provides it."""
 
+ADAPTER_FIELDS: dict[str, str] = _TABLES["adapter_fields"]
+"""Field of a saved adapter's config that is on -> the package of this project that reads such an adapter."""
+
 PACKAGES: dict[str, str] = {key: package for package, keys in _TABLES["packages"].items() for key in keys}
 """Key of a package that may not be installed -> the package."""
 
