@@ -51,6 +51,18 @@ def case(name: str, patch: str, message: str, *command: str, **config: Any) -> A
 
 ADAPTED: dict[str, Any] = {"adapter": "acme", "from_scratch": False}
 GPU = ("plan", "--device", "h200")
+START_WRITES = """
+def start(b, params, weights, options):
+    b.emit("cast", params["head"], outs=[params["head"]], dtype=params["head"].dtype)
+
+change("ADAPTER", start=start)
+"""
+START_READS = """
+def start(b, params, weights, options):
+    b.emit("cast", b.activation("lost", (8,), "fp32"), dtype="bf16")
+
+change("ADAPTER", start=start)
+"""
 LOWER_NONE = """
 def lower(family, context):
     micro = dataclasses.replace(family.micro, ops=family.micro.ops[2:])
@@ -360,6 +372,19 @@ FAULTS = [
     case("lower breaks the program", LOWER_NONE, f"{RECIPE} failed in lower: .*before any op writes it", recipe="acme"),
     case("apply is None", 'change("ADAPTER", apply=nothing)', f"{ADAPTER} failed in apply: returned None", **ADAPTED),
     case("trainable raises", 'change("ADAPTER", trainable=boom)', f"{ADAPTER} failed in trainable: {BOOM}", **ADAPTED),
+    case("start raises", 'change("ADAPTER", start=boom)', f"{ADAPTER} failed in start: {BOOM}", **ADAPTED),
+    case(
+        "start writes a weight of the model",
+        START_WRITES,
+        f"{ADAPTER} failed in start: writes head:fp32.*, expected params of the adapter alone",
+        **ADAPTED,
+    ),
+    case(
+        "start reads what nothing writes",
+        START_READS,
+        f"{ADAPTER} failed in start: start_adapter after adapter's start, op 0 cast .*reads lost:.* before any op",
+        **ADAPTED,
+    ),
     case(
         "nothing is trainable",
         'change("ADAPTER", trainable=lambda *a: False)',

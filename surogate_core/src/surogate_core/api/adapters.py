@@ -33,13 +33,17 @@ class AdapterDef(Definition):
                 recomputed with it, or ADAPTER_LABEL. Raises ConfigError if the options do not fit the model. In a
                 micro-step, the scalars micro_step and seed are those of the micro-step; lr and step are those of the
                 last update: 0 before the first, or those of the checkpoint after a resume.
+    start       (builder, all params by name, the model's weight maps, options): emits ops that write params of the
+                adapter from the loaded weights of the model, which they only read. They run once, at the start of a
+                fresh run without `adapter_path`. Of weights that are stored in a weight format they read what training
+                reads. None: `Init` says how all params start.
     fuse        (micro-step program, options) -> the program with fewer ops for the same gradients. Called after
                 differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
                 others are frozen.
-    save        (trained tensors by name, empty folder, name of the base model, options): writes the adapter in the
-                format of its ecosystem. Weights of the model have the names of their checkpoint tensors, params of the
-                adapter their own names.
+    save        (tensors by name, empty folder, name of the base model, options): writes the adapter in the format of
+                its ecosystem. The tensors are all params of the adapter, by their names, and the weights of the model
+                that are trained, by the names of their checkpoint tensors.
     load        (folder, options) -> tensors by the same names. Raises ConfigError, with file and key, if the folder has
                 no such adapter or one with different options.
     merge       folder -> Merge. Raises ConfigError as `load` does.
@@ -64,6 +68,7 @@ class AdapterDef(Definition):
     library: str
     check: Callable[[Path, Path], None]
     commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
+    start: Callable[[Builder, Mapping[str, Value], Sequence[WeightMap], Any], None] | None = None
     fuse: Callable[[Program, Any], Program] = lambda program, options: program
     recognises: Callable[[Path], bool] = lambda folder: True
 

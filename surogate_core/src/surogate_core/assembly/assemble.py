@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..api import Family, Init, ParamInfo, WeightMap
 from ..memory.plan import plan_family
 from ..program.builder import Builder
+from ..program.op import Program
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.in_place import in_place
 from ..program.value import Value
@@ -33,6 +34,8 @@ class RecordedPrograms:
     from those that it was recorded from, as long as `grouping` is the same.
 
     states  what the optimizer declared
+    adapter_start
+            what adapters compute of the loaded weights
     stored  {frozen param: the states that hold it in the run's weight format}
     """
 
@@ -40,6 +43,7 @@ class RecordedPrograms:
     family: Family
     params: Mapping[Value, ParamInfo]
     states: Sequence[Value]
+    adapter_start: Program | None
     stored: Mapping[Value, Sequence[Value]]
     gradients: Mapping[Value, Value]
     weights: tuple[WeightMap, ...]
@@ -87,10 +91,11 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         update = finisher.committing(update, family.clip_coef, copies)
     gathers = finisher.gathered_late(update, micro_steps, held)
     micro_steps, update = [*gathers.micro_steps], gathers.update
-    derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
+    beginning = () if recording.adapter_start is None else (recording.adapter_start,)
+    derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients, beginning))
     for program in (derive, *(staged.program for staged in staging)) if staging else ():
         finisher.passed("staged", family.derive, program)
-    whole = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
+    whole = (*beginning, family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
     whole = (*whole, gathers.gather) if gathers.gather else whole
     divided, loading, parts = finisher.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
@@ -152,6 +157,18 @@ def record(inputs: PlanInputs, passed: PassRunner | None = None) -> RecordedProg
     micro, gradients = recorder.differentiated(forward, loss_state, weights)
     params = recorder.params(forward, gradients, weights)
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
-    family, stored = recorder.lowered(family, params)
+    family, storage = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
-    return RecordedPrograms(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)
+    return RecordedPrograms(
+        recorder=recorder,
+        family=family,
+        params=params,
+        states=states,
+        adapter_start=recorder.adapter_start(weights, storage),
+        stored={} if storage is None else storage.states,
+        gradients=gradients,
+        weights=weights,
+        loss=loss_state,
+        eval_loss=eval_state,
+        grad_norm=norm,
+    )

@@ -14,6 +14,9 @@ from .pass_runner import PassRunner
 from .resolve import KernelTable
 from .staging import Staged
 
+ADAPTER_START = "start_adapter"
+"""The program of the stage "start" with the ops of `AdapterDef.start`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
@@ -57,6 +60,11 @@ class Assembly:
         """Programs and their variants, by name."""
         fewer = (program for variants in self.variants.values() for program in variants)
         return {**self.programs, **{program.name: program for program in fewer}}
+
+    @property
+    def starts_adapter(self) -> bool:
+        """Whether params of an adapter are computed from the loaded weights at the start of a fresh run."""
+        return ADAPTER_START in self.programs
 
     @property
     def calibrates(self) -> bool:

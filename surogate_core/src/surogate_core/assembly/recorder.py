@@ -11,13 +11,14 @@ from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.differentiate import differentiate
-from ..program.op import Program
+from ..program.op import Op, Program
 from ..program.passes.dead_code import dead_code
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.outputs import write_to
 from ..program.value import Value
 from ..program.verify import check_states
+from .assembly import ADAPTER_START
 from .finisher import Finisher
 from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
@@ -25,7 +26,7 @@ from .parts import assigned, divided, elements_together, gather_updated, with_ma
 from .pass_runner import PassRunner
 from .quantized_parts import quantize_parts
 from .update import Update, record_update, update_flops
-from .weight_storage import Stored, read_stored, store_weights
+from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, store_weights
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,10 @@ class Recorder:
             check_states([family.start, family.update])
         return family, update.states
 
-    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> tuple[Family, Stored]:
+    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> tuple[Family, WeightStorage | None]:
         """Apply the recipe, and store frozen matrices in the run's weight format, if it has one. Return them too."""
         if self.inputs.weight_format is None:
-            return self._lowered(family, params, {}), {}
+            return self._lowered(family, params, {}), None
         format, options = self.inputs.weight_format
         storage = store_weights(params, self.inputs.stored_kinds, format, options, self.b)
         writing = replace(family.derive, ops=tuple(storage.writing))
@@ -204,7 +205,7 @@ class Recorder:
             if program is not before[program.name]:
                 by = None if program.stage == "derive" else (format, "dequantize")
                 self.passed("read stored", before[program.name], program, by)
-        return after, storage.states
+        return after, storage
 
     def _lowered(self, family: Family, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = "") -> Family:
         """Apply the recipe, then remove what it left without a reader."""
@@ -268,6 +269,30 @@ class Recorder:
                         self.b.emit("cast", p.master, outs=[param], dtype=p.param.dtype)
                         gather_updated([p], self.inputs.sharding, self.b)
             return self.passed("start", None, self.b.program("start", stage="start"))
+
+    def adapter_start(self, weights: Sequence[WeightMap], stored: WeightStorage | None) -> Program | None:
+        """Record what the adapters compute of the loaded weights, which may be stored in a weight format."""
+        declared = {v.name: v for v in self.b.declared if v.role == "param"}
+        of_model = {m.param for m in weights}
+        ops: list[Op] = []
+        for adapter, options in self.inputs.adapters:
+            if adapter.start is None:
+                continue
+            with blaming(adapter.origin, "start"), self.b.record("start") as emitted:
+                adapter.start(self.b, declared, weights, options)
+                others = [v for op in emitted for v in op.written if v.role != "act"]
+                if wrong := [v for v in others if v.role != "param" or v.name in of_model]:
+                    raise ProgramError(f"writes {wrong[0]!r}, expected params of the adapter alone")
+            own = Program(ADAPTER_START, tuple(emitted), stage="start")
+            ops += self.passed("adapter's start", None, own, (adapter, "start")).ops
+        if not ops:
+            return None
+        program = Program(ADAPTER_START, tuple(ops), stage="start")
+        return (
+            program
+            if stored is None
+            else self.passed("weight format", program, reading_stored(program, stored, self.b))
+        )
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
         optimizer = self.inputs.optimizer

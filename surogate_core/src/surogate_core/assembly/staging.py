@@ -37,10 +37,12 @@ def staged_place(param: Value) -> Value:
     return replace(param, name=f"staged.{param.name}", role="staged", label="staged")
 
 
-def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[Value]) -> frozenset[Value]:
-    """Return the frozen params that `derive` reads and no other program uses."""
+def staged_params(
+    family: Family, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
+) -> frozenset[Value]:
+    """Return the frozen params that `derive` reads and no other program uses. `others`: programs besides the family."""
     read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
-    for program in family.programs():
+    for program in (*family.programs(), *others):
         for op in program.ops if read and program is not family.derive else ():
             read.difference_update(op.ins, op.outs)
         read.difference_update(program.outputs)

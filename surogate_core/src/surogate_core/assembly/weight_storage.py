@@ -83,8 +83,8 @@ def read_stored(family: Family, storage: WeightStorage, b: Builder) -> Family:
     _check_readers(family, storage)
     b.forget(storage.copies)
     return replace(
-        family.with_micro_steps(lambda program: _reading_stored(program, storage, b)),
-        evaluate=_reading_stored(family.evaluate, storage, b),
+        family.with_micro_steps(lambda program: reading_stored(program, storage, b)),
+        evaluate=reading_stored(family.evaluate, storage, b),
         derive=replace(family.derive, ops=tuple(op for op in family.derive.ops if op not in copying)),
     )
 
@@ -130,7 +130,7 @@ def _check_readers(family: Family, storage: WeightStorage) -> None:
             )
 
 
-def _reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Program:
+def reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Program:
     """Return `program` with ops that dequantize in front of the first op that reads what they yield.
 
     Outside of blocks that is in front of every such op: the ops that read a tied embedding are a whole pass apart.

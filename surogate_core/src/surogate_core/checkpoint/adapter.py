@@ -16,6 +16,7 @@ from ..hub.config_json import QUANTIZATION, read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..planning.run import Run
 from ..plugins.registry import Registry
+from ..program.value import Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
     if path is None or run.adapter is None:
         return
     adapter, options = run.adapter
-    if (Path(path) / adapter.config_file).is_file() and not _recognises(adapter, Path(path)):
+    if (Path(path) / adapter.config_file).is_file() and not adapter.recognises(Path(path)):
         other = kind_of_adapter(run.registry, Path(path))
         raise ConfigError(
             f"adapter_path: {path} is an adapter of {other}, and this run trains {adapter.name}. Set adapter: {other}."
@@ -59,8 +60,15 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
         trained[name].copy_(tensor)
 
 
+def adapter_params(assembly: Assembly) -> list[Value]:
+    """Return the params that are saved as an adapter: the trained ones, and all that the adapter has made."""
+    of_model = {m.param for m in assembly.weights}
+    made = (param for name, param in assembly.params.items() if name not in of_model)
+    return list(dict.fromkeys((*assembly.trainable, *made)))
+
+
 def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views of the trained params, named as an adapter stores them.
+    """Return views of `adapter_params`, named as an adapter stores them.
 
     Weights of the model have the names of the checkpoint's tensors, all others those of the params.
     """
@@ -68,7 +76,7 @@ def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[st
 
     maps = {m.param: m for m in assembly.weights}
     tensors: dict[str, Tensor] = {}
-    for value in assembly.trainable:
+    for value in adapter_params(assembly):
         param = params[value.name]
         if value.name in maps:
             tensors |= {t.name: param.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
@@ -99,7 +107,7 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
     if not adapters:
         raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
     named = {name: adapter for name, adapter in adapters.items() if (folder / adapter.config_file).is_file()}
-    found = [name for name, adapter in named.items() if _recognises(adapter, folder)]
+    found = [name for name, adapter in named.items() if adapter.recognises(folder)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -121,13 +129,6 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
         f"{'does' if len(named) == 1 else 'do'} not. "
         + (f"pip install {package}" if package else "Install the package that does, or name another folder.")
     )
-
-
-def _recognises(adapter: AdapterDef, folder: Path) -> bool:
-    try:
-        return adapter.recognises(folder)
-    except Exception as error:
-        raise adapter.failed("recognises", error) from error
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
 from . import hf
-from .adapter import write_adapter
+from .adapter import adapter_params, write_adapter
 from .base import load_base
 from .base_identity import base_facts
 from .folders import sync
@@ -86,7 +86,7 @@ class SavedRun:
         """The params that are saved as the model or the adapter."""
         assembly = self.plan.assembly
         if self.run.adapter:
-            return list(assembly.trainable)
+            return adapter_params(assembly)
         return [assembly.params[weight.param] for weight in assembly.weights]
 
     @property
@@ -203,7 +203,7 @@ class SavedRun:
         assembly = self.plan.assembly
         stored = {m.param for m in assembly.weights}
         if self.run.adapter:
-            stored -= {v.name for v in assembly.trainable}
+            stored -= {v.name for v in adapter_params(assembly)}
         return kept_values(assembly, stored, self.plan.inputs.precision.model)
 
 

@@ -8,7 +8,7 @@ from math import inf
 
 from pydantic import BaseModel
 
-from ..api import DeviceInfo, LoweringDef, OffloadDef, OptimizerDef, Precision, RecipeDef, Target
+from ..api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, OptimizerDef, Precision, RecipeDef, Target
 from ..assembly.assemble import RecordedPrograms, draft, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
@@ -220,12 +220,17 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         recompute=config.recomputed_parts,
         recompute_more=config.recompute == "auto" and (device.sm is not None or config.device_memory_limit is not None),
         offload=list(_strategies(registry, loaded.options)),
-        adapters=[run.adapter] if run.adapter else [],
+        adapters=[_adapter(*run.adapter, config.adapter_path)] if run.adapter else [],
         weight_format=run.weight_format,
         stored_kinds=frozenset({"matrix", *(kind for kind, key in STORED_BY.items() if getattr(config, key))}),
         target=target,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
     )
+
+
+def _adapter(adapter: AdapterDef, options: BaseModel, path: str | None) -> tuple[AdapterDef, BaseModel]:
+    """Return an adapter, without its start if its params are loaded from `path`."""
+    return adapter if path is None else replace(adapter, start=None), options
 
 
 def _strategies(

@@ -139,6 +139,9 @@ class Team:
         """
         self._on_all(lambda worker: worker.share())
         self._on_all(lambda worker: worker.connect())
+        if self._workers[0].starts_adapter:
+            self._on_all(lambda worker: worker.start_adapter())
+            self._on_all(lambda worker: worker.share())  # another processor may round in another way
         self._on_all(lambda worker: worker.prepare())
         self._on_all(lambda worker: worker.begin(graphs=graphs))
 

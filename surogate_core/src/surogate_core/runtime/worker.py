@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..api import Comm, OpDef
-from ..assembly.assembly import Assembly
+from ..assembly.assembly import ADAPTER_START, Assembly
 from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
 from ..machine.timing import mark
@@ -226,8 +226,21 @@ class Worker:
         Makes the master weights, unless `restored` was called, and the derived states. With `graphs`, captures the
         programs on a GPU.
         """
+        if self.starts_adapter:
+            self.start_adapter()
         self.prepare()
         self.begin(graphs=graphs)
+
+    @property
+    def starts_adapter(self) -> bool:
+        """Whether `start_adapter` has something to do."""
+        return self.assembly.starts_adapter and not self._restored
+
+    def start_adapter(self) -> None:
+        """Compute the adapter's params from the loaded weights, as training reads them."""
+        self.executor.synchronize()
+        self._run(self.assembly.only("derive"))
+        self._run(self.assembly.programs[ADAPTER_START])
 
     def prepare(self) -> None:
         """Do the first part of `start`, which waits for the whole device. No stream of it may be captured meanwhile."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..api import RunInfo
 from ..checkpoint import folders as checkpoint
 from ..checkpoint import hf
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_params, open_merge, write_adapter
 from ..checkpoint.export import join_files
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
@@ -243,7 +243,7 @@ class RunFiles(PartFiles):
             if run.adapter is None:
                 hf.save_model(self.output, model_export(run, plan, params))
             else:
-                self._write_adapter({v.name: params[v.name].tensor() for v in plan.assembly.trainable})
+                self._write_adapter({v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)})
         mark("outputs written")
         if self.checked:
             import_ahead()

@@ -24,7 +24,7 @@ EXACT: Final = Precision(
 
 
 class WithoutDropout:
-    """Removes training-only ops from the programs of adapters, as an evaluation does.
+    """Removes training-only ops from the programs of adapters, as an evaluation does, and how their params start.
 
     With dropout the two sides could not be compared, because each draws its own mask. `left_out` collects the kinds of
     ops that were removed.
@@ -45,7 +45,7 @@ class WithoutDropout:
             self.left_out |= {op.kind for op in program.ops if ops[op.kind].training_only}
             return replace(for_evaluation(program, ops), name=program.name, stage=program.stage)
 
-        return replace(adapter, apply=apply_evaluated)
+        return replace(adapter, apply=apply_evaluated, start=None)
 
 
 def in_fp32(inputs: PlanInputs) -> PlanInputs:
