@@ -23,6 +23,7 @@ from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.launch import SingleComm
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
+from surogate_dora.ops import OPS as DORA_OPS
 from surogate_lora.ops import OPS as LORA_OPS
 from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
@@ -39,7 +40,7 @@ from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
 OPS = {
     definition.kind: definition
-    for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *FP8_OPS, *NVFP4_OPS, *STORAGE_OPS, ADAMW_OP)
+    for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *DORA_OPS, *FP8_OPS, *NVFP4_OPS, *STORAGE_OPS, ADAMW_OP)
 }
 MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3)}
 NO_LABEL = -100

@@ -55,6 +55,7 @@ PACKAGES = {
     "surogate-optim-adamw-8bit": ROOT / "plugins/surogate_optim_adamw_8bit/src/surogate_optim_adamw_8bit",
     "surogate-optim-normuon": ROOT / "plugins/surogate_optim_normuon/src/surogate_optim_normuon",
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
+    "surogate-adapter-dora": ROOT / "plugins/surogate_dora/src/surogate_dora",
     "surogate-qlora-nf4": ROOT / "plugins/surogate_qlora_nf4/src/surogate_qlora_nf4",
     "surogate-qlora-fp8": ROOT / "plugins/surogate_qlora_fp8/src/surogate_qlora_fp8",
     "surogate-qlora-fp4": ROOT / "plugins/surogate_qlora_fp4/src/surogate_qlora_fp4",

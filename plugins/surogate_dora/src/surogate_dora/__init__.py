@@ -1,0 +1,1 @@
+"""DoRA for Surogate."""

@@ -1,0 +1,266 @@
+"""DoRA against PEFT, float32, the same random weights; its ops; its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.harness import (
+    OPS,
+    PlannedModel,
+    hf_loss_sum,
+    random_documents,
+    random_hf_model,
+    relative_error,
+    tiny_config,
+    valid_tokens,
+)
+from pydantic import ValidationError
+from torch import Tensor
+
+from surogate_core.api.peft import PEFT_CONFIG
+from surogate_core.errors import ConfigError, ProgramError
+from surogate_core.program.builder import Builder
+from surogate_core.testing.ops import check_op
+from surogate_dora.adapter import DORA
+from surogate_dora.ops import OPS as DORA_OPS
+from surogate_dora.options import DoraOptions
+from surogate_optim_adamw.adamw import AdamWOptions
+
+peft = pytest.importorskip("peft", reason="PEFT is what DoRA is compared with: pip install peft")
+
+TOLERANCE = 1e-5
+STEPS, EPSILON = 20, 1e-4
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CASES: dict[str, dict[str, Any]] = {
+    "all-linear": {"dora_rank": 4, "dora_alpha": 8},
+    "rslora": {"dora_rank": 4, "dora_alpha": 3, "dora_use_rslora": True},
+    "some": {"dora_rank": 3, "dora_target_modules": ["v_proj", "up_proj", "layers.1.self_attn.q_proj"]},
+    "one": {"dora_rank": 1, "dora_target_modules": "k_proj"},
+}
+LENGTHS = [[7, 12, 5], [24], [2, 9, 3]]
+
+
+def rows() -> list[list[list[int]]]:
+    flat = iter(random_documents([n for row in LENGTHS for n in row], tiny_config()["vocab_size"]))
+    return [[next(flat) for _ in row] for row in LENGTHS]
+
+
+def planned(options: DoraOptions, model_type: str = "qwen3", **settings: Any) -> PlannedModel:
+    config = tiny_config(model_type=model_type)
+    return PlannedModel(config, 3, 24, lmhead_chunks=3, adapters=[(DORA, options)], **settings)
+
+
+def peft_model(options: DoraOptions, model_type: str = "qwen3", *, moved: bool = True) -> Any:
+    """PEFT's wrapper of the random model. moved: B and the magnitudes are not those of the start."""
+    targets = options.dora_target_modules
+    config = peft.LoraConfig(
+        r=options.dora_rank,
+        lora_alpha=options.dora_alpha,
+        use_rslora=options.dora_use_rslora,
+        use_dora=True,
+        target_modules=ALL if targets == ("all-linear",) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    model = peft.get_peft_model(random_hf_model(tiny_config(model_type=model_type)), config)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name and moved:
+                parameter.normal_(0, 0.1)
+            elif "magnitude" in name and moved:
+                parameter.mul_(1 + 0.2 * torch.randn_like(parameter))
+    return model
+
+
+def adapter_of(model: Any, grads: bool = False) -> dict[str, Tensor]:
+    """PEFT's tensors, or their gradients, under our param names."""
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".default.weight"): p.grad if grads else p.detach()
+        for name, p in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def filled(model: PlannedModel, theirs: Any, model_type: str = "qwen3") -> PlannedModel:
+    model.load(random_hf_model(tiny_config(model_type=model_type)).state_dict())
+    adapter = adapter_of(theirs)
+    assert {v.name for v in model.assembly.trainable} == adapter.keys()
+    for name, tensor in adapter.items():
+        model.params[name].copy_(tensor)
+    return model
+
+
+@pytest.mark.parametrize(("case", "model_type"), [*((case, "qwen3") for case in CASES), ("all-linear", "qwen2")])
+def test_losses_and_gradients_equal_pefts(case: str, model_type: str) -> None:
+    """Qwen2 has biases, which DoRA does not scale."""
+    options = DoraOptions(**CASES[case])
+    theirs = peft_model(options, model_type)
+    documents = [document for row in rows() for document in row]
+    scale = 1 / valid_tokens(documents)
+    expected = hf_loss_sum(theirs, documents) * scale
+    expected.backward()
+    model = filled(planned(options, model_type), theirs, model_type)
+    assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    grads = {v.name.removeprefix("grad."): v for v in model.assembly.declared if v.role == "grad"}
+    wanted = adapter_of(theirs, grads=True)
+    assert grads.keys() == wanted.keys()
+    errors = {name: relative_error(model.buffers.persistent(grads[name]), g) for name, g in wanted.items()}
+    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+
+
+def test_magnitudes_start_as_the_norms_of_rows_and_twenty_steps_are_pefts() -> None:
+    """AdamW divides by the root of its second moment: epsilon 1e-4 keeps gradients that are nearly zero from steps of
+    full size in either direction."""
+    options = DoraOptions(**CASES["all-linear"])
+    theirs = peft_model(options, moved=False)
+    start = {name: tensor.clone() for name, tensor in adapter_of(theirs).items()}
+    model = filled(planned(options, weight_decay=0.1, optimizer_options=AdamWOptions(adamw_epsilon=EPSILON)), theirs)
+    for name in start:
+        if "magnitude" in name:
+            model.params[name].zero_()
+    model.executor.run("start_adapter")
+    for name, tensor in start.items():
+        torch.testing.assert_close(model.params[name], tensor, rtol=1e-6, atol=0)
+    model.executor.run("start")
+    documents = [document for row in rows() for document in row]
+    scale = 1 / valid_tokens(documents)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    groups = [  # vectors do not decay
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    used = AdamWOptions()
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=EPSILON, betas=(used.adamw_beta1, used.adamw_beta2))
+    frozen = model.params.keys() - {v.name for v in model.assembly.trainable}
+    before = {name: model.params[name].clone() for name in frozen}
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        expected = hf_loss_sum(theirs, documents) * scale
+        expected.backward()
+        optimizer.step()
+        assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+        model.update(step, lr=1e-2)
+    errors = {name: relative_error(model.params[name], tensor) for name, tensor in adapter_of(theirs).items()}
+    assert max(errors.values()) <= 10 * TOLERANCE, errors
+    assert all(torch.equal(model.params[name], before[name]) for name in frozen)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dora_rank": 0},
+        {"dora_alpha": 0},
+        {"dora_alpha": float("nan")},
+        {"dora_target_modules": []},
+        {"dora_target_modules": [" "]},
+        {"dora_dropout": 0.1},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        DoraOptions(**wrong)
+
+
+def test_unknown_targets_are_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"dora_target_modules: 'query' is no linear .* q_proj, k_proj, .* down_proj"):
+        planned(DoraOptions(dora_target_modules=("q_proj", "query")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": "all"}, "bias is 'all', which is not built"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which is not built"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is .* which is not built"),
+        ({"use_dora": False}, "use_dora is False, expected True"),
+        ({"r": 5}, "r is 5, but dora_rank is 4. Set dora_rank to the first"),
+    ],
+)
+def test_adapters_of_peft_that_mean_something_else_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    peft_model(DoraOptions(**CASES["all-linear"])).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / PEFT_CONFIG).read_text())
+    options = DoraOptions(**CASES["all-linear"])
+    assert len(DORA.load(tmp_path, options)) == 4 * 7 * 3
+    (tmp_path / PEFT_CONFIG).write_text(json.dumps(config | change))
+    with pytest.raises(ConfigError, match=message):
+        DORA.load(tmp_path, options)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ops
+
+PLACED = {"places": ((1, 3), (4, 2)), "scales": (0.5, 2.0)}
+OF_DORA = {definition.kind: definition for definition in DORA_OPS}
+
+
+def parts() -> list[Tensor]:
+    """Branch [5, n], norm and magnitude [n] of each place, of a base [5, 7]."""
+    return [t for n in (3, 2) for t in (torch.randn(5, n), torch.rand(n) + 0.5, torch.randn(n))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_columns_outside_of_projections_are_left_alone(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    base, bias, given = torch.randn(5, 7).to(dtype), torch.randn(7).to(dtype), parts()
+    (y,) = check_op(OF_DORA["dora_scale"], base, *given, bias, **PLACED)
+    expected = base.float() + bias.float()
+    for (first, count), scale, (branch, norm, m) in zip(
+        PLACED["places"], PLACED["scales"], (given[:3], given[3:]), strict=True
+    ):
+        columns = slice(first, first + count)
+        expected[:, columns] = m / norm * (base.float()[:, columns] + scale * branch) + bias.float()[columns]
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+    weight = torch.randn(7, 4).to(dtype)
+    found = check_op(OF_DORA["dora_magnitude"], weight, places=PLACED["places"], dtype="fp32")
+    for norms, (first, count) in zip(found, PLACED["places"], strict=True):
+        torch.testing.assert_close(norms, weight[first : first + count].double().pow(2).sum(1).sqrt().float())
+
+
+def test_norms_are_of_the_sum() -> None:
+    torch.manual_seed(0)
+    weight, matrices = torch.randn(7, 4), [torch.randn(shape) for shape in ((2, 4), (3, 2), (1, 4), (2, 1))]
+    found = check_op(OF_DORA["dora_norm"], weight, *matrices, **PLACED)
+    for norms, (first, count), scale, (a, b) in zip(
+        found, PLACED["places"], PLACED["scales"], (matrices[:2], matrices[2:]), strict=True
+    ):
+        total = weight[first : first + count].double() + scale * b.double() @ a.double()
+        torch.testing.assert_close(norms, total.pow(2).sum(1).sqrt().float())
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [(((0, 8),), "are no rows of 7"), (((3, 2), (4, 1)), "in their order"), (((0, 0),), "are no rows")],
+)
+def test_places_that_overlap_or_stick_out_are_refused(places: tuple[tuple[int, int], ...], message: str) -> None:
+    b = Builder(OPS, "fp32")
+    with pytest.raises(ProgramError, match=message):
+        b.emit("dora_magnitude", b.activation("w", (7, 4), "fp32"), places=places, dtype="fp32")
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    b = Builder(OPS, "fp32")
+    base, branch, row = (
+        b.activation(name, shape, "fp32") for name, shape in (("x", (5, 7)), ("b", (5, 3)), ("n", (3,)))
+    )
+    placed = {"places": ((0, 3),), "scales": (1.0,)}
+    with pytest.raises(ProgramError, match="is no bias of"):
+        b.emit("dora_scale", base, branch, row, row, row, **placed)
+    with pytest.raises(ProgramError, match="2 parts and 1 scales for 1 places"):
+        b.emit("dora_scale", base, branch, row, **placed)
+    with pytest.raises(ProgramError, match="are not of 3 columns of"):
+        b.emit("dora_scale", base, base, row, row, **placed)
+    with pytest.raises(ProgramError, match="is no gradient of"):
+        b.emit("dora_scale_bwd", branch, base, branch, row, row, **placed)
+    with pytest.raises(ProgramError, match=r"are no A \[r, K\] and B \[3, r\]"):
+        b.emit("dora_norm", base, branch, branch, **placed)
+    with pytest.raises(ProgramError, match="1 matrices and 1 scales for 1 places"):
+        b.emit("dora_norm", base, branch, **placed)
