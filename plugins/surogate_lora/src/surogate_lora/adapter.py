@@ -23,6 +23,7 @@ from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
 from .packing import Packing, firsts, side_by_side
+from .principal import DOWN, FIRST_DOWN, FIRST_UP, UP, check_rank, start
 from .use import commands
 
 _WEIGHT = ".weight"
@@ -107,6 +108,10 @@ def _dropped(b: Builder, x: Value, module: str, scalars: Scalars, rate: float) -
     return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=ADAPTER_LABEL, rate=rate, stream=stream)
 
 
+_Pair = tuple[Value, Value, float]
+"""A, B and the factor of B A x."""
+
+
 @dataclass(frozen=True)
 class _Matrices:
     """Declares A and B of projections, each pair once, and emits what packs them."""
@@ -114,7 +119,7 @@ class _Matrices:
     b: Builder
     precision: Precision
     options: LoraOptions
-    made: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+    made: dict[str, tuple[_Pair, ...]] = field(default_factory=dict)
 
     def pack(self, adapted: Mapping[Op, Sequence[_Projection]]) -> dict[Op, _Packed]:
         """Emit one `lora_pack` for all branches of these ops."""
@@ -122,14 +127,14 @@ class _Matrices:
         indices: dict[Op, tuple[list[int], int]] = {}
         for op, projections in adapted.items():
             width, columns = op.ins[0].shape[1], op.outs[0].shape[1]
-            pairs = [self._pair(p, width) for p in projections]
-            ranks = [a.shape[0] for a, _ in pairs]
-            places = list(zip(projections, pairs, firsts(ranks), strict=True))
+            pairs = [(p, *pair) for p in projections for pair in self._pairs(p, width)]
+            ranks = [a.shape[0] for _, a, _, _ in pairs]
+            places = list(zip(pairs, firsts(ranks), strict=True))
             if self.options.lora_dropout:
-                down = [packing.add(a.shape, [(a, 0, 0, 1.0)]) for _, (a, _), _ in places]
+                down = [packing.add(a.shape, [(a, 0, 0, 1.0)]) for _, a, _, _ in pairs]
             else:
-                down = [packing.add((sum(ranks), width), [(a, first, 0, 1.0) for _, (a, _), first in places])]
-            up = [(b, p.column, first, self.options.scale_of(p.module)) for p, (_, b), first in places]
+                down = [packing.add((sum(ranks), width), [(a, first, 0, 1.0) for (_, a, _, _), first in places])]
+            up = [(b, p.column, first, factor) for (p, _, b, factor), first in places]
             indices[op] = down, packing.add((columns, sum(ranks)), up)
         made = packing.emit(self.b, ADAPTER_LABEL, self._dtype())
         return {op: _Packed(tuple(made[i] for i in down), made[up]) for op, (down, up) in indices.items()}
@@ -138,14 +143,22 @@ class _Matrices:
         """The dtype of products, so that no op casts; that of the model where products have a narrower form."""
         return self.precision.matmul if DTYPES[self.precision.matmul].has_grad else self.precision.model
 
-    def _pair(self, p: _Projection, width: int) -> tuple[Value, Value]:
-        """A uniform in +-1 / sqrt(K), which is Kaiming's with a = sqrt(5)."""
+    def _pairs(self, p: _Projection, width: int) -> tuple[_Pair, ...]:
+        """A uniform in +-1 / sqrt(K), which is Kaiming's with a = sqrt(5). With PiSSA also the frozen first ones."""
         if p.module not in self.made:
-            rank, dtype = self.options.rank_of(p.module), self.precision.adapter
-            init = Init(kind="uniform", bound=1 / sqrt(width))
-            down = self.b.param(f"{p.module}.lora_A", (rank, width), init, dtype)
-            up = self.b.param(f"{p.module}.lora_B", (p.width, rank), Init(kind="zeros"), dtype)
-            self.made[p.module] = down, up
+            rank, scale = self.options.rank_of(p.module), self.options.scale_of(p.module)
+            zeros, drawn = Init(kind="zeros"), Init(kind="uniform", bound=1 / sqrt(width))
+
+            def pair(down: str, up: str, init: Init, factor: float) -> _Pair:
+                a = self.b.param(p.module + down, (rank, width), init, self.precision.adapter)
+                b = self.b.param(p.module + up, (p.width, rank), zeros, self.precision.adapter)
+                return a, b, factor
+
+            pairs = [pair(DOWN, UP, drawn, scale)]
+            if self.options.lora_init == "pissa":
+                check_rank(p.module, rank, (p.width, width))
+                pairs.append(pair(FIRST_DOWN, FIRST_UP, zeros, -scale))
+            self.made[p.module] = tuple(pairs)
         return self.made[p.module]
 
 
@@ -192,8 +205,10 @@ def _check_patterns(options: LoraOptions, modules: Collection[str]) -> None:
 
 
 def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> bool:
-    """The adapter's own matrices, and the modules that are trained in full."""
-    return stored is None or saved_modules.is_trained(stored, options.lora_modules_to_save)
+    """The adapter's own matrices but the first ones of PiSSA, and the modules that are trained in full."""
+    if stored is None:
+        return not param.name.endswith((FIRST_DOWN, FIRST_UP))
+    return saved_modules.is_trained(stored, options.lora_modules_to_save)
 
 
 def fuse(program: Program, options: LoraOptions) -> Program:
@@ -207,6 +222,7 @@ LORA = AdapterDef(
     options=LoraOptions,
     config_file=PEFT_CONFIG,
     apply=apply,
+    start=start,
     fuse=fuse,
     trainable=trainable,
     save=save,

@@ -19,6 +19,7 @@ from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 from .fields import check_fields, check_trainable
 from .matching import Selection, is_saved
 from .options import ALL_LINEAR, LoraOptions
+from .principal import joined, parted
 from .saved_modules import EMBEDDING, HEAD, module_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: 
 
     A weight that is tied is written under both names, as PEFT does where it is told to keep it tied.
     """
-    tensors = dict(trained)
+    tensors, options = joined(trained), options.as_saved
     tied = _names_head(options) and _HEAD not in tensors
     if tied:
         (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
@@ -126,11 +127,14 @@ def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
     """The tensors of a saved adapter, by name, to go on training them under the same options."""
     config = _read_config(folder)
     check_trainable(config.raw, folder / CONFIG_FILE)
+    written = options.as_saved
     for theirs, ours in _KEYS.items():
-        saved, given = _plain(getattr(config.options, ours)), _plain(getattr(options, ours))
+        saved, given = _plain(getattr(config.options, ours)), _plain(getattr(written, ours))
         if saved != given:
             raise ConfigError(
-                f"{folder / CONFIG_FILE}: {theirs} is {saved}, but {ours} is {given}. Set {ours} to the first."
+                f"{folder / CONFIG_FILE}: {theirs} is {saved}, but {ours} is {given}"
+                + ("" if written is options else f" with that of the frozen part (lora_init: {options.lora_init})")
+                + f". Set {ours} to the first."
             )
     tensors = _read_tensors(folder, config)
     if _names_head(options) and _HEAD not in tensors:
@@ -140,7 +144,7 @@ def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
         )
     if config.is_tied:
         tensors.pop(_HEAD, None)
-    return tensors
+    return tensors if written is options else parted(tensors)
 
 
 def merge(folder: Path) -> Merge:

@@ -4,6 +4,8 @@
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
     lora_wgrad     (dy, x, dy, x, ...; the same)          -> parts of the products dy^T x: whole i is that of pair i
 
+    lora_principal (W [N, K]; row, rows, rank, scale, dtype) -> A, B and their copies: the principal part of rows of W
+
 And what a branch sees of its input, in training alone:
 
     lora_dropout   (x [T, K], micro_step, seed; rate, stream)    -> x / (1 - rate), or 0 where an element is dropped
@@ -83,6 +85,28 @@ def _lora_wgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]
     return [OutSpec("lora", tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True)]
 
 
+def _unpack_read(op: Op, read: Sequence[bool]) -> Op:
+    """Take apart only what is read: not the gradients of frozen parts."""
+    kept = [i for i, wanted in enumerate(read) if wanted]
+    attrs = {name: tuple(op.attrs[name][i] for i in kept) for name in ("shapes", "places", "dtypes")}
+    return op if all(read) else op.changed(outs=tuple(op.outs[i] for i in kept), attrs=attrs)
+
+
+def _lora_principal(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    (weight,) = ins
+    n, k = weight.shape
+    row, rows, rank = attrs["row"], attrs["rows"], attrs["rank"]
+    if not (0 <= row < row + rows <= n and 0 < rank <= min(rows, k)):
+        raise ProgramError(f"{rank} singular values of rows {row} to {row + rows} of {weight!r}")
+    return [OutSpec("lora", shape, attrs["dtype"]) for shape in ((rank, k), (rows, rank)) * 2]
+
+
+def _svd_flops(op: Op) -> int:
+    """The usual count of a thin SVD with both sides (Golub and Van Loan)."""
+    m, n = sorted((op.attrs["rows"], op.ins[0].shape[1]), reverse=True)
+    return 14 * m * n * n + 8 * n * n * n
+
+
 def _wgrad_flops(op: Op) -> int:
     return 2 * op.ins[0].shape[0] * sum(v.size for v in op.outs)
 
@@ -137,7 +161,15 @@ OPS: tuple[OpDef, ...] = (
         infer=_lora_unpack,
         attrs=_PARTS,
         reference="surogate_lora.reference:lora_unpack",
+        narrowed=_unpack_read,
         flops=_moved,
+    ),
+    OpDef(
+        kind="lora_principal",
+        infer=_lora_principal,
+        attrs={"row": int, "rows": int, "rank": int, "scale": float, "dtype": str},
+        reference="surogate_lora.reference:lora_principal",
+        flops=_svd_flops,
     ),
     OpDef(
         kind="lora_wgrad",

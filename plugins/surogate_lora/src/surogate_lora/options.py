@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from .matching import compiled, of_pattern
 
@@ -38,6 +38,11 @@ class LoraOptions(BaseModel):
         {}, description="Other alphas for some projections, as in `lora_rank_pattern`."
     )
     lora_use_rslora: bool = Field(False, description="Scale by alpha / sqrt(r) instead (Kalajdzievski 2023).")
+    lora_init: Literal["kaiming", "pissa"] = Field(
+        "kaiming",
+        description="How A and B start. kaiming: A random, B zero. pissa: from the largest singular values of the "
+        "weight, whose rest stays frozen (Meng et al. 2024).",
+    )
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
     lora_target_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         ("all-linear",),
@@ -75,6 +80,31 @@ class LoraOptions(BaseModel):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _drops_no_weight(self) -> LoraOptions:
+        if self.lora_init == "pissa" and self.lora_dropout:
+            raise ValueError(
+                f"lora_dropout: {self.lora_dropout} with lora_init: pissa would drop the largest part of each weight; "
+                "set lora_dropout: 0"
+            )
+        return self
+
+    @property
+    def as_saved(self) -> LoraOptions:
+        """The options of the saved adapter, with the ranks of both pairs that PiSSA has, and the same scales."""
+        if self.lora_init == "kaiming":
+            return self
+        grown = sqrt(2) if self.lora_use_rslora else 2
+        return self.model_copy(
+            update={
+                "lora_init": "kaiming",
+                "lora_rank": 2 * self.lora_rank,
+                "lora_alpha": grown * self.lora_alpha,
+                "lora_rank_pattern": {name: 2 * rank for name, rank in self.lora_rank_pattern.items()},
+                "lora_alpha_pattern": {name: grown * alpha for name, alpha in self.lora_alpha_pattern.items()},
+            }
+        )
 
     def rank_of(self, module: str) -> int:
         """The rank r of a projection's update."""

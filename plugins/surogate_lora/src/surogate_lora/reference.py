@@ -41,6 +41,16 @@ def lora_wgrad(
     return lora_unpack(*wholes, shapes=shapes, places=places, dtypes=dtypes)
 
 
+def lora_principal(
+    weight: Tensor, *, row: int, rows: int, rank: int, scale: float, dtype: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A and B, twice, with scale * B A the part of the rows with the largest singular values."""
+    u, s, v = torch.linalg.svd(up(weight.narrow(0, row, rows)), full_matrices=False)
+    root = torch.sqrt(s[:rank] / scale)
+    a, b = (root[:, None] * v[:rank]).to(TORCH_DTYPES[dtype]), (u[:, :rank] * root).to(TORCH_DTYPES[dtype])
+    return a, b, a, b
+
+
 def _at(whole: Tensor, at: Place, shape: Sequence[int]) -> Tensor:
     return whole[at.row : at.row + shape[0], at.column : at.column + shape[1]]
 

@@ -20,7 +20,8 @@ def commands(folder: Path, base_model: str, options: LoraOptions) -> list[tuple[
     the patterns say (vllm/lora/peft_helper.py): such an adapter is to be merged.
     """
     is_plain = not (options.lora_modules_to_save or options.lora_rank_pattern or options.lora_alpha_pattern)
-    rank = f" --max-lora-rank {options.lora_rank}" if options.lora_rank > VLLM_RANK else ""
+    rank_saved = options.as_saved.lora_rank
+    rank = f" --max-lora-rank {rank_saved}" if rank_saved > VLLM_RANK else ""
     name = shlex.quote(f"{folder.parent.name or 'adapter'}={folder}")
     peft, *others = load_in_peft(folder, base_model)
     vllm = ("vLLM", f"vllm serve {shlex.quote(base_model)} --enable-lora{rank} --lora-modules {name}")

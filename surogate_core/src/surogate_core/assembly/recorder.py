@@ -284,7 +284,7 @@ class Recorder:
                 if wrong := [v for v in others if v.role != "param" or v.name in of_model]:
                     raise ProgramError(f"writes {wrong[0]!r}, expected params of the adapter alone")
             own = Program(ADAPTER_START, tuple(emitted), stage="start")
-            ops += self.passed("adapter's start", None, own, (adapter, "start")).ops
+            ops += self.passed("adapter's start", None, own, (adapter, "start")).ops if emitted else ()
         if not ops:
             return None
         program = Program(ADAPTER_START, tuple(ops), stage="start")
