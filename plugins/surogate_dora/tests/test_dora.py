@@ -197,43 +197,67 @@ def test_adapters_of_peft_that_mean_something_else_are_refused(
 
 # ----------------------------------------------------------------------------------------------------------------- ops
 
-PLACED = {"places": ((1, 3), (4, 2)), "scales": (0.5, 2.0)}
+PLACES = ((1, 3), (4, 2))
 OF_DORA = {definition.kind: definition for definition in DORA_OPS}
+FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-def parts() -> list[Tensor]:
-    """Branch [5, n], norm and magnitude [n] of each place, of a base [5, 7]."""
-    return [t for n in (3, 2) for t in (torch.randn(5, n), torch.rand(n) + 0.5, torch.randn(n))]
+def inside(first: int, count: int) -> slice:
+    return slice(first, first + count)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_and_columns_outside_of_projections_are_left_alone(dtype: torch.dtype) -> None:
+@FLOATS
+def test_columns_outside_of_projections_are_left_alone(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    base, bias, given = torch.randn(5, 7).to(dtype), torch.randn(7).to(dtype), parts()
-    (y,) = check_op(OF_DORA["dora_scale"], base, *given, bias, **PLACED)
-    expected = base.float() + bias.float()
-    for (first, count), scale, (branch, norm, m) in zip(
-        PLACED["places"], PLACED["scales"], (given[:3], given[3:]), strict=True
-    ):
-        columns = slice(first, first + count)
-        expected[:, columns] = m / norm * (base.float()[:, columns] + scale * branch) + bias.float()[columns]
+    h, bias = torch.randn(5, 7).to(dtype), torch.randn(7).to(dtype)
+    norm, magnitudes = torch.rand(7) + 0.5, [torch.randn(3), torch.randn(2)]
+    (y,) = check_op(OF_DORA["dora_scale"], h, norm, *magnitudes, bias, places=PLACES)
+    factor = torch.ones(7)
+    for place, magnitude in zip(PLACES, magnitudes, strict=True):
+        factor[inside(*place)] = magnitude / norm[inside(*place)]
     assert y.dtype == dtype
-    torch.testing.assert_close(y.float(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
-    weight = torch.randn(7, 4).to(dtype)
-    found = check_op(OF_DORA["dora_magnitude"], weight, places=PLACED["places"], dtype="fp32")
-    for norms, (first, count) in zip(found, PLACED["places"], strict=True):
-        torch.testing.assert_close(norms, weight[first : first + count].double().pow(2).sum(1).sqrt().float())
+    torch.testing.assert_close(y, (factor * h.float() + bias.float()).to(dtype))
 
 
-def test_norms_are_of_the_sum() -> None:
+def test_gradients_are_those_of_autograd_with_the_norm_as_a_constant() -> None:
     torch.manual_seed(0)
-    weight, matrices = torch.randn(7, 4), [torch.randn(shape) for shape in ((2, 4), (3, 2), (1, 4), (2, 1))]
-    found = check_op(OF_DORA["dora_norm"], weight, *matrices, **PLACED)
-    for norms, (first, count), scale, (a, b) in zip(
-        found, PLACED["places"], PLACED["scales"], (matrices[:2], matrices[2:]), strict=True
-    ):
-        total = weight[first : first + count].double() + scale * b.double() @ a.double()
-        torch.testing.assert_close(norms, total.pow(2).sum(1).sqrt().float())
+    h, norm, magnitudes = torch.randn(5, 7), torch.rand(7) + 0.5, [torch.randn(3), torch.randn(2)]
+    leaves = [tensor.double().requires_grad_() for tensor in (h, *magnitudes)]
+    factor = torch.ones(7, dtype=torch.float64)
+    for place, magnitude in zip(PLACES, leaves[1:], strict=True):
+        factor[inside(*place)] = magnitude / norm[inside(*place)].double()
+    dy = torch.randn(5, 7)
+    expected = torch.autograd.grad((factor * leaves[0]), leaves, dy.double())
+    found = check_op(OF_DORA["dora_scale_bwd"], dy, h, norm, *magnitudes, places=PLACES)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float())
+
+
+@FLOATS
+def test_matrices_are_packed_at_their_places_and_gradients_taken_from_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    matrices = [torch.randn(shape) for shape in ((2, 4), (3, 2), (1, 4), (2, 1))]
+    name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    given = {"places": PLACES, "scale": 0.5}
+    down, up = check_op(OF_DORA["dora_pack"], *matrices, rows=7, dtype=name, **given)
+    expected = torch.zeros(7, 3)
+    expected[1:4, :2], expected[4:6, 2:] = 0.5 * matrices[1], 0.5 * matrices[3]
+    assert torch.equal(down, torch.cat(matrices[::2]).to(dtype)) and torch.equal(up, expected.to(dtype))
+    found = check_op(OF_DORA["dora_unpack"], down, up, ranks=(2, 1), dtypes=(name,) * 4, **given)
+    for ours, matrix, factor in zip(found, matrices, (1, 0.25, 1, 0.25), strict=True):
+        torch.testing.assert_close(ours, (factor * matrix).to(dtype))
+
+
+@FLOATS
+def test_norms_are_of_the_sum(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, down, up = (torch.randn(shape).to(dtype) for shape in ((7, 4), (3, 4), (7, 3)))
+    (norm,) = check_op(OF_DORA["dora_norm"], weight, down, up)
+    total = weight.double() + up.double() @ down.double()
+    torch.testing.assert_close(norm, total.pow(2).sum(1).sqrt().float())
+    magnitudes = check_op(OF_DORA["dora_magnitude"], weight, places=PLACES, dtype="fp32")
+    for magnitude, place in zip(magnitudes, PLACES, strict=True):
+        torch.testing.assert_close(magnitude, weight[inside(*place)].double().pow(2).sum(1).sqrt().float())
 
 
 @pytest.mark.parametrize(
@@ -248,19 +272,20 @@ def test_places_that_overlap_or_stick_out_are_refused(places: tuple[tuple[int, i
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     b = Builder(OPS, "fp32")
-    base, branch, row = (
-        b.activation(name, shape, "fp32") for name, shape in (("x", (5, 7)), ("b", (5, 3)), ("n", (3,)))
-    )
-    placed = {"places": ((0, 3),), "scales": (1.0,)}
-    with pytest.raises(ProgramError, match="is no bias of"):
-        b.emit("dora_scale", base, branch, row, row, row, **placed)
-    with pytest.raises(ProgramError, match="2 parts and 1 scales for 1 places"):
-        b.emit("dora_scale", base, branch, row, **placed)
-    with pytest.raises(ProgramError, match="are not of 3 columns of"):
-        b.emit("dora_scale", base, base, row, row, **placed)
-    with pytest.raises(ProgramError, match="is no gradient of"):
-        b.emit("dora_scale_bwd", branch, base, branch, row, row, **placed)
-    with pytest.raises(ProgramError, match=r"are no A \[r, K\] and B \[3, r\]"):
-        b.emit("dora_norm", base, branch, branch, **placed)
-    with pytest.raises(ProgramError, match="1 matrices and 1 scales for 1 places"):
-        b.emit("dora_norm", base, branch, **placed)
+    shapes = {"h": (5, 7), "a": (2, 7), "b": (3, 2), "n": (7,), "m": (3,)}
+    h, a, up, n, m = (b.activation(name, shape, "fp32") for name, shape in shapes.items())
+    places = ((0, 3),)
+    packed = {"rows": 7, "places": places, "scale": 1.0, "dtype": "fp32"}
+    for message, kind, ins, attrs in (
+        ("is no bias of", "dora_scale", (h, n, m, m), {"places": places}),
+        ("are not of h", "dora_scale", (h, n, n), {"places": places}),
+        ("are not of h", "dora_scale", (h, m, m), {"places": places}),
+        ("is no gradient of", "dora_scale_bwd", (a, h, n, m), {"places": places}),
+        (r"are no A \[R, K\] and B \[N, R\]", "dora_norm", (h, a, up), {}),
+        ("1 matrices for 1 places", "dora_pack", (a,), packed),
+        (r"are no A \[r, 7\] and B \[3, r\]", "dora_pack", (a, a), packed),
+        ("are not of ranks", "dora_unpack", (a, up), {**packed, "ranks": (3,), "dtypes": ("fp32",) * 2}),
+    ):
+        given = {name: value for name, value in attrs.items() if kind != "dora_unpack" or name not in ("rows", "dtype")}
+        with pytest.raises(ProgramError, match=message):
+            b.emit(kind, *ins, **given)

@@ -175,5 +175,5 @@ def test_a_gpu_without_kernels_for_it_is_refused_by_name(place: Workplace) -> No
     """The plan is the run's. What is missing stands in it."""
     planned = run.plan(run.load(place.write(**DORA)), device="h100")
     assert {kind for kinds in planned.kernels.refused.values() for kind in kinds} == {
-        *("dora_magnitude", "dora_norm", "dora_scale", "dora_scale_bwd")
+        *("dora_magnitude", "dora_norm", "dora_pack", "dora_scale", "dora_scale_bwd", "dora_unpack")
     }

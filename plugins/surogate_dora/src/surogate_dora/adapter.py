@@ -69,7 +69,7 @@ def apply(
             for p in projections:
                 if p.module not in made:
                     made[p.module] = _params(b, p, op.ins[1].shape[1], precision, options)
-            _adapt(b, op, projections, [made[p.module] for p in projections], options.scale)
+            _adapt(b, op, projections, [made[p.module] for p in projections], precision, options.scale)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -85,36 +85,41 @@ def _params(
 
 
 def _adapt(
-    b: Builder, op: Op, projections: Sequence[_Projection], params: Sequence[tuple[Value, Value, Value]], scale: float
+    b: Builder,
+    op: Op,
+    projections: Sequence[_Projection],
+    params: Sequence[tuple[Value, Value, Value]],
+    precision: Precision,
+    scale: float,
 ) -> None:
-    """Emit the linear op, its branches, the norms of rows, and the op that puts them together.
+    """Emit the linear op, its branches as one product, the norms of rows, and the op that scales the sum.
 
-    What is thin (x A^T) and the norms are labelled as the adapter's. Everything else has the label of the output, with
-    which it is recomputed. The bias is added last: it is not scaled.
+    The packed matrices, x A^T and the norms are labelled as the adapter's. Everything else has the label of the output,
+    with which it is recomputed. The bias is added last: it is not scaled.
     """
     x, weight, *bias = op.ins
     y = op.outs[0]
     places = tuple((p.row, p.rows) for p in projections)
-    base = b.apply("linear", x, weight, label=y.label, **op.attrs)
-    matrices = [value for down, up, _ in params for value in (down, up)]
-    norms = b.emit(
-        "dora_norm",
-        weight,
-        *matrices,
-        label=[ADAPTER_LABEL] * len(params),
+    down, up = b.emit(
+        "dora_pack",
+        *(matrix for a_and_b in params for matrix in a_and_b[:2]),
+        label=[ADAPTER_LABEL] * 2,
+        rows=weight.shape[0],
         places=places,
-        scales=(scale,) * len(params),
+        scale=scale,
+        dtype=_dtype_of_products(precision),
     )
-    parts: list[Value] = []
-    for (down, up, magnitude), norm in zip(params, norms, strict=True):
-        inner = b.apply("linear", x, _cast(b, down, x.dtype), label=ADAPTER_LABEL)
-        branch = b.apply("linear", inner, _cast(b, up, x.dtype), label=y.label, dtype=y.dtype)
-        parts += [branch, norm, magnitude]
-    b.emit("dora_scale", base, *parts, *bias, outs=[y], places=places, scales=(scale,) * len(params))
+    norm = b.apply("dora_norm", weight, down, up, label=ADAPTER_LABEL)
+    base = b.apply("linear", x, weight, label=y.label, **op.attrs)
+    inner = b.apply("linear", x, down, label=ADAPTER_LABEL)
+    branches = b.apply("linear", inner, up, label=y.label, dtype=y.dtype)
+    total = b.apply("add", base, branches, label=y.label)
+    b.emit("dora_scale", total, norm, *(magnitude for *_, magnitude in params), *bias, outs=[y], places=places)
 
 
-def _cast(b: Builder, matrix: Value, dtype: str) -> Value:
-    return matrix if matrix.dtype == dtype else b.apply("cast", matrix, label=ADAPTER_LABEL, dtype=dtype)
+def _dtype_of_products(precision: Precision) -> str:
+    """The dtype of products, so that no op casts; that of the model where products have a narrower form."""
+    return precision.matmul if precision.matmul in ("fp64", "fp32", "bf16") else precision.model
 
 
 def start(b: Builder, params: Mapping[str, Value], weights: Sequence[WeightMap], options: DoraOptions) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checkpoint.adapter import adapter_params
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
 from .float64 import KeepFloat64
@@ -120,7 +121,8 @@ def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str
 def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scratch: Path) -> dict[str, Tensor]:
     """Return gradients by the names that our side uses.
 
-    Those of an adapter are saved and loaded in its file format, which translates the names.
+    Those of an adapter are saved and loaded in its file format, which translates the names. What the run leaves frozen
+    has none.
     """
     found = subject.run.adapter
     if found is None:
@@ -131,7 +133,9 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
     folder = scratch / "adapter-gradients"
     with _quiet():
         wrapped.save_pretrained(folder, save_embedding_layers=False)
-    return {name: tensor.float() for name, tensor in adapter.load(folder, options).items()}
+    assembly = subject.plan.assembly
+    frozen = {param.name for param in adapter_params(assembly) if param not in assembly.trainable}
+    return {name: tensor.float() for name, tensor in adapter.load(folder, options).items() if name not in frozen}
 
 
 def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
