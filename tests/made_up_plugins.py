@@ -61,7 +61,7 @@ FIRST_PARTY = (
     *("env", "ray"),
     "offload_residual",
     "offload_states",
-    *("nvfp4", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
+    *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
 )
 """The plugins of this repository."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ from models.harness import (
 from pydantic import ValidationError
 from torch import Tensor
 
+from surogate_core.api import Op, Target
 from surogate_core.api.peft import PEFT_CONFIG
 from surogate_core.errors import ConfigError, ProgramError
+from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
+from surogate_core.testing.binding import choose
 from surogate_core.testing.ops import check_op
 from surogate_dora.adapter import DORA
+from surogate_dora.kernels import KERNELS, MOST_SLABS, between, slabs
 from surogate_dora.ops import OPS as DORA_OPS
 from surogate_dora.options import DoraOptions
 from surogate_optim_adamw.adamw import AdamWOptions
@@ -289,3 +295,49 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         given = {name: value for name, value in attrs.items() if kind != "dora_unpack" or name not in ("rows", "dtype")}
         with pytest.raises(ProgramError, match=message):
             b.emit(kind, *ins, **given)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def op_of(kind: str, ins: Sequence[tuple[tuple[int, ...], str]], **attrs: Any) -> Op:
+    """An op on values of these shapes and dtypes, with the outputs that its shape rule says."""
+    b = Builder(OPS, "fp32")
+    with b.record("forward") as ops:
+        b.emit(kind, *(b.activation(f"v{i}", shape, dtype) for i, (shape, dtype) in enumerate(ins)), **attrs)
+    return ops[0]
+
+
+def test_kernels_serve_gpus_from_sm80_on_and_say_what_they_do_not_serve() -> None:
+    h, n, m = ((5, 7), "bf16"), ((7,), "fp32"), ((7,), "fp32")
+    places = ((0, 7),)
+    scale = op_of("dora_scale", [h, n, m], places=places)
+    back = op_of("dora_scale_bwd", [h, h, n, m], places=places)
+    a100 = Target(device("a100"))
+    for op in (scale, back, back.changed(accumulate=frozenset({1}))):
+        assert choose(KERNELS, op, a100).op == op.kind
+    norm = op_of("dora_norm", [((7, 4), "bf16"), ((1025, 4), "bf16"), ((7, 1025), "bf16")])
+    mixed = op_of("dora_norm", [((7, 4), "bf16"), ((2, 4), "bf16"), ((7, 2), "fp32")])
+    whole = op_of("dora_scale", [((5, 7), "fp64"), n, m], places=places)
+    for op, target, message in (
+        (scale, Target(replace(device("a100"), sm=75)), "needs a GPU of SM80"),
+        (scale.changed(accumulate=frozenset({0})), a100, "cannot accumulate"),
+        (back.changed(accumulate=frozenset({0})), a100, "cannot accumulate into d_h"),
+        (norm, a100, "at most 1024 ranks in all, got 1025"),
+        (mixed, a100, "A and B must be alike"),
+        (whole, a100, "operands must be fp32 or bf16"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            choose(KERNELS, op, target)
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 4096, 8191, 8193, 100_000])
+def test_every_slab_of_rows_has_rows(rows: int) -> None:
+    count = slabs(rows)
+    each = -(-rows // count)
+    assert 1 <= count <= MOST_SLABS and (count - 1) * each < rows <= count * each
+
+
+def test_what_lies_between_places_is_found() -> None:
+    assert [*between(((1, 2), (3, 1), (6, 1)), 9)] == [(0, 1), (4, 2), (7, 2)]
+    assert [*between(((0, 9),), 9)] == []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
 from .adapter import DORA
+from .kernels import KERNELS
 from .ops import OPS
 
 SUROGATE_API = 0
 surogate_ops = provides(OPS)
 surogate_adapters = provides([DORA])
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_dora", KERNELS)

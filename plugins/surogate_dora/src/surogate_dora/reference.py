@@ -52,7 +52,7 @@ def dora_scale(h: Tensor, norm: Tensor, *others: Tensor, places: Places) -> Tens
     y = up(h).clone()
     for (first, count), magnitude in zip(places, others[: len(places)], strict=True):
         columns = slice(first, first + count)
-        y[:, columns] = up(magnitude) / up(norm[columns].detach()) * y[:, columns]
+        y[:, columns] = up(magnitude) / up(norm[columns].detach()) * up(h[:, columns])
     bias = others[len(places) :]
     return (y + up(bias[0]) if bias else y).to(h.dtype)
 
