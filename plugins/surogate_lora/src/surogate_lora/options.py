@@ -6,7 +6,7 @@ import re
 from math import sqrt
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from .matching import compiled, of_pattern
 
@@ -55,6 +55,13 @@ class LoraOptions(BaseModel):
         "embed_tokens, lm_head, norms. vLLM loads no such adapter.",
     )
 
+    @field_validator("lora_dropout")
+    @classmethod
+    def _drops_no_weight(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("lora_init") == "pissa":
+            raise ValueError("must be 0 with lora_init: pissa, because it would drop the largest part of each weight")
+        return value
+
     @field_validator("lora_target_modules")
     @classmethod
     def _some_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,15 +87,6 @@ class LoraOptions(BaseModel):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value
-
-    @model_validator(mode="after")
-    def _drops_no_weight(self) -> LoraOptions:
-        if self.lora_init == "pissa" and self.lora_dropout:
-            raise ValueError(
-                f"lora_dropout: {self.lora_dropout} with lora_init: pissa would drop the largest part of each weight; "
-                "set lora_dropout: 0"
-            )
-        return self
 
     @property
     def as_saved(self) -> LoraOptions:
