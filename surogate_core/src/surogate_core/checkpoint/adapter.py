@@ -119,7 +119,7 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
         for name, adapter in adapters.items():
             readers.setdefault(adapter.config_file, []).append(name)
         wanted = ", ".join(f"{file} ({', '.join(names)})" for file, names in readers.items())
-        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}.")
+        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}. Name the folder of one.")
     path = folder / next(iter(named.values())).config_file
     facts = _facts(path)
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in facts.items())
