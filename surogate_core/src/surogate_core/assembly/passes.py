@@ -42,6 +42,8 @@ PASSES: Final = (
     Step("quantize parts", "update", "ranks quantize the parts of weights that they have updated"),
     Step("read stored", "all", "reads frozen weights from the weight format"),
     Step("fuse", "micro-steps", "adapters fuse ops"),
+    Step("adapter start", "adapter_start", "adapters compute their params from the loaded weights"),
+    Step("read stored", "adapter_start", "reads frozen weights from the weight format"),
     # finished for each plan: `assemble.draft`
     Step("recompute", "micro-steps", "computes values again instead of keeping them"),
     Step("dead_code", "micro-steps", "drops ops that no op reads"),

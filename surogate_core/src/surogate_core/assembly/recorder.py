@@ -284,14 +284,14 @@ class Recorder:
                 if wrong := [v for v in others if v.role != "param" or v.name in of_model]:
                     raise ProgramError(f"writes {wrong[0]!r}, expected params of the adapter alone")
             own = Program(ADAPTER_START, tuple(emitted), stage="start")
-            ops += self.passed("adapter's start", None, own, (adapter, "start")).ops if emitted else ()
+            ops += self.passed("adapter start", None, own, (adapter, "start")).ops if emitted else ()
         if not ops:
             return None
         program = Program(ADAPTER_START, tuple(ops), stage="start")
         return (
             program
             if stored is None
-            else self.passed("weight format", program, reading_stored(program, stored, self.b))
+            else self.passed("read stored", program, reading_stored(program, stored, self.b))
         )
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
