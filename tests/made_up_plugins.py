@@ -94,7 +94,6 @@ from types import SimpleNamespace
 import pluggy
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from surogate_core.api import *
-from surogate_core.errors import ConfigError
 
 SUROGATE_API = 0
 hookimpl = pluggy.HookimplMarker("surogate")

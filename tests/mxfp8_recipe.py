@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import (
+    Builder,
     DeviceInfo,
     Family,
     LowerContext,
@@ -27,6 +28,7 @@ from surogate_core.api import (
     Precision,
     PrecisionRequest,
     Program,
+    ProgramError,
     RecipeDef,
     Support,
     Value,
@@ -40,8 +42,6 @@ from surogate_core.api.products import (
     quantized_precision,
     quantized_weights,
 )
-from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
 from surogate_core.reference.rounding import TORCH_DTYPES
 
 SUROGATE_API = 0

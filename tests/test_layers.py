@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from surogate_core.plugins.hookspecs import HOOKS
+from surogate_core.plugins.surface import private_imports
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "surogate_core/src/surogate_core"
@@ -45,7 +46,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "planning": "api assembly config data errors hub machine memory plugins program",
         "fitting": "api assembly config errors machine memory planning program",
         "runtime": "api assembly data dtypes errors machine memory origin program reference world",
-        "testing": "api dtypes plugins reference runtime",
+        "testing": "api dtypes machine memory plugins program reference runtime standard_ops",
         "reporting": "api config errors machine memory origin plugins program",
         "builtin": "api data machine reporting runtime standard_ops world",
         "checkpoint": (
@@ -115,6 +116,23 @@ EXAMPLE = "Qwen/Qwen3-0.6B"
 
 MAY_NAME = {"config/foreign.py", "config/keys.py", "config/schema.py"}
 """Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
+
+
+PACKAGES = sorted({path.parents[1] for path in (*ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*")) if path.is_dir()})
+"""The folders of all packages."""
+
+LOOKS_INSIDE = {
+    *("surogate_recipes_fp8/tests/test_recipe.py", "surogate_recipes_fp8/tests/test_numerics.py"),
+    *("surogate_recipes_fp8/tests/gpu/test_training.py", "surogate_recipes_fp8/tests/gpu/test_numerics.py"),
+    "surogate_recipes_nvfp4/tests/test_training.py",
+    *("plugins/surogate_lora/tests/test_frozen.py", "plugins/surogate_new/tests/test_new.py"),
+    "plugins/surogate_offload_residual/tests/test_residual.py",
+    "plugins/surogate_offload_residual/tests/gpu/test_residual_gpu.py",
+    "plugins/surogate_offload_states/tests/test_states.py",
+    "plugins/surogate_offload_states/tests/gpu/test_states_gpu.py",
+    "plugins/surogate_optim_normuon/tests/test_normuon.py",
+}
+"""Tests that ask core what it made of a definition: assemblies, plans, workers. None of them is installed."""
 
 
 def parts(path: Path) -> str:
@@ -263,6 +281,25 @@ def test_plugins_do_not_import_one_another(package: Path) -> None:
         if module.split(".")[0] in others
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_packages_import_only_what_is_public() -> None:
+    """The package of the conformance suite plans and runs what it tests, so it is a part of core that is optional."""
+    ours = [folder for folder in PACKAGES if folder.name not in ("surogate_core", "surogate_conformance")]
+    assert len(ours) > 18
+    found = [*private_imports(path for folder in ours for path in sorted(folder.rglob("*.py")))]
+    wrong = [(path.relative_to(ROOT).as_posix(), line, module) for path, line, module in found]
+    assert not [f"{path}:{line}: {module}" for path, line, module in wrong if path not in LOOKS_INSIDE]
+    assert {path for path, _, _ in wrong} == LOOKS_INSIDE
+
+
+def test_the_code_of_the_documentation_imports_only_what_is_public(tmp_path: Path) -> None:
+    for page in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), ROOT / "README.md"):
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+        code = page.read_text() if page.suffix == ".py" else "\n".join(blocks)
+        file = tmp_path / f"test_{page.stem}.py"
+        file.write_text(code)
+        assert not [f"{page.name}: {module}" for _, _, module in private_imports([file])]
 
 
 def test_nothing_in_core_names_a_plugin() -> None:

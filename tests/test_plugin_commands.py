@@ -42,6 +42,21 @@ def test_the_plugins_command_shows_state_and_exception(install: Install) -> None
     assert states == dict.fromkeys(FIRST_PARTY, "loaded") | {"bad": "broken"}
 
 
+def test_the_plugins_command_lists_what_a_plugin_imports_that_is_not_public(install: Install) -> None:
+    assert "imports surogate_core" not in CliRunner().invoke(app, ["plugins"]).output
+    install("acme-deep", "1.0", "deep", "from surogate_core import memory\nimport surogate_core.program.op\n")
+    result = CliRunner().invoke(app, ["plugins"])
+    assert result.exit_code == 0
+    assert (
+        "plugin 'deep' of acme-deep 1.0 imports surogate_core.memory, surogate_core.program.op, which may change; "
+        "public: surogate_core.api, surogate_core.reference, surogate_core.testing" in " ".join(result.output.split())
+    )
+    listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)["plugins"]
+    assert {plugin["name"]: plugin["private_imports"] for plugin in listed} == {name: [] for name in FIRST_PARTY} | {
+        "deep": ["surogate_core.memory", "surogate_core.program.op"]
+    }
+
+
 def test_the_plugins_command_shows_conflicts_and_fails(install: Install) -> None:
     install("acme-a", "1.0", "a", "@hookimpl\ndef surogate_recipes():\n    return [recipe('bf16')]")
     result = CliRunner().invoke(app, ["plugins"])

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from whole_plugin import write_config
 
 from surogate_core import run
-from surogate_core.api import Task
 from surogate_core.cli.app import app
 from surogate_core.config.load import load_config, resolved
 from surogate_core.config.plugin_files import plugin_files
@@ -24,6 +23,7 @@ from surogate_core.plugins import discovery, files
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import State
 from surogate_core.train.trainer import _compared
+from surogate_core.training import task_of
 
 SPY = """
 from surogate_core.api import LoggerDef, provides
@@ -274,6 +274,5 @@ def test_a_process_that_a_launcher_starts_loads_the_files(tmp_path: Path) -> Non
     write(tmp_path / "spy.py", SPY)
     config = write(tmp_path / "run.yaml", "model: m\nplugins: [./spy.py]\nreport_to: spy\n")
     loaded = run.load(config)
-    task = Task(config=resolved(loaded), source=loaded.source, mode=loaded.mode)
     with pytest.raises(ConfigError, match="datasets: is required to train"):  # so its keys were accepted
-        run.work(task, None)  # type: ignore[arg-type]
+        task_of(loaded).work(None)  # type: ignore[arg-type]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import Deterministic, Op, Target, Value
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import DEVICES
+from surogate_core.api import ConfigError, Deterministic, Op, Target, Value
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_bf16.kernels.attention import CUDNN, check_determinism
 from surogate_recipes_bf16.kernels.attention_route import (
     MINIMUM_CUDNN,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from surogate_core.api import KernelDef, Op, Target, Value
-from surogate_core.machine.devices import DEVICES
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_bf16.kernels.loss import KERNELS
 
 H200 = Target(DEVICES["h200"])

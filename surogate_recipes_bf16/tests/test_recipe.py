@@ -14,9 +14,8 @@ from models.harness import OPS, PlannedModel, random_documents, tiny_config, val
 from torch import Tensor
 
 from surogate_core.api import DeviceInfo, NoOptions, Op, Precision, PrecisionRequest, Program
-from surogate_core.machine.devices import DEVICES
-from surogate_core.program.verify import verify
-from surogate_core.runtime.initialise import initialise
+from surogate_core.testing.devices import DEVICES
+from surogate_core.testing.programs import initialise, verify
 from surogate_recipes_bf16.recipe import BF16
 
 UNIT = 2.0**-9

@@ -15,13 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import KernelDef, Op, Target, Value
-from surogate_core.dtypes import DTYPES
-from surogate_core.machine.devices import DEVICES
-from surogate_core.program.value import Shard
+from surogate_core.api import DTYPES, KernelDef, Op, Shard, Target, Value
 from surogate_core.reference import collectives
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import choose
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS
 
 H200 = Target(DEVICES["h200"])

@@ -9,9 +9,8 @@ import torch
 from fp8_model import BIASED, CONFIG, LAYERS, PRODUCTS, Model, differing, kinds, lora_rank_8, operands_under_bf16
 from torch import Tensor
 
-from surogate_core.api import Program
+from surogate_core.api import ConfigError, Program
 from surogate_core.assembly.recomputed import PARTS
-from surogate_core.errors import ConfigError
 from surogate_recipes_fp8.formats import COLUMNS, LARGEST
 from surogate_recipes_fp8.reference import fp8_report, scale_of
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from surogate_core.api import Op, Support, Target, Value
-from surogate_core.machine.devices import DEVICES
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_fp8.kernels.products import KERNELS, product
 
 ADA, HOPPER, BLACKWELL, BLACKWELL_RTX = 89, 90, 100, 120

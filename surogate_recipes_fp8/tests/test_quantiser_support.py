@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from surogate_core.api import KernelDef, Op, Target, Value
-from surogate_core.machine.devices import DEVICES
-from surogate_core.plugins.registry import refusal
+from surogate_core.testing.binding import refusal
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_fp8.kernels import KERNELS
 from surogate_recipes_fp8.kernels.quantisation import extent
 from surogate_recipes_fp8.ops import OPS

@@ -25,11 +25,10 @@ from fp8_model import (
 from models.harness import tiny_config
 from torch import Tensor
 
-from surogate_core.api import Op, PrecisionRequest, Program, Target, UpdateContext
+from surogate_core.api import ConfigError, Op, PrecisionRequest, Program, Target, UpdateContext
 from surogate_core.assembly.recomputed import PARTS, Recomputation
 from surogate_core.checkpoint.states import kept_values
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import DEVICES, device
+from surogate_core.testing.devices import DEVICES, device
 from surogate_optim_adamw.adamw import ADAMW
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from surogate_core.api import BindContext, KernelDef, Op, Target, Value
-from surogate_core.machine.devices import DEVICES
-from surogate_core.plugins.registry import refusal
+from surogate_core.testing.binding import refusal
+from surogate_core.testing.devices import DEVICES
 from surogate_recipes_nvfp4.formats import scales_shape
 from surogate_recipes_nvfp4.kernels import KERNELS, products
 from surogate_recipes_nvfp4.ops import OPS

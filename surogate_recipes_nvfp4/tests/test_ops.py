@@ -15,14 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Value
-from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
-from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.api import Builder, ProgramError, Value
 from surogate_core.reference.e2m1 import levels
 from surogate_core.reference.ops import swiglu, swiglu_bwd
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
+from surogate_core.testing.programs import dead_code
 from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
 from surogate_recipes_nvfp4.ops import OPS
 from surogate_recipes_nvfp4.reference import (

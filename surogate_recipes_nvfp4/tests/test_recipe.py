@@ -14,10 +14,9 @@ from nvfp4_model import BIASED, CONFIG, LAYERS, PRODUCTS, SIZES, model, named, o
 from recipe_model import LENGTH, ROWS, Model, differing, kinds, lora_rank_8
 from torch import Tensor
 
-from surogate_core.api import NoOptions, PrecisionRequest, Program, Target, Value, WeightFormatDef
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import DEVICES, cpu, device
-from surogate_core.plugins.discovery import load_registry
+from surogate_core.api import ConfigError, NoOptions, PrecisionRequest, Program, Target, Value, WeightFormatDef
+from surogate_core.testing.devices import DEVICES, cpu, device
+from surogate_core.testing.programs import load_registry
 from surogate_qlora_fp4.format import FP4
 from surogate_qlora_nf4.format import NF4
 from surogate_recipes_bf16.recipe import BF16

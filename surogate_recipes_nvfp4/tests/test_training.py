@@ -13,7 +13,7 @@ from recipe_model import Model, differing, lora_rank_8
 
 from surogate_core.api import Target
 from surogate_core.assembly.recomputed import PARTS, Recomputation
-from surogate_core.machine.devices import device
+from surogate_core.testing.devices import device
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
 from surogate_qlora_fp4.format import FP4

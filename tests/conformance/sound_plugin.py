@@ -14,6 +14,7 @@ from acme_surogate.sgd import SGD, SGD_OP
 from surogate_core.api import (
     AdapterDef,
     CheckpointForm,
+    ConfigError,
     DatasetFormatDef,
     Encoded,
     KernelDef,
@@ -31,7 +32,6 @@ from surogate_core.api import (
     WeightFormatDef,
     World,
 )
-from surogate_core.errors import ConfigError
 
 SUROGATE_API = 0
 SUROGATE_EXAMPLES = {"optimizer acme_sgd": [{"learning_rate": 0.1}], "op acme_squared_relu": [{"ins": ["fp32[6,8]"]}]}

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surogate_core.api import BatchInputs, HFTensor, Init, ModelDef, OpDef, OutSpec, Value, WeightMap
-from surogate_core.program.builder import Builder
+from surogate_core.api import BatchInputs, Builder, HFTensor, Init, ModelDef, OpDef, OutSpec, Value, WeightMap
 
 
 @dataclass(frozen=True)

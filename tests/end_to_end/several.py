@@ -52,7 +52,8 @@ MORE: Mapping[str, Mapping[str, object]] = {
 
 def shorten_limits() -> None:
     """Let what is lost or stands still be noticed within seconds."""
-    from surogate_core.world import processes, tcp_store, watch
+    from surogate_core.api import tcp_store
+    from surogate_core.world import processes, watch
 
     watch.BEAT_SECONDS, watch.GONE_SECONDS, watch.GRACE_SECONDS = 0.2, 1.0, 1.0
     tcp_store.LEAVE_SECONDS, tcp_store.ANSWER_SECONDS = 2.0, 5.0

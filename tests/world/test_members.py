@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from surogate_core.api import StoreLost, World
+from surogate_core.api.members import Member, join_members
 from surogate_core.api.world import LocalStore
 from surogate_core.errors import ConfigError
-from surogate_core.world.members import Member, join_members
 
 
 def member(process: int, processes: int = 2, **fields: Any) -> Member:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from surogate_core.api import Store, StoreLost
+from surogate_core.api import Store, StoreLost, tcp_store
+from surogate_core.api.tcp_store import Address, TcpStore, listen
 from surogate_core.errors import ConfigError
-from surogate_core.world import tcp_store
-from surogate_core.world.tcp_store import Address, TcpStore, listen
 
 
 def holder(**fields: str) -> TcpStore:

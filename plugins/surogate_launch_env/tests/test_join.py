@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import Here, World
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, Here, World
 from surogate_launch_env.join import devices_of, join
 from surogate_launch_env.place import find_place
 from surogate_launch_env.rendezvous import find_rendezvous

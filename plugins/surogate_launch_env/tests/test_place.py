@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 from surogate_launch_env.nodelist import expand
 from surogate_launch_env.place import find_place, recognised
 

@@ -12,7 +12,7 @@ import pytest
 from end_to_end.product import Workplace, losses, make_workplace, records
 
 from surogate_core import run
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install surogate-launch-ray")
 pytest.importorskip("surogate_launch_ray", reason="the plugin is not installed: pip install surogate-launch-ray")

@@ -11,7 +11,7 @@ import pytest
 from end_to_end.product import make_workplace
 
 from surogate_core import run
-from surogate_core.errors import ConfigError, NonFiniteError, PluginError
+from surogate_core.api import ConfigError, NonFiniteError, PluginError
 
 pytest.importorskip("surogate_launch_ray", reason="the plugin is not installed: pip install surogate-launch-ray")
 

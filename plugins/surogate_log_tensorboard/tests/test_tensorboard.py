@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tracker_reports import gpu_report, run_info, step_report
 
-from surogate_core.api import EvalReport
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, EvalReport
 
 reader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator",

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from tracker_reports import gpu_report, run_info, step_report
 
-from surogate_core.api import EvalReport
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, EvalReport
 
 wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install surogate-log-wandb")
 plugin = pytest.importorskip(

@@ -20,9 +20,7 @@ from random_programs import VOCABULARY
 from small_programs import INIT, train
 from torch import Tensor
 
-from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
-from surogate_core.program.value import Value
+from surogate_core.api import Builder, ProgramError, Value
 from surogate_lora.adapter import LORA
 from surogate_lora.ops import DRAWS, dropped_draws, kept_scale
 from surogate_lora.ops import OPS as LORA_OPS

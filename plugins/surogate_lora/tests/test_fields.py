@@ -17,7 +17,7 @@ from models.harness import random_hf_model, relative_error, tiny_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 from surogate_lora.fields import FIELDS, OFF
 from surogate_lora.files import CONFIG_FILE, TENSORS_FILE, load, merge
 from surogate_lora.options import LoraOptions

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
+from surogate_core.api import Op, Program, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.memory.alignment import align
 from surogate_core.memory.plan import plan
-from surogate_core.program.op import Op, Program
-from surogate_core.program.value import Value
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 

@@ -11,11 +11,9 @@ import torch
 from models.harness import OPS, PlannedModel, random_documents, random_hf_model, tiny_config
 from torch import Tensor
 
-from surogate_core.api import AdapterDef, Op, PrecisionRequest, Target, Value
-from surogate_core.errors import ProgramError
-from surogate_core.machine.devices import device
-from surogate_core.program.builder import Builder
+from surogate_core.api import AdapterDef, Builder, Op, PrecisionRequest, ProgramError, Target, Value
 from surogate_core.testing.binding import choose
+from surogate_core.testing.devices import device
 from surogate_core.testing.ops import check_op
 from surogate_lora.adapter import LORA
 from surogate_lora.gradient_kernel import LORA_WGRAD_KERNEL

@@ -27,16 +27,13 @@ from random_programs import VOCABULARY
 from small_programs import INIT, train
 from torch import Tensor
 
-from surogate_core.api import Op, PrecisionRequest, Target
-from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.machine.devices import device
-from surogate_core.program.builder import Builder
-from surogate_core.program.value import Value
+from surogate_core.api import Builder, ConfigError, Op, PrecisionRequest, ProgramError, Target, Value
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.initialise import initialise
 from surogate_core.testing.binding import choose
+from surogate_core.testing.devices import device
 from surogate_core.testing.ops import check_op
+from surogate_core.testing.programs import initialise
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
 from surogate_lora.kernels import KERNELS, Rectangle, gaps

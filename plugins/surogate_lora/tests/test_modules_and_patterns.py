@@ -12,8 +12,7 @@ import torch
 from models.harness import PlannedModel, hf_loss_sum, random_hf_model, relative_error, tiny_config, valid_tokens
 from pydantic import ValidationError
 
-from surogate_core.api import Value
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, Value
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
 from surogate_lora.options import LoraOptions

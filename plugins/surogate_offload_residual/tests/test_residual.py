@@ -8,14 +8,12 @@ import pytest
 import torch
 from models.harness import PlannedModel, plan_inputs, random_documents, tiny_config
 
-from surogate_core.api import NoOptions, Target
+from surogate_core.api import ConfigError, NoOptions, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.recomputed import PARTS
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import device
 from surogate_core.planning.plan import summarise
-from surogate_core.program.lanes import lane_order
-from surogate_core.runtime.initialise import initialise
+from surogate_core.testing.devices import device
+from surogate_core.testing.programs import initialise, lane_order
 from surogate_offload_residual.plugin import surogate_offload_strategies
 
 (RESIDUAL,) = surogate_offload_strategies()

@@ -12,15 +12,13 @@ from fp8_model import Model
 from models.harness import PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate_core.api import PrecisionRequest, Target
+from surogate_core.api import ConfigError, PrecisionRequest, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import device
 from surogate_core.planning.report import summarise
-from surogate_core.program.lanes import lane_order
 from surogate_core.reporting.program_listing import listing
-from surogate_core.runtime.initialise import initialise
+from surogate_core.testing.devices import device
+from surogate_core.testing.programs import initialise, lane_order
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import surogate_offload_strategies as residual_strategies

@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Init, ParamGrad, Precision, Scalars, UpdateContext, Value
+from surogate_core.api import Builder, Init, ParamGrad, Precision, Scalars, UpdateContext, Value
 from surogate_core.api.param_update import update_table
-from surogate_core.memory.plan import plan_family
-from surogate_core.program.builder import Builder
-from surogate_core.program.verify import verify
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.reference import ReferenceExecutor
-from surogate_core.standard_ops import OPS as STANDARD_OPS
+from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, plan_family, verify
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_optim_adamw.kernels import CHUNK_SIZE
 

@@ -11,17 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Init, Matrix, ParamGrad, ParamKind, Precision, Scalars, UpdateContext, Value
+from surogate_core.api import (
+    Builder,
+    ConfigError,
+    Init,
+    Matrix,
+    ParamGrad,
+    ParamKind,
+    Precision,
+    Scalars,
+    UpdateContext,
+    Value,
+)
 from surogate_core.api.param_update import update_table
-from surogate_core.errors import ConfigError
-from surogate_core.memory.plan import plan_family
-from surogate_core.program.builder import Builder
-from surogate_core.program.verify import verify
 from surogate_core.reference.rounding import TORCH_DTYPES, round_stochastic
-from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.initialise import initialise
-from surogate_core.runtime.reference import ReferenceExecutor
-from surogate_core.standard_ops import OPS as STANDARD_OPS
+from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, initialise, plan_family, verify
 from surogate_optim_adamw_8bit.codes import BLOCK, ZERO, code_map
 from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, scales_of
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from surogate_core.api import Op, Target, Value
 from surogate_core.api.cublaslt import library_bytes
-from surogate_core.machine.devices import device
 from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.devices import device
 from surogate_optim_normuon import batches as planned
 from surogate_optim_normuon.batches import BATCH_BYTES, Shape, batches, flops, layout, workspace_bytes
 from surogate_optim_normuon.kernels import KERNELS

@@ -14,10 +14,9 @@ from models import harness
 from torch import Tensor
 
 from surogate_core.api import Target
-from surogate_core.machine.devices import device
 from surogate_core.memory.cost import op_cost
-from surogate_core.plugins.discovery import load_registry
-from surogate_core.runtime.initialise import initialise
+from surogate_core.testing.devices import device
+from surogate_core.testing.programs import initialise, load_registry
 from surogate_optim_normuon.iterations import METHODS
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
 from surogate_optim_normuon.reference import normuon, orthogonalized

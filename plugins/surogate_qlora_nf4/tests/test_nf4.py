@@ -17,7 +17,7 @@ import torch
 from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 
-from surogate_core.errors import ProgramError
+from surogate_core.api import ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import check_op

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 from surogate_qlora_nf4.options import Nf4Options
 from surogate_qlora_nf4.quant_state import QuantState, read_state
 

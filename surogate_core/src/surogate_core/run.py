@@ -40,7 +40,7 @@ from .plugins.discovery import load_registry
 from .plugins.registry import Registry
 from .train.result import TrainResult
 from .train.worker_setup import fill_weights, make_worker
-from .training import train, work
+from .training import train
 
 if TYPE_CHECKING:
     from .data.corpora import Corpora
@@ -54,6 +54,7 @@ __all__ = [
     "export",
     "fill_weights",
     "fit",
+    "known_device",
     "load",
     "make_worker",
     "merge",
@@ -62,7 +63,6 @@ __all__ = [
     "quantize",
     "tokenize",
     "train",
-    "work",
 ]
 
 Notice = Callable[[str], None]

@@ -91,11 +91,11 @@ def last_checkpoint(config: TrainConfig) -> str:
 
 def task_of(loaded: LoadedConfig) -> Task:
     """Return a run as what other processes need to train it."""
-    return Task(config=resolved(loaded), source=loaded.source, mode=loaded.mode)
+    return Task(config=resolved(loaded), source=loaded.source, train=_work, mode=loaded.mode)
 
 
-def work(task: Task, world: World, notice: Notice = print) -> TrainResult:
-    """Train a task in one of the processes of `world`. Launchers call this in the processes that they start."""
+def _work(task: Task, world: World, notice: Notice) -> TrainResult:
+    """Train a task in one of the processes of `world`."""
     os.environ.update(task.environment)
     registry = load_registry(files=plugin_files(task.config))
     loaded = load_config(task.config, registry=registry, mode=task.mode, source=task.source)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 LARGEST = 2**31 - 1
 """Largest integer accepted, because token ids and positions are int32."""

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BatchInputs, HFTensor, Init, Value, WeightMap
-from surogate_core.program.builder import Builder
+from surogate_core.api import BatchInputs, Builder, HFTensor, Init, Value, WeightMap
 
 from .config_json import boolean, integer, is_given, positive, wrong
 from .rope import Rope

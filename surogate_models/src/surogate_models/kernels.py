@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 MAX_HEAD_DIM = 256
 _TOKENS_PER_BLOCK = 4

@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value, first_output
-from surogate_core.dtypes import accumulator
-from surogate_core.errors import ProgramError
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value, accumulator, first_output
 
 from .rope import Scaling
 

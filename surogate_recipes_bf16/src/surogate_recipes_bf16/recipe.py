@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from surogate_core.api import (
+    Builder,
     DeviceInfo,
     Family,
     LowerContext,
@@ -25,7 +26,6 @@ from surogate_core.api import (
     Support,
     Value,
 )
-from surogate_core.program.builder import Builder
 
 LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
 """Pairs (matmul_dtype, gradient_dtype) that the recipe serves itself."""

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surogate_core.api import Deterministic, KernelDef, Op, Target, Value
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import DEVICES
+from surogate_core.api import ConfigError, Deterministic, KernelDef, Op, Target, Value
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import Binding, bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
+from surogate_core.testing.devices import DEVICES
 from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, relative_error
 from surogate_recipes_bf16.kernels.attention import CUDNN, PLAIN
 from surogate_recipes_bf16.kernels.attention_route import (

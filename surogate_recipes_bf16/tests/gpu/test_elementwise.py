@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES
 from surogate_core.reference import ops as reference
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, guarded_copy, same_bits

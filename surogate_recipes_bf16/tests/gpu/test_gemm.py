@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Deterministic, Op, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, Deterministic, Op, Value
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import UNIT, assert_close, guarded, same_bits

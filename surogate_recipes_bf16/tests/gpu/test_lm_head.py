@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Deterministic, Op, Target, Value
-from surogate_core.dtypes import DTYPES
-from surogate_core.runtime.device import training_device
+from surogate_core.api import DTYPES, Deterministic, Op, Target, Value
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
+from surogate_core.testing.devices import training_device
 from surogate_core.testing.kernels import relative_error
 from surogate_recipes_bf16.kernels import gemm, loss
 

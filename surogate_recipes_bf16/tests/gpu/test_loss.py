@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import (
     assert_close,

@@ -12,9 +12,7 @@ import torch
 from sharding.parts import divided, joined
 from torch import Tensor
 
-from surogate_core.api import Op, Value
-from surogate_core.program.shards import chunk_size, part_size
-from surogate_core.program.value import Shard
+from surogate_core.api import Op, Shard, Value, chunk_size, part_size
 from surogate_core.reference import ops as reference
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import run_kernel

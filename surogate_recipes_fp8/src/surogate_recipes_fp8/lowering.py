@@ -15,9 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surogate_core.api import LowerContext, Op, Program, Value
+from surogate_core.api import Builder, LowerContext, Op, Program, Value
 from surogate_core.api.products import Operand, QuantizedWeights, Quantizer, lower_products
-from surogate_core.program.builder import Builder
 
 from .formats import FORMATS
 from .numerics import Counts

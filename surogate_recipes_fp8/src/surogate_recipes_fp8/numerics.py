@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from surogate_core.api import Init, Numerics, Program, QuantizedTensor, Value
-from surogate_core.program.builder import Builder
+from surogate_core.api import Builder, Init, Numerics, Program, QuantizedTensor, Value
 
 from .formats import COLUMNS, LARGEST, Format
 from .quantizers import QuantizedWeight

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value
 
 from .formats import COLUMNS
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surogate_core.api import Init, Value
+from surogate_core.api import Builder, Init, Value
 from surogate_core.api.products import Operand
-from surogate_core.program.builder import Builder
 
 from .formats import FORMATS, LARGEST, Format
 

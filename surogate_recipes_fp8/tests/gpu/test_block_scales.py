@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.device import training_device
 from surogate_core.testing.cases import cases
+from surogate_core.testing.devices import training_device
 from surogate_core.testing.kernels import UNIT, Guarded, guarded, guarded_copy, same_bits
 
 SM = training_device().sm or 0

@@ -7,8 +7,7 @@ import torch
 from fp8_twin import codes, quantise, run, scaled, value
 from torch import Tensor
 
-from surogate_core.api import Op, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, Op, Value
 from surogate_core.reference import ops as reference
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import assert_close, guarded, same_bits

@@ -14,13 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
-from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError
+from surogate_core.api import DTYPES, ConfigError, Op, Value
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
+from surogate_core.testing.devices import training_device
 from surogate_core.testing.kernels import UNIT, guarded, same_bits
 from surogate_recipes_fp8.kernels import products
 

@@ -9,8 +9,7 @@ import torch
 from fp8_twin import NUMBERS, amax_of, cast, codes, numbers, quantise, run, scale_of, scaled, value
 from torch import Tensor
 
-from surogate_core.api import Op, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, Op, Value
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from surogate_core.api import Op, Scalars, Value
+from surogate_core.api import Builder, Op, Scalars, Value
 from surogate_core.api.products import Operand, QuantizedWeights, Quantizer
-from surogate_core.program.builder import Builder
 
 from .numerics import Measured
 

@@ -28,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surogate_core.api import Op, OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
+from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Value
 
 from .formats import BLOCK, COLUMNS, scales_shape
 

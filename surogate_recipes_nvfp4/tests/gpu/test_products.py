@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
+from surogate_core.testing.devices import training_device
 from surogate_core.testing.kernels import UNIT, same_bits
 from surogate_core.testing.ops import Elements, as_inputs
 from surogate_qlora_fp4.reference import fp4_block_quantize

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.standard_ops import OPS as STANDARD
 from surogate_core.testing.binding import bind_kernel, run_kernel, run_op
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import plain_nan, same_bits
 from surogate_core.testing.ops import as_inputs
+from surogate_core.testing.programs import STANDARD_OPS as STANDARD
 from surogate_recipes_bf16.kernels import KERNELS as BF16_KERNELS
 from surogate_recipes_nvfp4.kernels import KERNELS
 from surogate_recipes_nvfp4.ops import OPS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
 import sys
 import tempfile
 import tomllib
@@ -20,6 +19,7 @@ from surogate_core.plugins import discovery
 from surogate_core.plugins.discovery import GROUP, load_registry
 from surogate_core.plugins.provided import Plugin, Provided, State
 from surogate_core.plugins.registry import Registry
+from surogate_core.plugins.surface import source_files
 
 EXAMPLES = "SUROGATE_EXAMPLES"
 """Name of the mapping of examples in a plugin's module: {"op acme_gate": [{...}, ...]}."""
@@ -53,13 +53,7 @@ class Subject:
         """Return the Python files of the packages that the entry points are in."""
         if self.file is not None:
             return [self.file]
-        files: list[Path] = []
-        for package in dict.fromkeys(plugin.module.partition(".")[0] for plugin in self.plugins):
-            spec = importlib.util.find_spec(package)
-            folders = list(spec.submodule_search_locations or []) if spec else []
-            files += [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-            files += [Path(spec.origin)] if spec and spec.origin and not folders else []
-        return files
+        return list(dict.fromkeys(path for plugin in self.plugins for path in source_files(plugin)))
 
 
 @contextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from surogate_core.api import Here, World
-from surogate_core.errors import ConfigError
-from surogate_core.world.members import Member, join_members
-from surogate_core.world.tcp_store import TcpStore
+from surogate_core.api import ConfigError, Here, World
+from surogate_core.api.members import Member, join_members
+from surogate_core.api.tcp_store import TcpStore
 
 from .place import SLURM, TORCHRUN, Environment, Place, find_place
 from .rendezvous import find_rendezvous

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 _NODES = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(?:,|$)")
 """A name, in which numbers may stand in brackets, and the comma after it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 Environment = Mapping[str, str]
 

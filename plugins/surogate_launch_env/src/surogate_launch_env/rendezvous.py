@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from surogate_core.errors import ConfigError
-from surogate_core.world.tcp_store import Address, listen
+from surogate_core.api import ConfigError
+from surogate_core.api.tcp_store import Address, listen
 
 from .nodelist import expand
 from .place import SLURM, TORCHRUN, Environment, Place, number

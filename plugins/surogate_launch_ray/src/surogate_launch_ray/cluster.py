@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 from .probes import ask, free_resources
 

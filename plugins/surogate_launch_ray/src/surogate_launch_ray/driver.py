@@ -18,8 +18,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup
 
-from surogate_core.api import Task
-from surogate_core.errors import ConfigError, RunStopped
+from surogate_core.api import ConfigError, RunStopped, Task
 
 from .cluster import CPUS, connected, held, on, wanted_nodes
 from .mailbox import Mailbox

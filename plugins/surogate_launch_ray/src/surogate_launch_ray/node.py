@@ -17,11 +17,9 @@ from typing import Any, Final, NoReturn
 
 import ray
 
-from surogate_core.api import Task
-from surogate_core.errors import SurogateError
-from surogate_core.run import work
-from surogate_core.world.members import Member, join_members
-from surogate_core.world.tcp_store import Address, TcpStore, listen
+from surogate_core.api import SurogateError, Task
+from surogate_core.api.members import Member, join_members
+from surogate_core.api.tcp_store import Address, TcpStore, listen
 
 from .cluster import CPUS
 from .mailbox import Correspondence, Stream
@@ -99,8 +97,8 @@ class Node:
         store = TcpStore(part.address, JOIN_SECONDS, listening=self._listening)
         world = join_members(store, me, JOIN_SECONDS, "Ray")
         if correspondence is not None:
-            return work(task, world, correspondence.notice)
-        return work(task, world)
+            return task.work(world, correspondence.notice)
+        return task.work(world)
 
 
 def environment_of_node(task: Task, gpus: int) -> dict[str, str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from surogate_core.api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10

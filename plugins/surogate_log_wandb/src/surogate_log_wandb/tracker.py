@@ -8,8 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from surogate_core.api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 
 PROJECT = "Surogate"
 RUN_ID = "wandb/run_id"

@@ -11,11 +11,21 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from zlib import crc32
 
-from surogate_core.api import ADAPTER_LABEL, AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
+from surogate_core.api import (
+    ADAPTER_LABEL,
+    DTYPES,
+    AdapterDef,
+    Builder,
+    ConfigError,
+    Init,
+    Op,
+    Precision,
+    Program,
+    Scalars,
+    Value,
+    WeightMap,
+)
 from surogate_core.api.peft import PEFT_CONFIG, check_in_peft
-from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError
-from surogate_core.program.builder import Builder
 
 from . import saved_modules
 from .files import load, merge, recognises, save

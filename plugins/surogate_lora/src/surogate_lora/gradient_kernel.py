@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from struct import pack
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .gradients import OCTET, Part, Strip, refusal, strips
 from .kernels import on_gpu

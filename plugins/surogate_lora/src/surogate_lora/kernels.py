@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from struct import pack
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target, Value
 
 from .ops import dropped_draws, kept_scale
 

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value
 
 
 class Place(NamedTuple):

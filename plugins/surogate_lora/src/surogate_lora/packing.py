@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import Value
-from surogate_core.program.builder import Builder
+from surogate_core.api import Builder, Value
 
 from .ops import Place
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from surogate_core.api import Program, WeightMap
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, Program, WeightMap
 
 from .matching import is_saved
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from surogate_core.api import Family, OffloadContext, Op, Program, Value
-from surogate_core.errors import ConfigError
-from surogate_core.program.builder import Builder
+from surogate_core.api import Builder, ConfigError, Family, OffloadContext, Op, Program, Value
 
 LABELS = frozenset({"residual", "residual_mid"})
 AHEAD = 2

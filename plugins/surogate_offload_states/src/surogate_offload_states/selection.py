@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from surogate_core.api import Family, OffloadContext, Value
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, Family, OffloadContext, Value
 
 SMALLEST_BYTES = 64 << 10
 """Smaller values stay on the device if there are larger ones: at 55 GB/s a copy of them takes 1 us, less than it takes

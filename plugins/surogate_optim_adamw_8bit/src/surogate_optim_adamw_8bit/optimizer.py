@@ -6,9 +6,8 @@ from math import prod
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
+from surogate_core.api import ConfigError, Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
 from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
-from surogate_core.errors import ConfigError
 
 from .codes import BLOCK, ZERO, bits_of
 

@@ -11,9 +11,7 @@ import torch
 from sharding.parts import divided, firsts, joined, placed
 from torch import Tensor
 
-from surogate_core.api import Op, Value
-from surogate_core.program.shards import part_size
-from surogate_core.program.value import Place
+from surogate_core.api import Op, Place, Value, part_size
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.api.param_update import amaxes_of, column_of, copies_of, supports_in_place
-from surogate_core.dtypes import DTYPES
 
 from .batches import Batch, Layout, Panel, Shape, batches, iteration, layout, workspace_bytes
 from .iterations import METHODS, Iterations

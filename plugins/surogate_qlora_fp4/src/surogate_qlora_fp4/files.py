@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import HFTensor
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, HFTensor
 
 from .ops import BLOCK
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op
 from surogate_core.api.matrix_kernels import reading_kernels
 from surogate_core.api.matrix_storage import supports
-from surogate_core.dtypes import DTYPES
 
 from .ops import STORAGE
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import OutSpec, ParamInfo, Value
+from surogate_core.api import ConfigError, OutSpec, ParamInfo, Value
 from surogate_core.api.matrix_storage import MatrixStorage, need
-from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from .options import Fp4WeightOptions

@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import HFTensor
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError, HFTensor
 
 from .quant_state import NAME, read_state
 from .tables import GROUP, LEVELS, absmax_map

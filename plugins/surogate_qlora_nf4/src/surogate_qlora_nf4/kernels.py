@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import BindContext, KernelDef, Launch, Op, Target, Value
+from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Target, Value
 from surogate_core.api.matrix_kernels import reading_kernels
 from surogate_core.api.matrix_storage import supports
-from surogate_core.dtypes import DTYPES
 
 from .ops import STORAGE, groups
 from .tables import absmax_map, words_of

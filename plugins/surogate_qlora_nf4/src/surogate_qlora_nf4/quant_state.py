@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 from .tables import BLOCKS, GROUP
 

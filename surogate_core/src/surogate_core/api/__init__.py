@@ -14,14 +14,15 @@ need a prefix (`adamw_beta1`), because all installed plugins share one flat name
 
 from __future__ import annotations
 
-from ..errors import ConfigError, ProgramError
+from ..dtypes import DTYPES, Dtype, accumulator, wider
+from ..errors import ConfigError, NonFiniteError, PluginError, ProgramError, RunStopped, SurogateError
 from ..origin import Definition
 from ..program.builder import Builder
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, first_output
-from ..program.shards import Sharding
-from ..program.value import WEIGHT_LABEL, Init, Value
+from ..program.shards import Sharding, chunk_size, part_size
+from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
@@ -59,6 +60,7 @@ from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
 __all__ = [
     "ADAPTER_LABEL",
     "API",
+    "DTYPES",
     "IN_OUTPUTS",
     "WEIGHT_LABEL",
     "AdapterDef",
@@ -74,6 +76,7 @@ __all__ = [
     "Deterministic",
     "DeviceInfo",
     "Dims",
+    "Dtype",
     "Emitter",
     "Encoded",
     "EvalReport",
@@ -96,6 +99,7 @@ __all__ = [
     "Merge",
     "ModelDef",
     "NoOptions",
+    "NonFiniteError",
     "Numerics",
     "NumericsColumn",
     "NumericsReport",
@@ -109,6 +113,8 @@ __all__ = [
     "ParamGrad",
     "ParamInfo",
     "ParamKind",
+    "Place",
+    "PluginError",
     "Precision",
     "PrecisionRequest",
     "Product",
@@ -117,13 +123,16 @@ __all__ = [
     "QuantizedTensor",
     "RecipeDef",
     "RunInfo",
+    "RunStopped",
     "Scalars",
+    "Shard",
     "Sharding",
     "Span",
     "StepReport",
     "Store",
     "StoreLost",
     "Support",
+    "SurogateError",
     "SystemInfo",
     "Target",
     "Task",
@@ -132,8 +141,12 @@ __all__ = [
     "WeightFormatDef",
     "WeightMap",
     "World",
+    "accumulator",
+    "chunk_size",
     "first_output",
+    "part_size",
     "provides",
+    "wider",
 ]
 
 API = 0

@@ -222,18 +222,24 @@ class Here:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A run for other processes, which can be pickled. `surogate_core.run.work` trains it.
+    """A run for other processes, which can be pickled.
 
     config       every key of the run, as JSON types
     source       the config file, which errors name
+    train        what `work` calls
     mode         "train", "pt" or "sft"
     environment  variables to set in the processes
     """
 
     config: Mapping[str, Any]
     source: str
+    train: Callable[[Task, World, Callable[[str], None]], Any]
     mode: Literal["train", "pt", "sft"] = "train"
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def work(self, world: World, notice: Callable[[str], None] = print) -> Any:
+        """Train in one of the processes of `world`, and return the result, which can be pickled."""
+        return self.train(self, world, notice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +252,8 @@ class LauncherDef(Definition):
     recognises  environment -> the variables by which `launcher: auto` selects this launcher, such as
                 "RANK, WORLD_SIZE"; "" if it does not apply
     key         of its options, by which `launcher: auto` selects this launcher if the config has it
-    start       (task, options, notice) -> what `surogate_core.run.work(task, world, notice)` returns in process 0.
-                Starts processes that call it, each with its World, waits for them, and ends them if it is interrupted.
+    start       (task, options, notice) -> what `task.work(world, notice)` returns in process 0. Starts
+                processes that call it, each with its World, waits for them, and ends them if it is interrupted.
                 Raises what it raises. None: the user starts the processes, and `join` is called in them instead.
     """
 

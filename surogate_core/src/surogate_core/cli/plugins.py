@@ -11,8 +11,9 @@ from ..api import API
 from ..config.plugin_files import plugin_files, read_run
 from ..plugins.discovery import load_registry
 from ..plugins.hookspecs import KINDS
-from ..plugins.provided import Plugin, State
+from ..plugins.provided import CORE, Plugin, State
 from ..plugins.registry import Registry
+from ..plugins.surface import PUBLIC, private_imports, source_files
 from .external import Command, all_commands
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
@@ -58,6 +59,7 @@ def _as_json(registry: Registry, commands: list[Command]) -> dict[str, Any]:
                 "reason": plugin.reason,
                 "traceback": _traceback(plugin),
                 "provides": provides(registry, plugin),
+                "private_imports": _private_imports(plugin),
             }
             for plugin in registry.plugins
         ],
@@ -93,6 +95,17 @@ def _print_table(registry: Registry, commands: list[Command]) -> None:
                 print("\n" + "\n".join(f"  {line}" for line in _traceback(plugin).splitlines()))
     for remark in registry.remarks:
         print_warning(remark)
+    for plugin in registry.plugins:
+        if imported := _private_imports(plugin):
+            modules, public = ", ".join(imported), ", ".join(PUBLIC)
+            print_warning(f"plugin '{plugin.name}' of {plugin} imports {modules}, which may change; public: {public}")
+
+
+def _private_imports(plugin: Plugin) -> list[str]:
+    """Return the modules of core that a loaded plugin imports and that are not public."""
+    if plugin.state is not State.LOADED or plugin.distribution == CORE:
+        return []
+    return sorted({module for _, _, module in private_imports(source_files(plugin))})
 
 
 def _summary(names: dict[str, list[str]]) -> str:

@@ -25,6 +25,8 @@ from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 from .ops import Elements, as_inputs
 
+__all__ = ["Binding", "bind_kernel", "check_reads_attrs", "choose", "refusal", "run_kernel", "run_op"]
+
 
 @dataclass
 class Binding:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..api.members import numbers
 from .heartbeat import Heartbeat, Peer, RankAt
-from .members import numbers
 
 _MOST_HOSTS = 3
 """Ranks of which the report tells where they are."""

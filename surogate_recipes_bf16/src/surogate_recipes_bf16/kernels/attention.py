@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import os
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError, ProgramError
+from surogate_core.api import DTYPES, BindContext, Call, ConfigError, KernelDef, Op, ProgramError, Support, Target
 
 from .attention_route import (
     MAY_DIFFER,

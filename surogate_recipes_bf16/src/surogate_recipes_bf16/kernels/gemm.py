@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
-from surogate_core.dtypes import DTYPES
 
 from .dtypes import FLOATS, supports_accumulate
 from .workspace import aligned

@@ -7,9 +7,8 @@ frozen.
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
-from surogate_core.dtypes import DTYPES
 
 from .dtypes import FLOATS, supports_accumulate
 from .workspace import aligned

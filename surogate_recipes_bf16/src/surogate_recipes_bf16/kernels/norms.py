@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .dtypes import FLOATS, supports_accumulate, supports_write
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target, Value
 from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
-from surogate_core.dtypes import DTYPES
 
 PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
 """Dtypes of A and B. cuBLASLt does not multiply e5m2 by e5m2."""

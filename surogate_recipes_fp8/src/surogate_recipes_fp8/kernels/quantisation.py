@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from surogate_core.api import Op, Support, Target, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, Op, Support, Target, Value
 
 from ..formats import LARGEST
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
-from surogate_core.dtypes import DTYPES
 
 from ..formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, scales_shape
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 from surogate_core.plugins.provided import CORE
+from surogate_core.plugins.surface import private_imports
 
 from ..bench import Bench
 from ..check import NotApplicable, proves
 from ..subject import Subject, broken
-
-PUBLIC = ("api", "dtypes", "errors", "program", "reference", "run", "testing", "world")
-"""Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of, and
-`world` the store of several processes, for launchers."""
 
 HEAVY = (
     "torch",
@@ -76,26 +70,10 @@ def its_module_imports_nothing_that_is_slow(subject: Subject, bench: Bench) -> N
 @proves("package", remedy="")
 def it_imports_only_what_is_public(subject: Subject, bench: Bench) -> list[str]:
     """Other imports are warnings: they work until core moves what they name."""
-    found = [
+    return [
         f"{path.name}:{line} imports {module}, which is not public and may move"
-        for path in subject.source_files()
-        for line, module in _core_imports(path)
-        if module.split(".")[1] not in PUBLIC
+        for path, line, module in private_imports(subject.source_files())
     ]
-    return found
-
-
-def _core_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and module of every import of a part of core."""
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            top = node.module == "surogate_core"
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if top else [node.module]
-        else:
-            continue
-        yield from ((node.lineno, name) for name in names if name.startswith("surogate_core."))
 
 
 @proves("package", remedy='Add to its dependencies: "surogate-core>=0.1,<0.2".')

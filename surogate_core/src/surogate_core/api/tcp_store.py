@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
-from ..api import StoreLost
 from ..errors import ConfigError
+from .world import StoreLost
 
 T = TypeVar("T")
 Call = tuple["Future[Any]", Callable[[Any], Any], Any]

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ..api import Store, StoreLost, World
 from ..errors import ConfigError
+from .world import Store, StoreLost, World
 
 _REFUSED = "join/refused"
 

@@ -1,0 +1,53 @@
+"""What plugins may import of core: PUBLIC, with their modules. Everything else may change without notice."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from .provided import Plugin
+
+PUBLIC: Final = ("surogate_core.api", "surogate_core.reference", "surogate_core.testing")
+
+FOR_TESTS: Final = "surogate_core.run"
+"""The Python API of users: tests train with it."""
+
+_PERHAPS: Final = re.compile(rb"surogate_core\.(?!api\b|reference\b|testing\b)|surogate_core\s+import")
+
+
+def private_imports(files: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
+    """Yield file, line and module of every import of core that is not public. Most files need not be parsed."""
+    for path in files:
+        source = path.read_bytes()
+        if not _PERHAPS.search(source):
+            continue
+        try:
+            tree = ast.parse(source, str(path))
+        except (SyntaxError, ValueError):  # a file that no module imports
+            continue
+        public = (*PUBLIC, FOR_TESTS) if "tests" in path.parts or path.name.startswith("test_") else PUBLIC
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                of_core = node.module == "surogate_core"
+                names = [f"{node.module}.{alias.name}" for alias in node.names] if of_core else [node.module]
+            else:
+                continue
+            for name in names:
+                if name.startswith("surogate_core.") and not f"{name}.".startswith(tuple(f"{p}." for p in public)):
+                    yield path, node.lineno, name
+
+
+def source_files(plugin: Plugin) -> list[Path]:
+    """Return the Python files of a plugin: its one file, or those of the package that its entry point names."""
+    if plugin.file:
+        return [Path(plugin.file)]
+    spec = importlib.util.find_spec(plugin.module.partition(".")[0])
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    alone = [Path(spec.origin)] if spec and spec.origin and not folders else []
+    return [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))] + alone
