@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from ..errors import ConfigError
 from .world import StoreLost
 
-T = TypeVar("T")
-Call = tuple["Future[Any]", Callable[[Any], Any], Any]
+_T = TypeVar("_T")
+_Call = tuple["Future[Any]", Callable[[Any], Any], Any]
 """Where its result goes, the call, and the store of torch that it is for."""
 
 ANSWER_SECONDS = 8.0
@@ -96,7 +96,7 @@ class TcpStore:
         self._holds = listening is not None
         self._lost = ""
         self._store: Any = None
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._calling = Lock()  # no call follows the end of the calls
         _torch()  # takes seconds on a busy machine
         host = "127.0.0.1" if listening is not None else _reached(address, seconds)
@@ -149,9 +149,9 @@ class TcpStore:
             self._calls.put(None)
             self._store = None
 
-    def _answer(self, call: Callable[[Any], T], seconds: float | None = None) -> T:
+    def _answer(self, call: Callable[[Any], _T], seconds: float | None = None) -> _T:
         """Return the result of a call to torch. Raises StoreLost if the server is gone, now or at an earlier call."""
-        answer: Future[T] = Future()
+        answer: Future[_T] = Future()
         with self._calling:
             if self._lost:
                 raise StoreLost(self._lost)
@@ -165,7 +165,7 @@ class TcpStore:
         raise StoreLost(self._lost)
 
 
-def _make_calls(calls: SimpleQueue[Call | None]) -> None:
+def _make_calls(calls: SimpleQueue[_Call | None]) -> None:
     while (item := calls.get()) is not None:
         answer, call, store = item
         try:
