@@ -69,7 +69,9 @@ DEFINITIONS = """
 import pluggy
 from pydantic import BaseModel
 from surogate_core.api import *
-SUROGATE_API = 0
+SUROGATE_API = dict.fromkeys(
+    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "weight_formats",
+     "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def optimizer(name, options=NoOptions):
@@ -95,7 +97,9 @@ import pluggy
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from surogate_core.api import *
 
-SUROGATE_API = 0
+SUROGATE_API = dict.fromkeys(
+    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "weight_formats",
+     "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def boom(*args):

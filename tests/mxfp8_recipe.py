@@ -44,7 +44,7 @@ from surogate_core.api.products import (
 )
 from surogate_core.reference.rounding import TORCH_DTYPES
 
-SUROGATE_API = 0
+SUROGATE_API = {"recipes": 1, "ops": 1}
 hookimpl = pluggy.HookimplMarker("surogate")
 
 BLOCK, LARGEST = 32, 448.0

@@ -25,10 +25,12 @@ from surogate_core.plugins.provided import State
 from surogate_core.train.trainer import _compared
 from surogate_core.training import task_of
 
+API = 'SUROGATE_API = {"loggers": 1}'
+
 SPY = """
 from surogate_core.api import LoggerDef, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"loggers": 1}
 
 class Spy:
     def step(self, report):
@@ -156,9 +158,10 @@ def test_an_error_at_the_import_of_a_file_names_its_line(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("SUROGATE_API = 0\n", "has no hook; a hook is such as surogate_ops = provides([...])"),
-        (SPY.replace("SUROGATE_API = 0", ""), "declares no SUROGATE_API; surogate-core 0.1.0 has API 0. Write"),
-        (SPY.replace("SUROGATE_API = 0", "SUROGATE_API = 7"), "has SUROGATE_API = 7"),
+        ("SUROGATE_API = {}\n", "has no hook; a hook is such as surogate_ops = provides([...])"),
+        (SPY.replace(API, ""), f"declares no SUROGATE_API, not a number for each hook. Write {API}, and see docs/"),
+        (SPY.replace(API, "SUROGATE_API = 7"), f"has SUROGATE_API = 7, not a number for each hook. Write {API}, and"),
+        (SPY.replace(": 1}", ": 7}"), "is written for version 7 of surogate_loggers, surogate-core 0.1.0 serves 1."),
         (SPY.replace("surogate_loggers", "surogate_logger"), "did you mean surogate_loggers?"),
         (SPY.replace('summary=""', "summary=1"), "LoggerDef.summary is 1, expected text"),
     ],
@@ -173,7 +176,7 @@ def test_a_reference_to_the_name_of_the_file_says_how_to_write_it(tmp_path: Path
         tmp_path / "acme.py",
         """
         from surogate_core.api import OpDef, provides
-        SUROGATE_API = 0
+        SUROGATE_API = {"ops": 1}
         OP = OpDef(kind="acme_op", infer=lambda ins, attrs: [], reference="acme:acme_op")
         def acme_op(x):
             return x

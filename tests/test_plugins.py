@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from made_up_plugins import DEFINITIONS, FIRST_PARTY, Install, installing, outcome
 
-from surogate_core.api import API
 from surogate_core.errors import PluginError
+from surogate_core.plugins import versions
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.hookspecs import HOOKS
 from surogate_core.plugins.provided import State
+from surogate_core.plugins.versions import SERVED
 
 
 @pytest.fixture
@@ -105,25 +108,58 @@ def test_neither_of_two_plugins_with_the_same_name_is_loaded(install: Install) -
     assert "from_b" not in registry.names("optimizer")
 
 
+PAGE = "docs/reference/hooks.md"
+SEE = f"and see {PAGE} for what changed. Try: pip install -U acme-old"
+OPS = """
+    from surogate_core.api import provides
+    surogate_ops, surogate_models = provides([]), provides([])
+"""
+
+
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
-        (f"SUROGATE_API = {API + 1}", f"is written for API {API + 1}, surogate-core 0.1.0 has API {API}. "
-                                      "Try: pip install -U surogate-core"),
-        (f"SUROGATE_API = {API - 1}", f"is written for API {API - 1}, surogate-core 0.1.0 has API {API}. "
-                                      "Try: pip install -U acme-old"),
-        ("", f"declares no SUROGATE_API; surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
-        ("SUROGATE_API = '0'", f"has SUROGATE_API = '0', not an int; surogate-core 0.1.0 has API {API}. "
-                               "Try: pip install -U acme-old"),
+        ("", "declares no SUROGATE_API, not a number for each hook. Write "
+             f'SUROGATE_API = {{"models": 1, "ops": 1}}, {SEE}'),
+        ("SUROGATE_API = 0", "has SUROGATE_API = 0, not a number for each hook. Write "
+             f'SUROGATE_API = {{"models": 1, "ops": 1}}, {SEE}'),
+        ("SUROGATE_API = {'ops': '1'}", "has SUROGATE_API = {'ops': '1'}, not a number for each hook. Write "
+             f'SUROGATE_API = {{"models": 1, "ops": 1}}, {SEE}'),
+        ("SUROGATE_API = {'ops': 1}", "has no number for models in SUROGATE_API. Write "
+             f'SUROGATE_API = {{"ops": 1, "models": 1}}, {SEE}'),
+        ("SUROGATE_API = {'ops': 1, 'modls': 1}", "has a number for 'modls' in SUROGATE_API, which is no hook; did you "
+                                                  "mean models?"),
+        ("SUROGATE_API = {'ops': 4, 'models': 1}", "is written for version 4 of surogate_ops, surogate-core 0.1.0 "
+             f"serves 2 to 3. {PAGE} of a newer release says what changed. Try: pip install -U surogate-core"),
+        ("SUROGATE_API = {'ops': 1, 'models': 1}", "is written for version 1 of surogate_ops, surogate-core 0.1.0 "
+             f"serves 2 to 3. Changed in 2: flops is cost; 3: infer has one ({PAGE}). Try: pip install -U acme-old"),
     ],
 )  # fmt: skip
-def test_a_plugin_for_another_api_shows_both_numbers_and_the_pip_command(
-    install: Install, states: str, reason: str
+def test_a_plugin_for_another_version_of_a_hook_says_what_changed_and_what_to_do(
+    install: Install, monkeypatch: pytest.MonkeyPatch, states: str, reason: str
 ) -> None:
-    install("acme-old", "0.9", "old", states, head="")
+    if states.startswith(("SUROGATE_API = {'ops': 4", "SUROGATE_API = {'ops': 1, 'models'")):
+        changes = {1: "it was made", 2: "flops is cost", 3: "infer has one"}
+        monkeypatch.setattr(versions, "SERVED", {**versions.SERVED, "ops": versions.Served(2, 3, changes)})
+    install("acme-old", "0.9", "old", f"{textwrap.dedent(OPS)}{states}", head="")
     registry = load_registry()
     assert outcome(registry, "old").state is State.WRONG_API
     assert outcome(registry, "old").reason == f"acme_old_old {reason}"
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_core_serves_every_version_in_its_range(install: Install, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(versions, "SERVED", {**versions.SERVED, "ops": versions.Served(2, 3, {})})
+    install("acme-new", "1.0", "new", f"{textwrap.dedent(OPS)}SUROGATE_API = {{'ops': {number}, 'models': 1}}", head="")
+    assert outcome(load_registry(), "new").state is State.LOADED
+
+
+def test_every_hook_has_a_version_and_every_version_says_what_changed() -> None:
+    assert {f"surogate_{hook}" for hook in SERVED} == {*HOOKS, "surogate_diagnose"}
+    for served in SERVED.values():
+        assert 1 <= served.oldest <= served.newest
+        assert set(served.changes) == set(range(1, served.newest + 1)) and all(served.changes.values())
 
 
 @pytest.mark.parametrize(

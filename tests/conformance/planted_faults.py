@@ -76,7 +76,9 @@ def sgd(context, b, s, p, velocity, clip_coef, grad=None, momentum=0.9, stream=1
 FAULTS = [
     # ---- the package
     Fault("it does not import", "import no_such_module", "package", LOADS, "No module named 'no_such_module'"),
-    Fault("another API", "SUROGATE_API = 7", "package", LOADS, "written for API 7"),
+    Fault("one number for all hooks", "SUROGATE_API = 0", "package", LOADS, "not a number for each hook"),
+    Fault("a newer hook", "SUROGATE_API['ops'] = 7", "package", LOADS, "written for version 7 of surogate_ops"),
+    Fault("a hook without a number", "del SUROGATE_API['ops']", "package", LOADS, "has no number for ops"),
     Fault("a misspelt hook", "surogate_op = surogate_ops", "package", LOADS, "unknown hook; did you mean surogate_ops"),
     Fault(
         "options that ignore misspelt keys",

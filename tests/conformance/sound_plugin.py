@@ -33,7 +33,10 @@ from surogate_core.api import (
     World,
 )
 
-SUROGATE_API = 0
+SUROGATE_API = {
+    **{"models": 1, "ops": 1, "kernels": 1, "recipes": 1, "optimizers": 1, "adapters": 1, "weight_formats": 1},
+    **{"offload_strategies": 1, "dataset_formats": 1, "loggers": 1, "launchers": 1},
+}
 SUROGATE_EXAMPLES = {"optimizer acme_sgd": [{"learning_rate": 0.1}], "op acme_squared_relu": [{"ins": ["fp32[6,8]"]}]}
 
 

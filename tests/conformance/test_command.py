@@ -13,7 +13,7 @@ from surogate_core.cli.app import app
 FORMAT = """
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"dataset_formats": 1}
 surogate_dataset_formats = provides([DatasetFormatDef(
     name="acme", summary="", options=NoOptions, matches=lambda columns: False, fields=lambda options: ["acme"],
     encode=lambda row, tokenizer, options: Encoded([1, 2], [True, True]))])

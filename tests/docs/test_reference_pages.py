@@ -30,6 +30,12 @@ def test_the_listing_of_the_surface_is_that_of_the_source() -> None:
     )
 
 
+def test_the_page_of_the_versions_of_hooks_is_that_of_the_table() -> None:
+    assert (REFERENCE / "hooks.md").read_text() == generator("hooks").page(), (
+        "run `python docs/reference/hooks.py > docs/reference/hooks.md`"
+    )
+
+
 def test_the_listing_has_every_public_name_of_the_api() -> None:
     listed = (REFERENCE / "api.txt").read_text().partition("surogate_core.api.")[0]
     missing = [

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .api import API, DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, OpDef, SystemInfo
+from .api import DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, OpDef, SystemInfo
 
-SUROGATE_API = API
 hookimpl = pluggy.HookimplMarker("surogate")
 
 

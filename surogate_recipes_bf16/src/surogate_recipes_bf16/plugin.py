@@ -13,7 +13,7 @@ from . import diagnosis
 from .kernels import KERNELS
 from .recipe import BF16
 
-SUROGATE_API = 0
+SUROGATE_API = {"recipes": 1, "kernels": 1, "diagnose": 1}
 hookimpl = pluggy.HookimplMarker("surogate")
 surogate_recipes = provides([BF16])
 surogate_kernels = compiled_hooks("surogate_recipes_bf16", KERNELS)[0]

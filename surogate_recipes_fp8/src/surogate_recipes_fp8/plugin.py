@@ -9,7 +9,7 @@ from .kernels import KERNELS
 from .ops import OPS
 from .recipe import E4M3_E5M2, FP8_HYBRID
 
-SUROGATE_API = 0
+SUROGATE_API = {"recipes": 1, "lowerings": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 surogate_recipes = provides([FP8_HYBRID])
 surogate_lowerings = provides([E4M3_E5M2])
 surogate_ops = provides(OPS)

@@ -9,7 +9,7 @@ from .kernels import KERNELS
 from .ops import OPS
 from .recipe import E2M1, NVFP4
 
-SUROGATE_API = 0
+SUROGATE_API = {"recipes": 1, "lowerings": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 surogate_recipes = provides([NVFP4])
 surogate_lowerings = provides([E2M1])
 surogate_ops = provides(OPS)

@@ -8,7 +8,7 @@ from surogate_core.api import Here, LauncherDef, World, provides
 
 from .place import recognised
 
-SUROGATE_API = 0
+SUROGATE_API = {"launchers": 1}
 
 
 class EnvOptions(BaseModel):

@@ -9,7 +9,7 @@ from surogate_core.api import LauncherDef, Task, provides
 
 from .options import RayOptions
 
-SUROGATE_API = 0
+SUROGATE_API = {"launchers": 1}
 
 
 def _start(task: Task, options: RayOptions, notice: Callable[[str], None]) -> Any:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Logger, LoggerDef, RunInfo, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"loggers": 1}
 
 
 class TensorBoardOptions(BaseModel):

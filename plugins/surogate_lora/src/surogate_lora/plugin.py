@@ -10,7 +10,7 @@ from .gradient_kernel import LORA_WGRAD_KERNEL
 from .kernels import KERNELS
 from .ops import OPS
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "adapters": 1, "kernels": 1, "diagnose": 1}
 SUROGATE_EXAMPLES = {
     "adapter lora": [{}, {"lora_init": "pissa", "lora_rank": 4, "lora_alpha": 4}],
     "op lora_principal": [

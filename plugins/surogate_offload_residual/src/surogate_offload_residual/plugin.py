@@ -8,7 +8,7 @@ from surogate_core.api import OffloadDef, provides
 
 from .schedule import schedule
 
-SUROGATE_API = 0
+SUROGATE_API = {"offload_strategies": 1}
 
 
 class ResidualOptions(BaseModel):

@@ -8,7 +8,7 @@ from surogate_core.api import OffloadDef, provides
 
 from .selection import gradients, masters, optimizer_states, quantized_weights, weights
 
-SUROGATE_API = 0
+SUROGATE_API = {"offload_strategies": 1}
 
 
 class _Options(BaseModel):

@@ -9,7 +9,7 @@ from .format import FP4
 from .kernels import KERNELS
 from .ops import OPS
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "weight_formats": 1, "kernels": 1, "diagnose": 1}
 surogate_ops = provides(OPS)
 surogate_weight_formats = provides([FP4])
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_qlora_fp4", KERNELS)

@@ -1,11 +1,11 @@
 """The interface of plugins: one frozen dataclass for each kind of definition.
 
 A plugin is a module that an entry point of the group `surogate` names. It must not import torch at import time. It
-declares the version of this interface that it was written for, and implements the hooks that it needs:
+declares the version of each of its hooks that it was written for, and implements the hooks that it needs:
 
     from surogate_core.api import OptimizerDef, provides
 
-    SUROGATE_API = 0
+    SUROGATE_API = {"optimizers": 1}
     surogate_optimizers = provides([OptimizerDef(name="sgd", ...)])
 
 The fields of an `options` model, a pydantic model with `extra="forbid"`, are keys of the user's YAML file. Their names
@@ -59,7 +59,6 @@ from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
 
 __all__ = [
     "ADAPTER_LABEL",
-    "API",
     "DTYPES",
     "IN_OUTPUTS",
     "WEIGHT_LABEL",
@@ -148,6 +147,3 @@ __all__ = [
     "provides",
     "wider",
 ]
-
-API = 0
-"""Version of this interface. Core refuses plugins with a different `SUROGATE_API`. 0: any release may change it."""

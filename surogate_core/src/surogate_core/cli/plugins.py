@@ -7,13 +7,13 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from ..api import API
 from ..config.plugin_files import plugin_files, read_run
 from ..plugins.discovery import load_registry
 from ..plugins.hookspecs import KINDS
 from ..plugins.provided import CORE, Plugin, State
 from ..plugins.registry import Registry
 from ..plugins.surface import PUBLIC, private_imports, source_files
+from ..plugins.versions import SERVED
 from .external import Command, all_commands
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
@@ -47,7 +47,7 @@ def provides(registry: Registry, plugin: Plugin) -> dict[str, list[str]]:
 
 def _as_json(registry: Registry, commands: list[Command]) -> dict[str, Any]:
     return {
-        "api": API,
+        "api": {hook: {"oldest": served.oldest, "newest": served.newest} for hook, served in SERVED.items()},
         "plugins": [
             {
                 "name": plugin.name,

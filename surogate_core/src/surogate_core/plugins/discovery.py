@@ -26,7 +26,7 @@ from typing import Any, Final
 import pluggy
 
 from .. import __version__
-from ..api import API, Finding, SystemInfo
+from ..api import Finding, SystemInfo
 from ..errors import PluginError, described
 from .definition_check import faults
 from .files import import_file, place_of, plugin_of
@@ -34,6 +34,7 @@ from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
 from .registry import Registry
 from .switch import OFF_SWITCH, is_called, parse_switch
+from .versions import SERVED, mismatch
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
@@ -144,7 +145,8 @@ class _Loader:
                 reason = f"import failed: {described(error)} ({place_of(error, plugin.file)})"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
             return
-        reason = _api_mismatch(plugin, getattr(module, "SUROGATE_API", None))
+        hooks = [hook for hook in SERVED if inspect.isfunction(getattr(module, f"surogate_{hook}", None))]
+        reason = "" if plugin is BUILTIN else mismatch(plugin, getattr(module, "SUROGATE_API", None), hooks)
         if reason:
             self.plugins.append(replace(plugin, state=State.WRONG_API, reason=reason))
             return
@@ -226,26 +228,6 @@ def _id(plugin: Plugin) -> str:
 def _name_of(kind: str, definition: Any) -> str:
     """Return the key of a definition: an op's kind, the kind of op that a kernel serves, or a name."""
     return str(getattr(definition, {"op": "kind", "kernel": "op"}.get(kind, "name")))
-
-
-def _api_mismatch(plugin: Plugin, declared: object) -> str:
-    """Return why a plugin's API version does not match, with the pip command; "" if it matches."""
-    if declared == API and type(declared) is int:
-        return ""
-    if plugin.file:
-        found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r}"
-        return f"{found}; surogate-core {__version__} has API {API}. Write SUROGATE_API = {API}"
-    if type(declared) is not int:
-        found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r}, not an int"
-        return (
-            f"{plugin.module} {found}; surogate-core {__version__} has API {API}. "
-            f"Try: pip install -U {plugin.distribution}"
-        )
-    newer = declared > API
-    return (
-        f"{plugin.module} is written for API {declared}, surogate-core {__version__} has API {API}. "
-        f"Try: pip install -U {'surogate-core' if newer else plugin.distribution}"
-    )
 
 
 def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:

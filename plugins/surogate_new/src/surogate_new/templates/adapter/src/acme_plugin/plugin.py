@@ -27,7 +27,7 @@ from surogate_core.api import (
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"adapters": 1}
 CONFIG_FILE, TENSORS, ADDED = "acme_toy.json", "acme_toy.safetensors", ".added"
 
 # ------------------------------------------------------------------------------------------------------------ in a run

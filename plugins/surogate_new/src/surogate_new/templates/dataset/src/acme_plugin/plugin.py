@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import ConfigError, DatasetFormatDef, Encoded, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"dataset_formats": 1}
 
 
 class Options(BaseModel):

@@ -23,7 +23,7 @@ from surogate_core.api.compiled import compiled_hooks
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "kernels": 1, "diagnose": 1}
 CODES = {"fp32": 0, "bf16": 1}  # of <surogate/dtype.h>
 
 

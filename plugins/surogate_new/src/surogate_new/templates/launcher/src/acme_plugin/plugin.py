@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import ConfigError, Here, LauncherDef, World, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"launchers": 1}
 VARIABLE = "ACME_TOY_DEVICE"
 
 

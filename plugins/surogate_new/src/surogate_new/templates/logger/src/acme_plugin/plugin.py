@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Logger, LoggerDef, RunInfo, StepReport, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"loggers": 1}
 
 
 class Options(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, ConfigError, HFTensor, Init, ModelDef, Value, WeightMap, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"models": 1}
 
 
 @dataclass(frozen=True)

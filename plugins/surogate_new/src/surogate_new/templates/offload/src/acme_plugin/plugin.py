@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import ConfigError, Family, OffloadContext, OffloadDef, Value, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"offload_strategies": 1}
 
 
 class Options(BaseModel):

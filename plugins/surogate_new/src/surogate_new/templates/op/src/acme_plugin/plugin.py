@@ -10,7 +10,7 @@ from surogate_core.api import OpDef, OutSpec, ProgramError, Value, provides
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1}
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:

@@ -13,7 +13,7 @@ from surogate_core.api import Init, OpDef, OptimizerDef, OutSpec, UpdateContext,
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "optimizers": 1}
 
 
 class Options(BaseModel):

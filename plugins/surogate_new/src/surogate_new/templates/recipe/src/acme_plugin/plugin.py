@@ -28,7 +28,7 @@ from surogate_core.api.products import quantized_precision
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "recipes": 1}
 
 
 def acme_toy_round(x: Tensor) -> Tensor:

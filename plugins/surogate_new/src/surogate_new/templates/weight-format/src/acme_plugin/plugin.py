@@ -12,7 +12,7 @@ from surogate_core.api import Builder, OpDef, OutSpec, ParamInfo, Value, WeightF
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "weight_formats": 1}
 LARGEST = 448.0  # of E4M3
 
 

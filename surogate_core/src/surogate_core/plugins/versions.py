@@ -1,0 +1,91 @@
+"""The version of each hook: which ones core serves, and what changed from one to the next.
+
+A plugin declares what it was written for: `SUROGATE_API = {"ops": 1, "recipes": 1}`. Changing a definition, or what
+its functions get, so that plugins must change, raises `newest` of the hook and adds a line to its `changes`. `oldest`
+stays as it is while core can serve both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from .. import __version__
+from .provided import CORE, Plugin
+
+PAGE: Final = "docs/reference/hooks.md"
+"""The page that lists all changes."""
+
+_ONE_FOR_EACH: Final = "SUROGATE_API has a number for each hook"
+_LAUNCHERS: Final = (
+    "task.work(world, notice) is what surogate_core.run.work was; Member, join_members and TcpStore are in api"
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The versions of a hook that core serves. changes: what a plugin must change to reach each of them."""
+
+    oldest: int
+    newest: int
+    changes: Mapping[int, str]
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+
+_FIRST: Final = Served(1, 1, {1: _ONE_FOR_EACH})
+
+SERVED: Final[Mapping[str, Served]] = {
+    "models": _FIRST,
+    "ops": _FIRST,
+    "kernels": _FIRST,
+    "recipes": _FIRST,
+    "lowerings": _FIRST,
+    "adapters": _FIRST,
+    "optimizers": _FIRST,
+    "weight_formats": _FIRST,
+    "offload_strategies": _FIRST,
+    "dataset_formats": _FIRST,
+    "launchers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LAUNCHERS}"}),
+    "loggers": _FIRST,
+    "diagnose": _FIRST,
+}
+"""By the name of the hook without `surogate_`."""
+
+
+def mismatch(plugin: Plugin, declared: object, hooks: Sequence[str]) -> str:
+    """Return why a plugin that has `hooks` and declares these versions is not served, and what to do; "" if it is."""
+    update = "" if plugin.file else f" Try: pip install -U {plugin.distribution}"
+    subject = "" if plugin.file else f"{plugin.module} "
+    numbers = declared if isinstance(declared, Mapping) else {}
+    if not isinstance(declared, Mapping) or any(type(number) is not int for number in numbers.values()):
+        found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r:.60}"
+        wanted = {hook: SERVED[hook].newest for hook in hooks or ("ops",)}
+        return f"{subject}{found}, not a number for each hook. {_write(wanted)}.{update}"
+    for hook in numbers:
+        if hook not in SERVED:
+            near = get_close_matches(str(hook), SERVED, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"hooks: {', '.join(SERVED)}"
+            return f"{subject}has a number for {hook!r} in SUROGATE_API, which is no hook; {hint}"
+    if missing := [hook for hook in hooks if hook not in numbers]:
+        wanted = {**numbers, **{hook: SERVED[hook].newest for hook in missing}}
+        return f"{subject}has no number for {', '.join(missing)} in SUROGATE_API. {_write(wanted)}.{update}"
+    for hook, number in numbers.items():
+        served = SERVED[hook]
+        known = (
+            f"{subject}is written for version {number} of surogate_{hook}, surogate-core {__version__} serves {served}"
+        )
+        if number > served.newest:
+            return f"{known}. {PAGE} of a newer release says what changed. Try: pip install -U {CORE}"
+        if number < served.oldest:
+            changes = "; ".join(f"{at}: {text}" for at, text in served.changes.items() if at > number)
+            return f"{known}. Changed in {changes} ({PAGE}).{update}"
+    return ""
+
+
+def _write(wanted: Mapping[str, int]) -> str:
+    return f"Write SUROGATE_API = {json.dumps(wanted)}, and see {PAGE} for what changed"
