@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
+import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import surogate_core.api
+from surogate_core.api import OpDef
+from surogate_core.reference.ops import load
+from surogate_core.testing.programs import STANDARD_OPS
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 
 
+@cache
 def generator(name: str) -> ModuleType:
     """Import a script of docs/reference."""
     spec = importlib.util.spec_from_file_location(f"reference_{name}", REFERENCE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -34,6 +42,26 @@ def test_the_page_of_the_versions_of_hooks_is_that_of_the_table() -> None:
     assert (REFERENCE / "hooks.md").read_text() == generator("hooks").page(), (
         "run `python docs/reference/hooks.py > docs/reference/hooks.md`"
     )
+
+
+def test_the_page_of_the_standard_ops_is_that_of_their_definitions() -> None:
+    assert (REFERENCE / "ops.md").read_text() == generator("ops").page(), (
+        "run `python docs/reference/ops.py > docs/reference/ops.md`"
+    )
+
+
+@pytest.mark.parametrize("definition", STANDARD_OPS, ids=lambda definition: definition.kind)
+def test_the_inputs_of_an_op_are_called_as_in_its_reference(definition: OpDef) -> None:
+    shown = generator("ops").EXAMPLES[definition.kind]
+    definition.check_attrs(shown.attrs)
+    parameters = inspect.signature(load(definition.reference)).parameters.values()
+    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    listed = [value.name for value in generator("ops").inputs(shown.ins, True)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        assert len(listed) == 2 if definition.kind == "reference_vjp" else shown.ins.endswith(" ...")
+        return
+    assert listed == [p.name for p in named]
+    assert shown.ins.count("?") == sum(p.default is None for p in named)
 
 
 def test_the_listing_has_every_public_name_of_the_api() -> None:

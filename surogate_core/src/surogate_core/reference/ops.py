@@ -26,10 +26,12 @@ def up(x: Tensor) -> Tensor:
 
 
 def embedding(tokens: Tensor, w: Tensor) -> Tensor:
+    """The rows of w that the tokens name."""
     return w[tokens.long()]
 
 
 def embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor:
+    """The sum of the rows of dy with the same token, for each token of the vocabulary."""
     dw = torch.zeros(vocab_size, dy.shape[1], dtype=accumulator(dy.dtype))
     return dw.index_add_(0, tokens.long(), up(dy))
 
@@ -42,6 +44,7 @@ def _as(x: Tensor, dtype: str | None, default: torch.dtype) -> Tensor:
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: str | None = None) -> Tensor:
+    """x w^T + bias, in `dtype`; None: that of x."""
     y = F.linear(up(x), up(w), None if bias is None else up(bias))
     return _as(y, dtype, x.dtype)
 
@@ -57,6 +60,7 @@ def linear_pair(x: Tensor, w: Tensor, x2: Tensor, w2: Tensor, *, dtype: str | No
 
 
 def linear_dgrad(dy: Tensor, w: Tensor, *, dtype: str | None = None) -> Tensor:
+    """dy w, in `dtype`; None: that of dy."""
     return _as(up(dy) @ up(w), dtype, dy.dtype)
 
 
@@ -71,10 +75,12 @@ def linear_dgrad_pair(dy: Tensor, w: Tensor, dy2: Tensor, w2: Tensor, *, dtype: 
 
 
 def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor:
+    """dy^T x."""
     return up(dy).T @ up(x)
 
 
 def linear_bgrad(dy: Tensor) -> Tensor:
+    """The sum of dy over the tokens."""
     return up(dy).sum(0)
 
 
@@ -230,11 +236,13 @@ def attention_bwd(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up."""
     gate, value = up(gate_up).chunk(2, dim=1)
     return (F.silu(gate) * value).to(gate_up.dtype)
 
 
 def swiglu_bwd(dy: Tensor, gate_up: Tensor) -> Tensor:
+    """The gradients of gate and up."""
     gate, value = up(gate_up).chunk(2, dim=1)
     d, sigmoid = up(dy), torch.sigmoid(gate)
     dgate = d * value * sigmoid * (1 + gate * (1 - sigmoid))
@@ -291,6 +299,7 @@ def lm_head_ce_grads(
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b."""
     return (up(a) + up(b)).to(a.dtype)
 
 
@@ -304,6 +313,7 @@ def cast(x: Tensor, *, dtype: str) -> Tensor:
 
 
 def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
+    """A value of `shape` and `dtype` with `value` in each element."""
     return torch.full(tuple(shape), value, dtype=TORCH_DTYPES[dtype])
 
 
@@ -319,10 +329,12 @@ def accumulate_rounded(
 
 
 def copy(x: Tensor) -> Tensor:
+    """x in another buffer."""
     return x
 
 
 def move(x: Tensor) -> Tensor:
+    """x on the host if it is on the lane "to_host", on the device if on "to_device"."""
     return x
 
 
