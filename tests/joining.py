@@ -25,7 +25,7 @@ SECONDS = 180.0
 
 def join(environment: Mapping[str, str], seconds: float, **here: Any) -> World:
     """Return the world of this process, joined by the launcher `env` as the registry has it."""
-    launcher = load_registry().get("launcher", "env")
+    launcher = load_registry().launcher("env")
     place = Here(environment=environment, **{"devices": 1, "on_gpu": False, **here})
     return launcher.join(place, launcher.options(join_seconds=seconds))
 

@@ -62,7 +62,7 @@ def test_a_function_that_raises_is_named(install: Install, kind: str, function: 
 
 def test_errors_in_functions_of_a_merge_name_the_plugin_too(install: Install) -> None:
     install("acme", "0.1.0", "zz", 'change("ADAPTER", merge=lambda folder: Merge("base", {"w": boom}))')
-    merge = load_registry().get("adapter", "acme").merge(None)
+    merge = load_registry().adapter("acme").merge(None)
     with pytest.raises(PluginError, match=rf"{ADAPTER} failed in merge of w: {BOOM}"):
         merge.changes["w"](None)
 
@@ -97,7 +97,7 @@ def test_a_definition_of_core_is_not_wrapped() -> None:
     registry = load_registry()
     core = [item.definition for item in registry.provided if item.plugin.distribution == "surogate-core"]
     assert core and all(definition.origin is None for definition in core)
-    assert str(registry.get("recipe", "bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.1.0"
+    assert str(registry.recipe("bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.1.0"
 
 
 def test_a_standard_op_that_fails_on_the_value_of_a_plugin_names_who_emitted_it(install: Install) -> None:
@@ -106,7 +106,7 @@ def test_a_standard_op_that_fails_on_the_value_of_a_plugin_names_who_emitted_it(
     registry = load_registry()
     builder = Builder(registry.ops, "fp32")
     with pytest.raises(PluginError), builder.record("forward") as emitted:
-        registry.get("model", "acme_model").dims(builder)  # refuses the result, but has emitted an op
+        registry.source("model", "acme_model").definition.dims(builder)  # refuses the result, but has emitted an op
     call = ReferenceCall(emitted[0], load("surogate_core.reference.ops:fill"), (), ())
     with pytest.raises(ProgramError, match=rf"^fill \(.*emitted at .*acme_zz\.py:\d+ by {MODEL}\) failed: TypeError: "):
         call.run()

@@ -30,14 +30,14 @@ def test_only_a_run_that_uses_a_name_is_refused_where_two_plugins_provide_it(ins
     source = "@hookimpl\ndef surogate_recipes():\n    return [recipe('{}')]"
     install("surogate-recipe-fp9", "0.3.1", "fp9", source.format("fp9-hybrid"))
     install("zacme-fp9", "1.0", "zacme", source.format("fp9_hybrid"))
-    assert load_registry().get("recipe", "bf16").name == "bf16"
+    assert load_registry().recipe("bf16").name == "bf16"
     with pytest.raises(PluginError) as refused:
-        load_registry().get("recipe", "fp9-hybrid")
+        load_registry().recipe("fp9-hybrid")
     assert str(refused.value) == (
         "recipe 'fp9_hybrid' is provided by surogate-recipe-fp9 0.3.1 and zacme-fp9 1.0; uninstall one or set "
         "SUROGATE_PLUGINS=-zacme-fp9"
     )
-    assert load_registry({"SUROGATE_PLUGINS": "-zacme-fp9"}).get("recipe", "fp9_hybrid")
+    assert load_registry({"SUROGATE_PLUGINS": "-zacme-fp9"}).recipe("fp9_hybrid")
 
 
 def test_definitions_of_core_cannot_be_replaced_or_switched_off(install: Install) -> None:
@@ -213,7 +213,7 @@ def test_every_package_that_is_suggested_is_one_of_this_repository() -> None:
 def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install) -> None:
     install("surogate-recipe-nvfp4", "0.1.0", "nvfp4", "raise OSError('libcublasLt.so.13: not found')")
     with pytest.raises(PluginError) as missing:
-        load_registry().get("recipe", "nvfp4")
+        load_registry().recipe("nvfp4")
     assert str(missing.value) == (
         "recipe: nvfp4 — no installed plugin provides it. Installed: bf16, fp8-hybrid. Installed but not loaded: "
         "nvfp4 of surogate-recipe-nvfp4 0.1.0 (broken: import of surogate_recipe_nvfp4_nvfp4 failed: "
@@ -224,7 +224,7 @@ def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(insta
 
 def test_a_switched_off_recipe_says_so() -> None:
     with pytest.raises(PluginError, match=r"bf16 of surogate-recipe-bf16 0.1.0 \(blocked: switched off by SUROGATE_PL"):
-        load_registry({"SUROGATE_PLUGINS": "-bf16"}).get("recipe", "bf16")
+        load_registry({"SUROGATE_PLUGINS": "-bf16"}).recipe("bf16")
 
 
 def test_an_unknown_architecture_lists_what_is_supported() -> None:

@@ -196,7 +196,7 @@ def test_a_definition_that_is_also_installed_is_refused_when_it_is_used(tmp_path
     install("acme-spies", "1.0", "spies", SPY)
     registry = load_registry(files=[str(write(tmp_path / "mine.py", SPY))])
     with pytest.raises(PluginError, match=r"logger 'spy' is provided by mine\.py .* and acme-spies 1\.0; uninstall"):
-        registry.get("logger", "spy")
+        registry.source("logger", "spy")
 
 
 def test_a_wrong_value_of_the_key_is_reported_with_the_other_problems(tmp_path: Path) -> None:

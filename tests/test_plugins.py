@@ -48,7 +48,7 @@ def test_a_hook_is_a_marked_function_or_what_provides_returns(install: Install) 
         """,
     )
     registry = load_registry()
-    assert registry.get("optimizer", "acme_sgd").origin.hook == "surogate_optimizers"
+    assert registry.optimizer("acme_sgd").origin.hook == "surogate_optimizers"
     assert registry.ops["acme_op"].origin.hook == "surogate_ops"
 
 
@@ -85,7 +85,7 @@ def test_a_broken_plugin_keeps_its_exception_and_does_not_affect_others(install:
         "plugin 'bad' of acme-bad 0.3 is not loaded: import of acme_bad_bad failed: "
         "ModuleNotFoundError: No module named 'no_such_module'",
     )
-    assert registry.get("optimizer", "acme_sgd")
+    assert registry.optimizer("acme_sgd")
 
 
 def test_a_plugin_that_exits_at_import_is_broken_and_the_program_continues(install: Install) -> None:

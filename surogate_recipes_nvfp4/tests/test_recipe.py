@@ -203,7 +203,7 @@ def test_frozen_weights_are_quantized_once_and_their_bf16_is_not_kept() -> None:
 @pytest.mark.parametrize("target", [None, "b200"])
 def test_quantized_weights_can_be_held_by_the_host(target: str | None) -> None:
     settings = lora_rank_8() | {"target": Target(device(target)) if target else None}
-    quants = load_registry().get("offload", "quants")
+    quants = load_registry().offload("quants")
     plain, held = model(**settings), model(offload=[(quants, quants.options(offload_quants=True))], **settings)
     assert kinds(held.assembly.programs["micro_first"])["move"] > 3 * PRODUCTS * LAYERS
     assert [plain.step(), plain.step()] == [held.step(), held.step()]

@@ -101,9 +101,9 @@ class Setup:
         self.notices: list[str] = []
         self.config = config or SMALL
         self.unlabelled = unlabelled
-        chosen, rule = self.registry.get("recipe", recipe), self.registry.get("optimizer", optimizer)
+        chosen, rule = self.registry.recipe(recipe), self.registry.optimizer(optimizer)
         model = self.registry.model_for(self.config)
-        lora = self.registry.get("adapter", "lora")
+        lora = self.registry.adapter("lora")
         recipe_options = chosen.options(**(options or {}))
         self.precision: Precision = chosen.precision(PrecisionRequest(**dtypes), recipe_options)
         self.given = PlanInputs(
@@ -134,7 +134,7 @@ class Setup:
         self.assembly: Assembly = assemble(self.given)
 
     def _strategy(self, name: str) -> tuple[OffloadDef, BaseModel]:
-        strategy: OffloadDef = self.registry.get("offload", name)
+        strategy = self.registry.offload(name)
         return strategy, strategy.options.model_validate({f"offload_{name}": True})
 
     def _kernel(self, op: Op) -> Any:

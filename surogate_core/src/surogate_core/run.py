@@ -196,7 +196,7 @@ def merge(
     with writable(Path(output), overwrite, notice):
         registry = _registry_of(Path(folder), notice)
         kind = adapter or kind_of_adapter(registry, Path(folder))
-        merging = open_merge(registry.get("adapter", kind), Path(folder), base)
+        merging = open_merge(registry.adapter(kind), Path(folder), base)
         refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
         base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
         if base_in_format is not None:

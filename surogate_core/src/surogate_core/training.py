@@ -49,7 +49,7 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message
     config = loaded.config
-    launcher = load_registry(files=config.plugins).get("launcher", config.launcher)
+    launcher = load_registry(files=config.plugins).launcher(config.launcher)
     options = loaded.options["launcher", config.launcher]
     loaded.require_datasets()
     if world is None and launcher.start is not None:
@@ -65,6 +65,7 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
             ranks_per_device=config.ranks_per_gpu,
             uuids=_uuids(here) if launcher.recognises(os.environ) else (),
         )
+        assert launcher.join is not None, "a launcher has `start` or `join`"
         world = launcher.join(place, options)
     processes = Processes(world, config.stall_seconds)
     with processes.ending(), OutputCheck() as check:

@@ -408,7 +408,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 def adapter_of(bench: Bench) -> str:
     """Return an adapter for runs that need one: PEFT's, which transformers can be compared with, or another."""
-    adapters = {name: bench.registry.get("adapter", name) for name in bench.registry.names("adapter")}
+    adapters = {name: bench.registry.adapter(name) for name in bench.registry.names("adapter")}
     if not adapters:
         raise NotApplicable("no adapter is installed, which frozen weights need: pip install surogate-lora")
     return next((name for name, adapter in adapters.items() if adapter.library == "peft"), next(iter(adapters)))

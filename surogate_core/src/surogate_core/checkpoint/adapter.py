@@ -103,7 +103,7 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
 
     Raises ConfigError if there is none, or several.
     """
-    adapters: dict[str, AdapterDef] = {name: registry.get("adapter", name) for name in registry.names("adapter")}
+    adapters = {name: registry.adapter(name) for name in registry.names("adapter")}
     if not adapters:
         raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
     named = {name: adapter for name, adapter in adapters.items() if (folder / adapter.config_file).is_file()}

@@ -19,7 +19,7 @@ def restart_if_wanted(config: TrainConfig, error: RunLost, notice: Callable[[str
     A new process, because the driver may refuse everything after the error of a device. Processes that another program
     has started are restarted by that.
     """
-    launcher = load_registry(files=config.plugins).get("launcher", config.launcher)
+    launcher = load_registry(files=config.plugins).launcher(config.launcher)
     joined = launcher.start is None and launcher.recognises(os.environ)
     checkpoint = "" if joined or not config.max_restarts else last_checkpoint(config)
     if not checkpoint:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..api import DeviceInfo, OffloadDef, OptimizerDef, Precision
+from ..api import DeviceInfo, OptimizerDef, Precision
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
@@ -143,7 +143,7 @@ def with_level(config: TrainConfig, changes: Changes) -> Changes:
 def offload_axes(run: Run) -> Iterator[Axis]:
     """Yield an axis for each strategy that the run selects or an installed package proposes."""
     for name in sorted(run.registry.names("offload")):
-        strategy: OffloadDef = run.registry.get("offload", name)
+        strategy = run.registry.offload(name)
         options = run.loaded.options["offload", name]
         now, defaults = (values.model_dump(mode="json", by_alias=True) for values in (options, strategy.options()))
         off = {key: defaults[key] for proposed in strategy.proposed for key in proposed}

@@ -234,7 +234,7 @@ def _check(request: _Request) -> None:
     if request["adapter"] is None:
         check_loads(folder, "transformers", lambda path: check_model(path, Path(request["base"])))
         return
-    adapter = load_registry(files=request["plugins"]).get("adapter", request["adapter"])
+    adapter = load_registry(files=request["plugins"]).adapter(request["adapter"])
     check_loads(folder, adapter.library, lambda path: adapter.check(path, Path(request["base"])))
 
 

@@ -197,9 +197,9 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         ops=registry.ops,
         model=run.model,
         dims=run.dims,
-        recipe=registry.get("recipe", config.recipe),
+        recipe=registry.recipe(config.recipe),
         recipe_options=loaded.recipe_options,
-        optimizer=registry.get("optimizer", config.optimizer),
+        optimizer=registry.optimizer(config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,
         lowering=lowering,
@@ -238,7 +238,7 @@ def _strategies(
 ) -> Iterator[tuple[OffloadDef, BaseModel]]:
     """Yield the offload strategies that the keys of a run select, with their options."""
     for name in sorted(registry.names("offload")):
-        strategy: OffloadDef = registry.get("offload", name)
+        strategy = registry.offload(name)
         if strategy.selected(options["offload", name]):
             yield strategy, options["offload", name]
 
@@ -278,7 +278,7 @@ def _check_length(run: Run) -> None:
 def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | None]:
     """Return the dtypes of the run, and what serves those of its products in place of the recipe, if anything does."""
     config, options = run.config, run.loaded.recipe_options
-    recipe: RecipeDef = run.registry.get("recipe", config.recipe)
+    recipe = run.registry.recipe(config.recipe)
     precision = recipe.precision(config.precision_request, options)
     lowering = _lowering(run.registry, recipe, precision)
     supports = [recipe.supports(device, precision, options)]
@@ -313,7 +313,7 @@ def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> Lo
         return None
     name = "/".join(pair)
     if name in registry.names("lowering"):
-        found: LoweringDef = registry.get("lowering", name)
+        found = registry.lowering(name)
         return found
     others = (tuple(name.split("/")) for name in registry.names("lowering"))
     served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))

@@ -59,7 +59,7 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
-    adapters = [(registry.get("adapter", name), options) for name, options in loaded.adapters.items()]
+    adapters = [(registry.adapter(name), options) for name, options in loaded.adapters.items()]
     return Run(
         loaded=loaded,
         registry=registry,

@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
 from ..api import (
+    AdapterDef,
     DatasetFormatDef,
+    Definition,
     Finding,
     KernelDef,
     LauncherDef,
+    LoweringDef,
     ModelDef,
+    OffloadDef,
     Op,
     OpDef,
+    OptimizerDef,
+    RecipeDef,
     SystemInfo,
     Target,
     WeightFormatDef,
@@ -33,6 +39,10 @@ from .attribution import attributed
 from .conflicts import option_conflicts, rivals
 from .hookspecs import HOOKS, KINDS
 from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State
+
+D = TypeVar("D", bound=Definition)
+
+_KIND: Final[Mapping[type[Definition], str]] = {definition: kind for kind, definition in KINDS.items()}
 
 _ALTERNATIVES: Final = ("recipe", "optimizer")
 """Kinds of which a run needs exactly one, selected by the key of the same name: an installed one may do as well."""
@@ -110,12 +120,30 @@ class Registry:
         """Return the names of a kind, sorted. For kernels: the kinds of ops that they serve."""
         return sorted({item.name for item in self.provided if item.kind == kind})
 
-    def get(self, kind: str, name: str) -> Any:
-        """Return the definition of this kind and name ("-" and "_" are equal). Raise the error of `missing` if none."""
-        return self.source(kind, name).definition
+    def recipe(self, name: str) -> RecipeDef:
+        return self._named(RecipeDef, name)
+
+    def optimizer(self, name: str) -> OptimizerDef:
+        return self._named(OptimizerDef, name)
+
+    def adapter(self, name: str) -> AdapterDef:
+        return self._named(AdapterDef, name)
+
+    def offload(self, name: str) -> OffloadDef:
+        return self._named(OffloadDef, name)
+
+    def lowering(self, name: str) -> LoweringDef:
+        return self._named(LoweringDef, name)
+
+    def launcher(self, name: str) -> LauncherDef:
+        return self._named(LauncherDef, name)
+
+    def _named(self, definition: type[D], name: str) -> D:
+        found: D = self.source(_KIND[definition], name).definition
+        return found
 
     def source(self, kind: str, name: str) -> Provided:
-        """Return the definition of this kind and name with the plugin that provides it.
+        """Return the definition of this kind and name ("-" and "_" are equal) with the plugin that provides it.
 
         Raises PluginError if none does (`missing`), or if two do.
         """
@@ -213,7 +241,7 @@ class Registry:
         Raises ConfigError if the chosen distribution cannot serve the op, and PluginError if it is left to two others
         to serve it. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
-        recipes = (recipe, *self.get("recipe", recipe).kernels_of)
+        recipes = (recipe, *self.recipe(recipe).kernels_of)
         owners = (*(("recipe", name) for name in recipes), ("op", op.kind))
         order = [self.source(*owner).plugin.distribution for owner in owners]
         refusals: list[tuple[str, str]] = []
