@@ -239,7 +239,7 @@ FORMAT = DatasetFormatDef(name="acme", summary="", options=FormatOptions, matche
                           encode=lambda row, tokenizer, options: Encoded([5, 6, 7], [True] * 3))
 
 LOGGER = LoggerDef(name="acme", summary="", open=lambda info, options: SimpleNamespace(
-    step=nothing, eval=nothing, gpu=nothing, numerics=nothing, close=nothing))
+    report=nothing, close=nothing))
 
 def change(_, **fields):
     globals()[_] = dataclasses.replace(globals()[_], **fields)

@@ -70,7 +70,7 @@ class Watched:
         self.loggers: list[Logger] = open_telemetry(uuids, 2, self.seen.append, self.notices.append)
 
     def step(self, number: int) -> None:
-        self.loggers[0].step(step(number))
+        self.loggers[0].report(step(number))
 
     def close(self) -> None:
         self.loggers[0].close("done")
@@ -87,7 +87,7 @@ def test_a_reading_has_the_units_of_the_record_and_none_for_what_is_not_supporte
 
 def test_a_reading_is_a_line_of_the_metrics_file(tmp_path: Path) -> None:
     logger = JsonLinesLogger(info(tmp_path))
-    logger.gpu(read_gpu(fake_nvml(), 0, step=20, gpu=3))
+    logger.report(read_gpu(fake_nvml(), 0, step=20, gpu=3))
     logger.close("done")
     *_, record = read_metrics(tmp_path / "metrics.jsonl")
     assert list(record)[:4] == ["log", "step", "gpu", "utilization"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_metrics import evaluation, info, step
 
-from surogate_core.api import Logger, LoggerDef
+from surogate_core.api import Logger, LoggerDef, Report, StepReport
 from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 from surogate_core.plugins.discovery import load_registry
@@ -26,30 +26,13 @@ class Recorder:
         self.received: list[str] = []
         self._fails = fails
 
-    def step(self, report: Any) -> None:
+    def report(self, report: Report) -> None:
         if self._fails and self.received:
             raise self._fails
-        self.received.append(f"step {report.step}")
-
-    def eval(self, report: Any) -> None:
-        self.received.append(f"eval {report.step}")
-
-    def gpu(self, report: Any) -> None:
-        self.received.append(f"gpu {report.step}")
-
-    def numerics(self, report: Any) -> None:
-        self.received.append(f"numerics {report.step}")
+        self.received.append(f"{type(report).__name__} {report.step}")
 
     def close(self, status: str) -> None:
         self.received.append(status)
-
-
-class StepsOnly(Logger):
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def step(self, report: Any) -> None:
-        self.steps += 1
 
 
 def opened(tmp_path: Path, *definitions: LoggerDef, notices: list[str] | None = None) -> Loggers:
@@ -80,30 +63,31 @@ def define(logger: Logger, name: str = "board", always: bool = False) -> LoggerD
 def test_core_loggers_and_requested_ones_are_opened(tmp_path: Path) -> None:
     own, asked, idle = Recorder(), Recorder(), Recorder()
     loggers = opened(tmp_path, define(own, "own", always=True), define(asked), define(idle, "idle"))
-    loggers.step(step(1))
-    loggers.eval(evaluation(1))
+    loggers.report(step(1))
+    loggers.report(evaluation(1))
     loggers.status = "done"
     loggers.close()
-    assert own.received == asked.received == ["step 1", "eval 1", "done"] and idle.received == []
+    assert own.received == asked.received == ["StepReport 1", "EvalReport 1", "done"] and idle.received == []
 
 
 def test_a_tracker_that_fails_is_a_notice_and_the_run_continues_without_it(tmp_path: Path) -> None:
     own, broken, notices = Recorder(), Recorder(OSError("no route")), list[str]()
     loggers = opened(tmp_path, define(own, "own", always=True), define(broken), notices=notices)
     for number in (1, 2, 3):
-        loggers.step(step(number))
+        loggers.report(step(number))
     loggers.status = "done"
     loggers.close()
-    assert broken.received == ["step 1"] and own.received == ["step 1", "step 2", "step 3", "done"]
+    assert broken.received == ["StepReport 1"]
+    assert own.received == [*(f"StepReport {number}" for number in (1, 2, 3)), "done"]
     (notice,) = notices
     assert "board" in notice and "no route" in notice and "metrics.jsonl" in notice
 
 
 def test_a_tracker_may_end_the_run(tmp_path: Path) -> None:
     loggers = opened(tmp_path, define(Recorder(RunStopped("disk full"))))
-    loggers.step(step(1))
+    loggers.report(step(1))
     with pytest.raises(RunStopped, match="disk full"):
-        loggers.step(step(2))
+        loggers.report(step(2))
 
 
 @pytest.mark.parametrize(("raised", "expected"), [(ConfigError, ConfigError), (ImportError, PluginError)])
@@ -131,17 +115,10 @@ def test_tests_of_a_tracker_that_is_not_installed_are_skipped_with_the_reason(mi
         assert f"is not installed: pip install surogate-log-{name}" in done.stdout
 
 
-def test_a_logger_may_define_step_alone(tmp_path: Path) -> None:
-    logger, notices = StepsOnly(), list[str]()
-    loggers = opened(
-        tmp_path,
-        LoggerDef(name="board", summary="counts", open=lambda info, options: logger),
-        notices=notices,
-    )
-    loggers.step(step(1))
-    loggers.eval(evaluation(1))
-    loggers.gpu(None)  # type: ignore[arg-type]
-    loggers.numerics(None)  # type: ignore[arg-type]
-    loggers.status = "done"
-    loggers.close()
-    assert (logger.steps, notices) == (1, [])
+def test_a_logger_without_report_cannot_be_made() -> None:
+    class Old(Logger):
+        def step(self, report: StepReport) -> None:
+            """As loggers had it."""
+
+    with pytest.raises(TypeError, match="abstract method"):
+        Old()  # type: ignore[abstract]

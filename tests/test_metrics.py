@@ -87,7 +87,7 @@ def record(output_dir: Path, reports: Sequence[StepReport | EvalReport], **chang
 
 def feed(logger: Logger, reports: Sequence[StepReport | EvalReport]) -> None:
     for report in reports:
-        logger.step(report) if isinstance(report, StepReport) else logger.eval(report)
+        logger.report(report)
     logger.close("done")
 
 
@@ -146,7 +146,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path, number: float) 
 def test_every_line_is_on_disk_before_the_next_report(tmp_path: Path) -> None:
     logger = JsonLinesLogger(info(tmp_path))
     for number in range(1, 4):
-        logger.step(step(number))
+        logger.report(step(number))
         assert parse(tmp_path / "metrics.jsonl")[-1]["step"] == number
     logger.close("done")
 

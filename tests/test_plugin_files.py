@@ -33,7 +33,7 @@ from surogate_core.api import LoggerDef, provides
 SUROGATE_API = {"loggers": 1}
 
 class Spy:
-    def step(self, report):
+    def report(self, report):
         print(f"spied {report.step}")
 
 surogate_loggers = provides([LoggerDef(name="spy", summary="", open=lambda info, options: Spy())])

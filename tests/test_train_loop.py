@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import EvalReport, StepReport, World
+from surogate_core.api import EvalReport, Report, StepReport, World
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.data.loader import StepBatch
 from surogate_core.errors import RunStopped
@@ -89,11 +89,11 @@ class Recorder:
         self.steps: list[StepReport] = []
         self.evals: list[EvalReport] = []
 
-    def step(self, report: StepReport) -> None:
-        self.steps.append(report)
-
-    def eval(self, report: EvalReport) -> None:
-        self.evals.append(report)
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self.steps.append(report)
+        elif isinstance(report, EvalReport):
+            self.evals.append(report)
 
 
 def run(

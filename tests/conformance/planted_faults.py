@@ -573,7 +573,7 @@ FAULTS = [
     # ---- loggers
     Fault(
         "a logger that exits",
-        "class Exits(Lines):\n    def step(self, report):\n        raise SystemExit(7)\n"
+        "class Exits(Lines):\n    def report(self, report):\n        raise SystemExit(7)\n"
         "change('LOGGER', open=lambda info, options: Exits(info.output_dir))",
         "logger",
         REPORTS,
@@ -581,7 +581,7 @@ FAULTS = [
     ),
     Fault(
         "a logger that adds up None",
-        "class Adds(Lines):\n    def gpu(self, report):\n        return report.power_watts + 1\n"
+        "class Adds(Lines):\n    def report(self, report):\n        return getattr(report, 'power_watts', 0) + 1\n"
         "change('LOGGER', open=lambda info, options: Adds(info.output_dir / 'x'))",
         "logger",
         REPORTS,
@@ -589,7 +589,7 @@ FAULTS = [
     ),
     Fault(
         "a logger without a method",
-        "class Bare:\n    def step(self, report): ...\nchange('LOGGER', open=lambda info, options: Bare())",
+        "class Bare:\n    def report(self, report): ...\nchange('LOGGER', open=lambda info, options: Bare())",
         "logger",
         REPORTS,
         "expected an instance of Logger|has no method",

@@ -28,6 +28,8 @@ from surogate_core.api import (
     OutSpec,
     Precision,
     RecipeDef,
+    Report,
+    StepReport,
     Support,
     WeightFormatDef,
     World,
@@ -202,9 +204,10 @@ class Lines(Logger):
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def step(self, report: Any) -> None:
-        with self.file.open("a") as file:
-            file.write(f"{report.step} {report.loss}\n")
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            with self.file.open("a") as file:
+                file.write(f"{report.step} {report.loss}\n")
 
 
 LOGGER = LoggerDef(name="acme", summary="lines", open=lambda info, options: Lines(info.output_dir / "acme.txt"))

@@ -336,12 +336,12 @@ def test_a_process_that_is_killed_while_it_saves_leaves_complete_checkpoints(her
 NO_RECORDS = """
 from surogate_core.errors import RunStopped
 from surogate_core.reporting import metrics
-report = metrics.JsonLinesLogger.step
+report = metrics.JsonLinesLogger.report
 def refuse(self, found):
     if found.step >= 3:
         raise RunStopped("metrics.jsonl: No space left on device")
     report(self, found)
-metrics.JsonLinesLogger.step = refuse
+metrics.JsonLinesLogger.report = refuse
 """
 
 

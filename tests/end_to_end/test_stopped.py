@@ -178,14 +178,14 @@ def test_a_full_disk_at_the_metrics_file_stops_the_run(here: Workplace) -> None:
 def test_a_failing_metrics_file_stops_the_run_after_a_save(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     from surogate_core.reporting.metrics import JsonLinesLogger
 
-    step = JsonLinesLogger.step
+    record = JsonLinesLogger.report
 
     def full(self: JsonLinesLogger, report: Any) -> None:
         if report.step == 3:
             raise RunStopped("metrics.jsonl: cannot write: No space left on device.")
-        step(self, report)
+        record(self, report)
 
-    monkeypatch.setattr(JsonLinesLogger, "step", full)
+    monkeypatch.setattr(JsonLinesLogger, "report", full)
     with pytest.raises(RunStopped, match=r"metrics\.jsonl: cannot write"):
         run.train(run.load(here.write(max_steps=6)), notice=lambda line: None)
     assert finite(here.out / "step_00000003/model.safetensors")

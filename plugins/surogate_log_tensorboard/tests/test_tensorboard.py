@@ -34,9 +34,9 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 def test_tensorboard_reads_what_is_reported(tmp_path: Path) -> None:
     logger = DEFINITION.open(run_info(tmp_path), plugin.TensorBoardOptions())
     for number in (1, 2):
-        logger.step(step_report(number, 3.0 - number))
-    logger.eval(EvalReport(step=2, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
-    logger.gpu(gpu_report(2, gpu=1))
+        logger.report(step_report(number, 3.0 - number))
+    logger.report(EvalReport(step=2, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
+    logger.report(gpu_report(2, gpu=1))
     logger.close("done")
     folder = tmp_path / "tensorboard"
     assert curve(folder, "train/loss") == [(1, 2.0), (2, 1.0)]
@@ -54,7 +54,7 @@ def test_a_resumed_run_replaces_events_after_its_checkpoint(tmp_path: Path) -> N
     for done, first, loss in ((0, 1, 9.0), (3, 4, 5.0)):
         logger = DEFINITION.open(run_info(tmp_path, done), plugin.TensorBoardOptions())
         for number in range(first, 7 if done == 0 else 6):
-            logger.step(step_report(number, loss))
+            logger.report(step_report(number, loss))
         logger.close("interrupted")
     assert curve(tmp_path / "tensorboard", "train/loss") == [(1, 9.0), (2, 9.0), (3, 9.0), (4, 5.0), (5, 5.0)]
 
@@ -64,7 +64,7 @@ def test_a_fresh_run_in_an_old_folder_replaces_the_old_run(tmp_path: Path) -> No
     for loss, last in ((9.0, 5), (4.0, 2)):
         logger = DEFINITION.open(run_info(tmp_path), options)
         for number in range(1, last + 1):
-            logger.step(step_report(number, loss))
+            logger.report(step_report(number, loss))
         logger.close("done")
     assert curve(tmp_path / "board", "train/loss") == [(1, 4.0), (2, 4.0)]
 

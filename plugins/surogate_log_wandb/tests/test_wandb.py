@@ -70,9 +70,9 @@ def history(output_dir: Path) -> tuple[str, dict[int, dict[str, float]], dict[st
 def report(output_dir: Path, done_steps: int, last: int) -> None:
     logger = DEFINITION.open(run_info(output_dir, done_steps), plugin.WandbOptions(wandb_project="p"))
     for number in range(done_steps + 1, last + 1):
-        logger.step(step_report(number, loss=10 - number))
-    logger.eval(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
-    logger.gpu(gpu_report(last - 1))  # a GPU sample may arrive late
+        logger.report(step_report(number, loss=10 - number))
+    logger.report(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
+    logger.report(gpu_report(last - 1))  # a GPU sample may arrive late
     logger.close("done")
     wandb.teardown()  # waits until wandb's process has written everything, as at exit
 

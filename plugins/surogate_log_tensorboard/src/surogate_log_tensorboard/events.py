@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from surogate_core.api import ConfigError, EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from surogate_core.api import ConfigError, EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10
 
 
-class EventLogger:
+class EventLogger(Logger):
     """Logger that writes event files. The writer has its own thread, so that a step does not wait for the disk.
 
     Each file begins with a start event for the next step (`purge_step`). Readers then drop the events of that step and
@@ -44,30 +44,28 @@ class EventLogger:
         indented = json.dumps(content, indent=2, default=str).replace("\n", "\n    ")
         self._writer.add_text(tag, f"    {indented}", step)  # indented by four spaces: a Markdown code block
 
-    def step(self, report: StepReport) -> None:
-        figures = {
-            "loss": report.loss,
-            "norm": report.norm,
-            "lr": report.lr,
-            "tokens_per_second": report.tokens_per_second,
-            "epoch": report.epoch,
-        }
-        for name, value in figures.items():
-            self._writer.add_scalar(f"train/{name}", value, report.step, walltime=report.time)
-
-    def eval(self, report: EvalReport) -> None:
-        self._writer.add_scalar("eval/loss", report.loss, report.step, walltime=report.time)
-
-    def gpu(self, report: GpuReport) -> None:
-        for name, value in report.figures().items():
-            self._writer.add_scalar(f"gpu/{report.gpu}/{name}", value, report.step, walltime=report.time)
-
-    def numerics(self, report: NumericsReport) -> None:
-        for tensor, figures in report.largest().items():
-            for column, (value, _) in zip(report.columns, figures, strict=True):
-                tag = f"numerics/{tensor.replace('*.', '')}/{column.name}"
-                self._writer.add_scalar(tag, value, report.step, walltime=report.time)
+    def report(self, report: Report) -> None:
+        for tag, value in _figures(report).items():
+            self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
         self._writer.add_text("status", status)
         self._writer.close()
+
+
+def _figures(report: Report) -> dict[str, float]:
+    """Return the figures of a report by their tags."""
+    match report:
+        case StepReport():
+            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
+            return {f"train/{name}": getattr(report, name) for name in names}
+        case EvalReport():
+            return {"eval/loss": report.loss}
+        case GpuReport():
+            return {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()}
+        case NumericsReport():
+            return {
+                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
+                for tensor, figures in report.largest().items()
+                for column, (value, _) in zip(report.columns, figures, strict=True)
+            }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import wandb
 
-from surogate_core.api import ConfigError, EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from surogate_core.api import ConfigError, EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
 
 PROJECT = "Surogate"
 RUN_ID = "wandb/run_id"
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """Logger with one W&B run for a run and its resumptions. W&B's process sends the data, so a step does not wait."""
 
     def __init__(self, info: RunInfo, project: str | None, name: str | None) -> None:
@@ -51,34 +50,31 @@ class WandbLogger:
             raise ConfigError(f"output_dir: cannot write to {error.filename or id_file}: {error.strerror}.") from error
         self._step = info.done_steps
 
-    def step(self, report: StepReport) -> None:
-        names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-        self._log(report.step, {f"train/{name}": getattr(report, name) for name in names})
-
-    def eval(self, report: EvalReport) -> None:
-        self._log(report.step, {"eval/loss": report.loss})
-
-    def gpu(self, report: GpuReport) -> None:
-        self._log(report.step, {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()})
-
-    def numerics(self, report: NumericsReport) -> None:
-        names = [column.name for column in report.columns]
-        self._log(
-            report.step,
-            {
-                f"numerics/{tensor.replace('*.', '')}/{name}": value
-                for tensor, figures in report.largest().items()
-                for name, (value, _) in zip(names, figures, strict=True)
-            },
-        )
+    def report(self, report: Report) -> None:
+        self._step = max(self._step, report.step)  # W&B drops data for steps before the latest
+        self._run.log(_figures(report), step=self._step)
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
         self._run.finish(exit_code={"done": 0, "interrupted": 130}.get(status, 1))
 
-    def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._step = max(self._step, step)  # W&B drops data for steps before the latest
-        self._run.log(dict(figures), step=self._step)
+
+def _figures(report: Report) -> dict[str, float]:
+    """Return the figures of a report by their names in W&B."""
+    match report:
+        case StepReport():
+            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
+            return {f"train/{name}": getattr(report, name) for name in names}
+        case EvalReport():
+            return {"eval/loss": report.loss}
+        case GpuReport():
+            return {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()}
+        case NumericsReport():
+            return {
+                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
+                for tensor, figures in report.largest().items()
+                for column, (value, _) in zip(report.columns, figures, strict=True)
+            }
 
 
 def _read_id(path: Path) -> str | None:

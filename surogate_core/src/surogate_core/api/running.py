@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,24 +145,20 @@ class NumericsReport:
         }
 
 
+Report = StepReport | EvalReport | GpuReport | NumericsReport
+
+
 @runtime_checkable
 class Logger(Protocol):
     """Receives reports, in order, on the thread of the training loop. Reports of GPUs may arrive some steps late.
-    A subclass defines `step`, and of the other methods those that it needs.
 
     If the logger of a plugin raises, the user gets a notice and it receives no more reports. RunStopped ends the run,
     which is saved first.
     """
 
-    def step(self, report: StepReport) -> None: ...
-    def eval(self, report: EvalReport) -> None:
-        return
-
-    def gpu(self, report: GpuReport) -> None:
-        return
-
-    def numerics(self, report: NumericsReport) -> None:
-        return
+    @abstractmethod
+    def report(self, report: Report) -> None:
+        """Receive a report. Kinds that a logger does not know are not for it: later versions may add some."""
 
     def close(self, status: str) -> None:
         """status: "done", "interrupted" or "failed"."""

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..api import Logger, StepReport
+from ..api import Logger, Report, StepReport
 
 SWITCH = "SUROGATE_TIMING"
 
@@ -38,10 +38,10 @@ class FirstStep(Logger):
     def __init__(self) -> None:
         self._reported = False
 
-    def step(self, report: StepReport) -> None:
-        if not self._reported:
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport) and not self._reported:
             mark("first step")
-        self._reported = True
+            self._reported = True
 
 
 def print_phases() -> None:

@@ -24,6 +24,8 @@ _LAUNCHERS: Final = (
     "task.work(world, notice) is what surogate_core.run.work was; Member, join_members and TcpStore are in api"
 )
 
+_LOGGERS: Final = "Logger.report(report) takes the place of step, eval, gpu and numerics"
+
 
 @dataclass(frozen=True)
 class Served:
@@ -51,7 +53,7 @@ SERVED: Final[Mapping[str, Served]] = {
     "offload_strategies": _FIRST,
     "dataset_formats": _FIRST,
     "launchers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LAUNCHERS}"}),
-    "loggers": _FIRST,
+    "loggers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LOGGERS}"}),
     "diagnose": _FIRST,
 }
 """By the name of the hook without `surogate_`."""

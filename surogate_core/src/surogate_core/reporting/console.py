@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from typing import TextIO
 
-from ..api import EvalReport, Logger, NumericsReport, RunInfo, StepReport
+from ..api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
 from .numerics import numerics_lines
 from .terminal import silence
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
@@ -27,19 +27,21 @@ class PlainLogger(Logger):
         self._clock = RunClock(info)
         self._stepped = False
 
-    def step(self, report: StepReport) -> None:
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self._step(report)
+        elif isinstance(report, EvalReport):
+            self._clock.eval(report)
+            self._line(eval_line(report))
+        elif isinstance(report, NumericsReport):
+            for line in numerics_lines(report):
+                self._line(line)
+
+    def _step(self, report: StepReport) -> None:
         self._clock.step(report)
         first, self._stepped = not self._stepped, True
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
-
-    def eval(self, report: EvalReport) -> None:
-        self._clock.eval(report)
-        self._line(eval_line(report))
-
-    def numerics(self, report: NumericsReport) -> None:
-        for line in numerics_lines(report):
-            self._line(line)
 
     def _line(self, text: str) -> None:
         if self._out is None:

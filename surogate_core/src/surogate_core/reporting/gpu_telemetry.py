@@ -9,7 +9,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
-from ..api import GpuReport, Logger, StepReport
+from ..api import GpuReport, Logger, Report, StepReport
 
 Notice = Callable[[str], None]
 
@@ -39,7 +39,9 @@ class GpuTelemetry(Logger):
         self._thread = Thread(target=self._read_on_request, name="gpu-telemetry", daemon=True)
         self._thread.start()
 
-    def step(self, report: StepReport) -> None:
+    def report(self, report: Report) -> None:
+        if not isinstance(report, StepReport):
+            return
         self._deliver_done()
         if report.step % self._every == 0 and not self._in_progress:
             self._in_progress = True

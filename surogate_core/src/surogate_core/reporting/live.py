@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..api import EvalReport, Logger, NumericsReport, RunInfo, StepReport
+from ..api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
 from .console import RunClock, eval_line
 from .numerics import numerics_lines
 from .terminal import silence
@@ -53,7 +53,19 @@ class LiveLogger(Logger):
         # A process that dies while the cursor is hidden would leave a shell without a cursor.
         self._draw(lambda: self._console.show_cursor(True))
 
-    def step(self, report: StepReport) -> None:
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self._step(report)
+        elif isinstance(report, EvalReport):
+            self._clock.eval(report)
+            self._eval = report
+            self._refresh()
+            self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
+        elif isinstance(report, NumericsReport):
+            lines = Text("\n".join(numerics_lines(report)))
+            self._draw(lambda: self._console.print(lines, soft_wrap=True))
+
+    def _step(self, report: StepReport) -> None:
         self._clock.step(report)
         self._report = report
         self._skipped += report.skipped
@@ -61,15 +73,6 @@ class LiveLogger(Logger):
         if now - self._drawn_at >= REFRESH_SECONDS or report.step == self._info.total_steps:
             self._drawn_at = now
             self._refresh()
-
-    def eval(self, report: EvalReport) -> None:
-        self._clock.eval(report)
-        self._eval = report
-        self._refresh()
-        self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
-
-    def numerics(self, report: NumericsReport) -> None:
-        self._draw(lambda: self._console.print(Text("\n".join(numerics_lines(report))), soft_wrap=True))
 
     def close(self, status: str) -> None:
         self._refresh()

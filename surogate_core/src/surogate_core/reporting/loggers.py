@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from ..api import EvalReport, GpuReport, Logger, LoggerDef, NumericsReport, RunInfo, StepReport
+from ..api import Logger, LoggerDef, Report, RunInfo
 from ..config.load import LoadedConfig
 from ..errors import PluginError, RunStopped, described
 from ..plugins.provided import Provided
@@ -21,21 +21,9 @@ class Loggers:
         self.opened: list[Logger] = []
         self.status = "failed"
 
-    def step(self, report: StepReport) -> None:
+    def report(self, report: Report) -> None:
         for logger in self.opened:
-            logger.step(report)
-
-    def eval(self, report: EvalReport) -> None:
-        for logger in self.opened:
-            logger.eval(report)
-
-    def gpu(self, report: GpuReport) -> None:
-        for logger in self.opened:
-            logger.gpu(report)
-
-    def numerics(self, report: NumericsReport) -> None:
-        for logger in self.opened:
-            logger.numerics(report)
+            logger.report(report)
 
     def close(self) -> None:
         """Close all loggers with `status`, even if one raises."""
@@ -81,17 +69,8 @@ class GuardedLogger:
         self._logger: Logger | None = logger
         self._notice = notice
 
-    def step(self, report: StepReport) -> None:
-        self._guarded(lambda logger: logger.step(report))
-
-    def eval(self, report: EvalReport) -> None:
-        self._guarded(lambda logger: logger.eval(report))
-
-    def gpu(self, report: GpuReport) -> None:
-        self._guarded(lambda logger: logger.gpu(report))
-
-    def numerics(self, report: NumericsReport) -> None:
-        self._guarded(lambda logger: logger.numerics(report))
+    def report(self, report: Report) -> None:
+        self._guarded(lambda logger: logger.report(report))
 
     def close(self, status: str) -> None:
         self._guarded(lambda logger: logger.close(status))

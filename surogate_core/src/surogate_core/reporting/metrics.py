@@ -26,13 +26,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
 from ..errors import ConfigError, RunStopped
 from ..machine.replaced_file import replaced
 
 __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
+
+_NAMES = {StepReport: "step", EvalReport: "eval", GpuReport: "gpu", NumericsReport: "numerics"}
 
 _OF_RUN = (
     *("config", "versions", "device", "parameters", "trainable_parameters"),
@@ -45,7 +47,7 @@ def metrics_path(output_dir: Path, log_file: str | None) -> Path:
     return Path(log_file) if log_file else output_dir / METRICS_FILE
 
 
-class JsonLinesLogger:
+class JsonLinesLogger(Logger):
     """Appends each report to the metrics file (`metrics_path`) immediately.
 
     A line is one unbuffered write to a file opened for appending. So readers see whole lines, and a killed process
@@ -66,22 +68,15 @@ class JsonLinesLogger:
         run = {"log": "run", "run_name": info.run_name, "time": time.time()}
         self._write(run | {name: getattr(info, name) for name in _OF_RUN})
 
-    def step(self, report: StepReport) -> None:
-        record = {"log": "step", **asdict(report)}
-        if not report.skipped:
-            del record["skipped"]
-        self._write(record)
-
-    def eval(self, report: EvalReport) -> None:
-        self._write({"log": "eval", **asdict(report)})
-
-    def gpu(self, report: GpuReport) -> None:
-        self._write({"log": "gpu", **asdict(report)})
-
-    def numerics(self, report: NumericsReport) -> None:
-        rows = {t.name: row for t, row in zip(report.tensors, report.values, strict=True)}
-        columns = [column.name for column in report.columns]
-        self._write({"log": "numerics", "step": report.step, "columns": columns, "tensors": rows, "time": report.time})
+    def report(self, report: Report) -> None:
+        figures = asdict(report)
+        if isinstance(report, NumericsReport):
+            rows = {t.name: row for t, row in zip(report.tensors, report.values, strict=True)}
+            columns = [column.name for column in report.columns]
+            figures = {"step": report.step, "columns": columns, "tensors": rows, "time": report.time}
+        elif isinstance(report, StepReport) and not report.skipped:
+            del figures["skipped"]
+        self._write({"log": _NAMES[type(report)], **figures})
 
     def close(self, status: str) -> None:
         self._file.close()

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..api import Logger, RunInfo, StepReport
+from ..api import Logger, Report, RunInfo, StepReport
 from ..machine.replaced_file import replaced
 from .metrics import metrics_path, read_metrics
 from .text import count_text, lr_text
@@ -64,8 +64,8 @@ class PictureLogger(Logger):
         self._metrics = metrics_path(info.output_dir, info.config.get("log_file"))
         self._stepped = False
 
-    def step(self, report: StepReport) -> None:
-        self._stepped = True
+    def report(self, report: Report) -> None:
+        self._stepped = self._stepped or isinstance(report, StepReport)
 
     def close(self, status: str) -> None:
         if not self._stepped:

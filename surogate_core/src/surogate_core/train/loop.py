@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from ..api import EvalReport, Logger, Numerics, NumericsReport, StepReport
+from ..api import EvalReport, Logger, Numerics, NumericsReport, Report, StepReport
 from ..checkpoint.progress import Progress
 from ..data.loader import Loader, MicroBatch, Prefetch, StepBatch
 from ..errors import NonFiniteError, RunStopped
@@ -209,7 +209,7 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         time=time.time(),
         skipped=not math.isfinite(norm),
     )
-    _report(job, progress, lambda logger: logger.step(report))
+    _report(job, progress, report)
     if done.table is not None:
         _report_numerics(job, progress, done.table)
     if progress.nonfinite > job.max_nonfinite_steps:
@@ -223,16 +223,16 @@ def _report_numerics(job: Job, progress: Progress, table: Table) -> None:
         return
     tensors, columns = job.numerics.tensors, job.numerics.columns
     report = NumericsReport(step=progress.step, tensors=tensors, columns=columns, values=values, time=time.time())
-    _report(job, progress, lambda logger: logger.numerics(report))
+    _report(job, progress, report)
 
 
-def _report(job: Job, progress: Progress, send: Callable[[Logger], None]) -> None:
+def _report(job: Job, progress: Progress, report: Report) -> None:
     """Report to every logger. If one raises RunStopped, such as for a full disk, save before the run ends."""
     if job.failures:
         return
     try:
         for logger in job.loggers:
-            send(logger)
+            logger.report(report)
     except RunStopped as error:
         if job.saves_jointly:
             job.failures.append(error)
@@ -326,7 +326,7 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         step=progress.step, loss=total / labels, valid_tokens=labels, duration_ms=seconds * 1000, time=time.time()
     )
     progress.evaluations.append((progress.step, report.loss, labels))
-    _report(job, progress, lambda logger: logger.eval(report))
+    _report(job, progress, report)
     return True
 
 

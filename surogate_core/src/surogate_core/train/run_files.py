@@ -195,7 +195,7 @@ class RunFiles(PartFiles):
             loggers.opened.append(logger)
         if self.plan.target.device.sm is not None and self.config.log_gpu_util:
             uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
-            loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.gpu, self.notice)
+            loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
         loggers.opened.append(FirstStep())
         return loggers
 

@@ -101,14 +101,14 @@ def _opened(definition: LoggerDef, bench: Bench, folder: Path, done: int = 0) ->
 @proves("logger", remedy="A report of each kind must not fail; figures of GPUs may be None, a loss NaN.")
 def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None:
     with _opened(definition, bench, bench._new("log")) as logger:
-        for name in ("step", "eval", "gpu", "numerics", "close"):
+        for name in ("report", "close"):
             assert callable(getattr(logger, name, None)), f"it has no method {name}; a subclass of Logger has it"
-        logger.step(_step(1, 2.5))
-        logger.step(_step(2, float("nan"), skipped=True))
-        logger.eval(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9))
+        logger.report(_step(1, 2.5))
+        logger.report(_step(2, float("nan"), skipped=True))
+        logger.report(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9))
         for known in (True, False):
-            logger.gpu(_gpu(known))
-        logger.numerics(_numerics())
+            logger.report(_gpu(known))
+        logger.report(_numerics())
         logger.close("done")
 
 
@@ -118,7 +118,7 @@ def it_closes_without_a_report_and_continues_a_resumed_run(definition: LoggerDef
     for done, status in ((0, "failed"), (2, "interrupted")):
         with _opened(definition, bench, folder, done) as logger:
             if done:
-                logger.step(_step(done + 1, 2.0))
+                logger.report(_step(done + 1, 2.0))
             logger.close(status)
 
 
@@ -126,7 +126,7 @@ def it_closes_without_a_report_and_continues_a_resumed_run(definition: LoggerDef
 def it_does_not_change_the_environment_of_the_run(definition: LoggerDef, bench: Bench) -> Any:
     where, before = os.getcwd(), set(os.listdir())
     with _opened(definition, bench, bench._new("log")) as logger:
-        logger.step(_step(1, 2.5))
+        logger.report(_step(1, 2.5))
         logger.close("done")
         assert os.getcwd() == where, "it changes the working directory"
     new = sorted(set(os.listdir()) - before)

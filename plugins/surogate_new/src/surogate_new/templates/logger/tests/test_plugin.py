@@ -30,9 +30,9 @@ def report(step: int, loss: float) -> StepReport:
 
 def test_each_step_is_a_line_and_a_resumed_run_adds_to_them(tmp_path: Path) -> None:
     logger = open_file(info(tmp_path, 0), Options())
-    logger.step(report(1, 5.5))
+    logger.report(report(1, 5.5))
     logger.close("done")
     logger = open_file(info(tmp_path, 1), Options())
-    logger.step(report(2, 5.25))
+    logger.report(report(2, 5.25))
     logger.close("done")
     assert (tmp_path / "losses.csv").read_text() == "step,loss\n1,5.5\n2,5.25\n"

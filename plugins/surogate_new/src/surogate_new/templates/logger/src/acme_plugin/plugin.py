@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Logger, LoggerDef, RunInfo, StepReport, provides
+from surogate_core.api import Logger, LoggerDef, Report, RunInfo, StepReport, provides
 
 SUROGATE_API = {"loggers": 1}
 
@@ -20,15 +20,16 @@ class Options(BaseModel):
 
 
 class LossFile(Logger):
-    """Writes a line for each step. Other methods of a Logger receive evaluations, GPUs and numerics."""
+    """Writes a line for each step. Other reports are of evaluations, GPUs and numerics."""
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self._file = path.open("a" if resumed else "w")
         if not resumed:
             self._file.write("step,loss\n")
 
-    def step(self, report: StepReport) -> None:
-        self._file.write(f"{report.step},{report.loss}\n")
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self._file.write(f"{report.step},{report.loss}\n")
 
     def close(self, status: str) -> None:
         self._file.close()
