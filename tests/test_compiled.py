@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surogate_core.api import Finding, KernelDef, Support, SystemInfo
-from surogate_core.api.compiled import compiled_hooks, diagnose, serves
+from surogate_core.api.compiled import HEADERS, INSTALL, compiled_hooks, diagnose, problem, serves
 from surogate_core.plugins.discovery import load_registry
 
 H200 = {"index": 0, "name": "NVIDIA H200", "sm": 90}
@@ -40,7 +40,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def compiled(*targets: str) -> str:
-    return f"def build_info():\n    return {{'cuda': '13.0.88', 'architectures': {list(targets)!r}}}\n"
+    info = {"cuda": "13.0.88", "architectures": list(targets), "headers": HEADERS}
+    return f"def build_info():\n    return {info!r}\n"
+
+
+@pytest.mark.parametrize(("headers", "remedy"), [(0, ""), (HEADERS + 1, "; update surogate-core")])
+def test_a_module_of_other_headers_is_refused(package: Any, headers: int, remedy: str) -> None:
+    source = compiled(*DEFAULT).replace(f"'headers': {HEADERS}", f"'headers': {headers}" if headers else "")
+    name = package(source)
+    other = f"has version {headers} of the headers of surogate-build, surogate-core needs {HEADERS}{remedy}"
+    assert problem(f"{name}._C", 90) == other
+    assert diagnose(name, machine(H200)) == [Finding("error", name, f"the compiled module {other}", INSTALL)]
+    assert diagnose(name, machine())[0].level == "warning"
 
 
 @pytest.mark.parametrize(("gpus", "level"), [((), "ok"), ((BROKEN_DRIVER,), "ok"), ((H200,), "warning")])

@@ -20,6 +20,7 @@ import pytest
 import torch
 import virtualenvs
 
+from surogate_core.api.compiled import HEADERS
 from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic
 
@@ -211,7 +212,8 @@ def test_a_package_outside_of_the_repository_compiles_shared_sources_with_nvcc_o
         "from acme_kernels import _C\n"
         "from ctypes import addressof, c_int64\n"
         "info = _C.build_info()\n"
-        "print(info['cuda'], *info['architectures'], _C.deviation(), _C.gemm_count(), _C.Gemm.__module__)\n"
+        "print(info['cuda'], info['headers'], *info['architectures'], "
+        "_C.deviation(), _C.gemm_count(), _C.Gemm.__module__)\n"
         "written = c_int64()\n"
         "_C.write(addressof(written), [3, 5], 1.5, True, 7)\n"
         "print(written.value)\n"
@@ -223,7 +225,7 @@ def test_a_package_outside_of_the_repository_compiles_shared_sources_with_nvcc_o
     built, written, refused = python("-c", code).splitlines()
     cuda, *found = built.split()
     assert cuda.startswith("13.0.")
-    assert found == ["90-real", "64.0", "0", "acme_kernels._C"]
+    assert found == [str(HEADERS), "90-real", "64.0", "0", "acme_kernels._C"]
     assert (written, refused) == ("22", "write: to is a null pointer")
 
 
@@ -281,6 +283,11 @@ def test_the_page_about_building_lists_every_header() -> None:
     assert [
         path.name for path in BUILD.glob("include/surogate/*") if not re.search(rf"[`/]{path.name}[`>]", page)
     ] == []
+
+
+def test_the_version_of_the_headers_is_that_which_core_needs() -> None:
+    header = (BUILD / "include/surogate/version.h").read_text()
+    assert re.findall(r"#define SUROGATE_HEADERS (\d+)", header) == [str(HEADERS)]
 
 
 def test_the_header_of_dtypes_has_the_table_of_core() -> None:

