@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
+from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Rewrites, Scalars, Value
 from surogate_core.assembly.streaming import Streaming
 from surogate_core.assembly.transfers import HostCopies
 from surogate_core.dtypes import DTYPES, accumulator
@@ -125,7 +125,7 @@ TOYS = (
         "toy_gate",
         _same("gated", "gate"),
         vjp=_gate_vjp,
-        rematerialise=_gate_rematerialise,
+        rewrites=Rewrites(rematerialise=_gate_rematerialise),
         workspace=lambda op: 1000,
         may_overwrite=lambda op: {1: 0},
     ),

@@ -338,7 +338,9 @@ FAULTS = [
         rf"{OP} failed in vjp: .*cut off by vjp of acme_twice \(block 0, .*\), which gives None: embedding",
     ),
     case(
-        "rematerialise is None", 'change("TWICE", rematerialise=nothing, always_recomputed=True)', f"{OP} .*rematerial"
+        "rematerialise is None",
+        'change("TWICE", rewrites=Rewrites(rematerialise=nothing), always_recomputed=True)',
+        f"{OP} .*rematerial",
     ),
     case(
         "flops is text", 'change("TWICE", flops=lambda op: "7")', f"{OP} failed in flops: returned '7', expected an int"

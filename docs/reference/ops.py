@@ -237,8 +237,8 @@ def rules(definition: OpDef, shown: Example) -> Iterator[str]:
     for again in _definitions().values():
         if kind := _recomputed(definition, op, again):
             yield f"fused with the recomputation of `{again.kind}`, which reads the same values: `{kind}`"
-    if definition.rematerialise is not None:
-        yield from _rematerialised(definition.rematerialise, op)
+    if definition.rewrites.rematerialise is not None:
+        yield from _rematerialised(definition.rewrites.rematerialise, op)
     for out, source in definition.may_overwrite(op).items():
         yield f"`{op.outs[out].label}` may take the place of `{op.ins[source].name}` in memory"
     if product := definition.product:
@@ -268,20 +268,20 @@ def _gradient(definition: OpDef, op: Op) -> str:
 
 
 def _fused(definition: OpDef, op: Op) -> Iterator[str]:
-    if kind := definition.add_kind(op):
+    if kind := definition.rewrites.add_kind(op):
         yield f"fused with an addition of its output: `{kind}`"
-    if definition.pair_kind:
-        yield f"fused with an addition of the output of another one: `{definition.pair_kind}`"
-    smaller = definition.narrowed(op, [True, *[False] * (len(op.outs) - 1)])
+    if definition.rewrites.pair_kind:
+        yield f"fused with an addition of the output of another one: `{definition.rewrites.pair_kind}`"
+    smaller = definition.rewrites.narrowed(op, [True, *[False] * (len(op.outs) - 1)])
     if smaller.kind != op.kind:
         yield f"becomes `{smaller.kind}` if nothing reads {_named(op.outs[1:])}"
 
 
 def _recomputed(definition: OpDef, op: Op, again: OpDef) -> str:
-    if definition.recompute_kind is None:
+    if definition.rewrites.recompute_kind is None:
         return ""
     parts = (op.ins[i:j] for i in range(len(op.ins)) for j in range(i + 1, len(op.ins) + 1))
-    return next(filter(None, (definition.recompute_kind(op, Op(again.kind, ins, ())) for ins in parts)), "")
+    return next(filter(None, (definition.rewrites.recompute_kind(op, Op(again.kind, ins, ())) for ins in parts)), "")
 
 
 def _rematerialised(rule: Callable[..., Any], op: Op) -> Iterator[str]:

@@ -203,14 +203,16 @@ FAULTS = [
     ),
     Fault(
         "an addition that it does not absorb",
-        "change('OP', add_kind=lambda op: 'add')",
+        "from surogate_core.api import Rewrites\nchange('OP', rewrites=Rewrites(add_kind=lambda op: 'add'))",
         "op acme_squared_relu",
         "the ops that replace it have its bits",
         "add is not its sum with a base",
     ),
     Fault(
         "a recomputation of something else",
-        "change('OP', rematerialise=lambda b, op, kept: (b.apply('add', op.ins[0], op.ins[0]),))",
+        "from surogate_core.api import Rewrites\n"
+        "again = lambda b, op, kept: (b.apply('add', op.ins[0], op.ins[0]),)\n"
+        "change('OP', rewrites=Rewrites(rematerialise=again))",
         "op acme_squared_relu",
         "its recomputation has its bits",
         "rematerialise computes other bits",

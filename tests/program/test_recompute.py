@@ -10,7 +10,7 @@ import torch
 from random_programs import LABELS, VOCABULARY, Run, family, random_labels
 from small_programs import INIT, everything
 
-from surogate_core.api import Op, Program, Value
+from surogate_core.api import Op, Program, Rewrites, Value
 from surogate_core.memory.lifetimes import lifetimes, live_bytes
 from surogate_core.memory.plan import plan
 from surogate_core.program.builder import Builder
@@ -190,7 +190,9 @@ def test_a_norm_is_recomputed_from_the_kept_residual_alone() -> None:
 
 
 def test_a_rule_that_returns_none_for_a_dropped_value_keeps_the_original() -> None:
-    b = Builder({**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rematerialise=_nothing)}, "fp32")
+    b = Builder(
+        {**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rewrites=Rewrites(rematerialise=_nothing))}, "fp32"
+    )
     with b.record("forward"), b.block(0):
         gated = b.apply("toy_gate", b.param("p", (T, 4), INIT))
         loss = b.apply("toy_dot", b.apply("toy_mul", gated, gated), b.input("direction", (T, 4), "fp32"))

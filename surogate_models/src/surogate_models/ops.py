@@ -16,7 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value, accumulator, first_output
+from surogate_core.api import (
+    Emitter,
+    Gradients,
+    Op,
+    OpDef,
+    OutSpec,
+    ProgramError,
+    Rewrites,
+    Value,
+    accumulator,
+    first_output,
+)
 
 from .rope import Scaling
 
@@ -119,7 +130,7 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer_bwd,
         attrs={**_ROTATION, "eps": float},
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
-        narrowed=first_output("qk_norm_rope_dgrad"),
+        rewrites=Rewrites(narrowed=first_output("qk_norm_rope_dgrad")),
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
     ),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value
 
 from .formats import COLUMNS
 
@@ -201,20 +201,25 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _quantize,
         lambda attrs: 1,
         {"column_sums": (bool, False)},
-        rematerialise=_rematerialise(1),
+        rewrites=Rewrites(rematerialise=_rematerialise(1)),
         copies_to=_copies_to,
         elementwise=_elementwise,
         flops=_elements(2),
     ),
     _quantizing(
-        "fp8_rmsnorm", _rmsnorm, lambda attrs: 2, _WIDE_NORM, rematerialise=_rematerialise(2), flops=_elements(6)
+        "fp8_rmsnorm",
+        _rmsnorm,
+        lambda attrs: 2,
+        _WIDE_NORM,
+        rewrites=Rewrites(rematerialise=_rematerialise(2)),
+        flops=_elements(6),
     ),
     _quantizing(
         "fp8_add_rmsnorm",
         _add_rmsnorm,
         lambda attrs: 3,
         _WIDE_NORM,
-        rematerialise=_add_rmsnorm_rematerialise,
+        rewrites=Rewrites(rematerialise=_add_rmsnorm_rematerialise),
         flops=_elements(7),
     ),
     _quantizing(
@@ -222,7 +227,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _swiglu,
         lambda attrs: 1,
         _WIDE,
-        rematerialise=_rematerialise(1),
+        rewrites=Rewrites(rematerialise=_rematerialise(1)),
         flops=_elements(4),
         memory_efficiency=0.97,
     ),

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Value
+from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Rewrites, Value
 
 from .formats import BLOCK, COLUMNS, scales_shape
 
@@ -229,7 +229,7 @@ OPS: tuple[OpDef, ...] = (
             "stream": (int, 0),
             "measured": (bool, False),
         },
-        narrowed=_narrowed,
+        rewrites=Rewrites(narrowed=_narrowed),
         flops=lambda op: 16 * op.ins[0].size * len(_written(op)),
         math=lambda op: "fp32",
         # The magnitudes are measured before anything is quantized.

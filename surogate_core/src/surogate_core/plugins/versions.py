@@ -20,6 +20,7 @@ PAGE: Final = "docs/reference/hooks.md"
 """The page that lists all changes."""
 
 _ONE_FOR_EACH: Final = "SUROGATE_API has a number for each hook"
+_OPS: Final = "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites"
 _LAUNCHERS: Final = (
     "task.work(world, notice) is what surogate_core.run.work was; Member, join_members and TcpStore are in api"
 )
@@ -43,7 +44,7 @@ _FIRST: Final = Served(1, 1, {1: _ONE_FOR_EACH})
 
 SERVED: Final[Mapping[str, Served]] = {
     "models": _FIRST,
-    "ops": _FIRST,
+    "ops": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_OPS}"}),
     "kernels": _FIRST,
     "recipes": _FIRST,
     "lowerings": _FIRST,

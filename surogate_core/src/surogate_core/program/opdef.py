@@ -70,6 +70,31 @@ def first_output(kind: str) -> Callable[[Op, Sequence[bool]], Op]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rewrites(Declared):
+    """Rules by which passes put other ops in the place of one. References of both forms give the same bits.
+
+    rematerialise
+                (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
+                recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
+    recompute_kind
+                (op, a recomputed op that reads one of its inputs) -> the kind with the inputs and attrs of this
+                backward op that writes its outputs and then the first output of the other (`fuse_recompute`); "" if
+                there is none
+    add_kind    op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
+                (pass `fuse_adds`); "" if there is none
+    pair_kind   the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
+    narrowed    (op, for each output whether anything reads it) -> the op that writes fewer outputs, all that are read
+                among them, or the op itself (`dead_code`). `first_output` is such a rule.
+    """
+
+    rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
+    recompute_kind: Callable[[Op, Op], str] | None = None
+    add_kind: Callable[[Op], str] = lambda op: ""
+    pair_kind: str = ""
+    narrowed: Callable[[Op, Sequence[bool]], Op] = lambda op, read: op
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpDef(Definition):
     """A kind of op.
 
@@ -90,18 +115,7 @@ class OpDef(Definition):
                 for an op whose first output is the loss: the kind of op that replaces it when that loss is
                 differentiated. It has the same inputs and attrs, and the attr `wrt`: the indices in `loss_grad_ins`
                 whose inputs depend on trained params. Its outputs are the loss and the gradient of each input in `wrt`.
-    rematerialise
-                (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
-                recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
-    recompute_kind
-                (op, a recomputed op that reads one of its inputs) -> the kind with the inputs and attrs of this
-                backward op that writes its outputs and then, with the same bits, the first output of the other
-                (`fuse_recompute`); "" if there is none
-    add_kind    op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
-                (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
-    pair_kind   the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
-    narrowed    (op, for each output whether anything reads it) -> the op that writes fewer outputs, all that are read
-                among them, or the op itself (`dead_code`). `first_output` is such a rule.
+    rewrites    the ops that passes put in its place
     may_overwrite
                 op -> {index of an output: index of an input}: both may have one place in memory if no later op reads
                 the input. Every kernel of the op must allow that.
@@ -125,8 +139,8 @@ class OpDef(Definition):
                 recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
                 them
     changes     (ins, attrs) -> indices of the inputs, all states, that the op changes. The reference returns their new
-                contents after the outputs. Such an op is not removed, and is recomputed only by a `rematerialise` rule
-                that emits an op without changes.
+                contents after the outputs. Such an op is not removed, and is recomputed only by a rule
+                `rewrites.rematerialise` that emits an op without changes.
     uses_host   it may use values that are placed on the host: to copy them, to wait for them, or to read them over the
                 link
     zero_copy   share of the link's rate at which its kernels use values on the host (`use_zero_copy`), each byte once
@@ -153,11 +167,7 @@ class OpDef(Definition):
     vjp: Callable[[Emitter, Op, Gradients], Gradients] | None = None
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
-    rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
-    recompute_kind: Callable[[Op, Op], str] | None = None
-    add_kind: Callable[[Op], str] = lambda op: ""
-    pair_kind: str = ""
-    narrowed: Callable[[Op, Sequence[bool]], Op] = lambda op, read: op
+    rewrites: Rewrites = Rewrites()
     may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
     flops: Callable[[Op], Count] = _none
     traffic: Callable[[Op], Count] | None = None

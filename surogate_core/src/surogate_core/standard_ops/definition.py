@@ -36,5 +36,5 @@ def define(kind: str, infer: Any, *, module: str = REFERENCE, **fields: Any) -> 
 
 
 def recomputed_by(kind: str, own: slice) -> Callable[[Op, Op], str]:
-    """Return the `OpDef.recompute_kind` of a backward op with the inputs `own` of the op `kind` among its own."""
+    """Return the `Rewrites.recompute_kind` of a backward op with the inputs `own` of the op `kind` among its own."""
     return lambda op, again: f"{op.kind}_recompute" if again.kind == kind and again.ins == op.ins[own] else ""

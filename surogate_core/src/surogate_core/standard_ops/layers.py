@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, first_output
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, Rewrites, first_output
 from ..program.value import Value
 from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
 
@@ -219,15 +219,14 @@ LAYERS: tuple[OpDef, ...] = (
         _add_rmsnorm,
         attrs=_EPS,
         vjp=_add_rmsnorm_vjp,
-        rematerialise=_add_rmsnorm_rematerialise,
+        rewrites=Rewrites(rematerialise=_add_rmsnorm_rematerialise),
         flops=elements(5),
         memory_efficiency=0.93,
     ),
     define(
         "rmsnorm_bwd",
         _rmsnorm_bwd,
-        recompute_kind=recomputed_by("rmsnorm", slice(1, 3)),
-        narrowed=first_output("rmsnorm_dgrad"),
+        rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3)), narrowed=first_output("rmsnorm_dgrad")),
         flops=elements(9),
         memory_efficiency=0.6,
     ),
@@ -235,7 +234,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
-        recompute_kind=recomputed_by("rmsnorm", slice(1, 3)),
+        rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3))),
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
         memory_efficiency=0.86,
@@ -267,7 +266,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "swiglu_bwd",
         _swiglu_bwd,
-        recompute_kind=recomputed_by("swiglu", slice(1, 2)),
+        rewrites=Rewrites(recompute_kind=recomputed_by("swiglu", slice(1, 2))),
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
         memory_efficiency=0.97,

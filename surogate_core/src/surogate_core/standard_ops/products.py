@@ -6,7 +6,7 @@ from typing import Any
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product, Rewrites
 from ..program.value import Value
 from .definition import Attrs, Infer, Ins, define, elements, matrix, need
 
@@ -115,8 +115,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         _linear,
         Product(of="forward", adds="bias"),
         vjp=_linear_vjp,
-        add_kind=_linear_adding,
-        pair_kind="linear_pair",
+        rewrites=Rewrites(add_kind=_linear_adding, pair_kind="linear_pair"),
     ),
     _product(
         "linear_add",
@@ -130,8 +129,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         "linear_dgrad",
         _linear_dgrad,
         Product(of="dgrad"),
-        add_kind=lambda op: "linear_dgrad_add",
-        pair_kind="linear_dgrad_pair",
+        rewrites=Rewrites(add_kind=lambda op: "linear_dgrad_add", pair_kind="linear_dgrad_pair"),
     ),
     _product("linear_dgrad_add", _linear_dgrad_add, Product(of="dgrad", adds="base"), may_overwrite=lambda op: {0: 2}),
     _product("linear_dgrad_pair", _linear_dgrad_pair, Product(of="dgrad", second="linear_dgrad")),

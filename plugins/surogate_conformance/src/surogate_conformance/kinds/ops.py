@@ -216,25 +216,25 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         )
 
 
-@proves("op", remedy="Both forms must give the same bits (OpDef.add_kind, pair_kind, narrowed).")
+@proves("op", remedy="Both forms must give the same bits (OpDef.rewrites).")
 def the_ops_that_replace_it_have_its_bits(definition: OpDef, bench: Bench) -> None:
     ops, replaced = bench.registry.ops, 0
     for sample in samples(definition, bench):
         op = sample.op
         outs = call(op.kind, ops, sample.ins, op.attrs)
-        if kind := definition.add_kind(op):
+        if kind := definition.rewrites.add_kind(op):
             base = torch.randn(outs[0].shape, generator=torch.Generator().manual_seed(1)).to(outs[0].dtype)
             (sums,) = call("add", ops, [outs[0], base], {})
             assert same_bits(sums, call(kind, ops, [*sample.ins, base], op.attrs)[0]), (
                 f"{kind} is not its sum with a base"
             )
             replaced += 1
-        if kind := definition.pair_kind:
+        if kind := definition.rewrites.pair_kind:
             (sums,) = call("add", ops, [outs[0], outs[0]], {})
             assert same_bits(sums, call(kind, ops, [*sample.ins, *sample.ins], op.attrs)[0]), f"{kind} is not its sum"
             replaced += 1
         for read in [[j == i for j in range(len(op.outs))] for i in range(len(op.outs))] if len(op.outs) > 1 else []:
-            narrow = definition.narrowed(op, read)
+            narrow = definition.rewrites.narrowed(op, read)
             if narrow is op:
                 continue
             narrowed = call(narrow.kind, ops, [dict(_env(sample, outs))[v] for v in narrow.ins], narrow.attrs)
@@ -248,14 +248,14 @@ def the_ops_that_replace_it_have_its_bits(definition: OpDef, bench: Bench) -> No
 
 @proves("op", remedy="Make the rule compute what the op computes, or remove it: the op is then emitted again.")
 def its_recomputation_has_its_bits(definition: OpDef, bench: Bench) -> None:
-    if definition.rematerialise is None:
+    if definition.rewrites.rematerialise is None:
         raise NotApplicable("it is recomputed by being emitted again")
     ops = bench.registry.ops
     for sample in samples(definition, bench):
         outs = call(definition.kind, ops, sample.ins, sample.op.attrs)
         env, b = _env(sample, outs), Builder(ops, "fp32")
         with b.record("recompute") as emitted:
-            again = definition.rematerialise(b, sample.op, frozenset())
+            again = definition.rewrites.rematerialise(b, sample.op, frozenset())
         interpret(emitted, ops, env)
         for value, out, made in zip(sample.op.outs, outs, again, strict=False):
             assert made is None or same_bits(out, env[made]), f"rematerialise computes other bits of {value.label}"

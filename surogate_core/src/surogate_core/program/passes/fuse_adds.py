@@ -1,8 +1,8 @@
 """Fuses additions into the products that compute an addend.
 
 `add(a, b)`, where `b` is the result of a product that nothing else reads, becomes one product that adds to `a`
-(`OpDef.add_kind`): `b` is not written, and no pass of its own reads `a` and `b`. If `a` is such a result too, both
-become one op (`OpDef.pair_kind`), the product with more FLOPs first. References give the same bits.
+(`Rewrites.add_kind`): `b` is not written, and no pass of its own reads `a` and `b`. If `a` is such a result too, both
+become one op (`Rewrites.pair_kind`), the product with more FLOPs first. References give the same bits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def fuse_adds(program: Program, ops: Mapping[str, OpDef]) -> Program:
         if products:
             product = max(products, key=lambda p: ops[p.kind].flops(p))
             definition, added = ops[product.kind], (products.pop(product),)
-            pair = [other for other in products if other.kind == product.kind and definition.pair_kind]
+            pair = [other for other in products if other.kind == product.kind and definition.rewrites.pair_kind]
             for fused in (product, *pair):
                 del result[fused]
-            kind = definition.pair_kind if pair else definition.add_kind(product)
+            kind = definition.rewrites.pair_kind if pair else definition.rewrites.add_kind(product)
             op = product.changed(kind=kind, ins=(*product.ins, *(pair[0].ins if pair else added)), outs=op.outs)
         result[op] = op
         producer.update((v, op) for v in op.outs if v.role == "act" and readers[v] == 1)
@@ -43,7 +43,7 @@ def fuse_adds(program: Program, ops: Mapping[str, OpDef]) -> Program:
 
 def _fits(product: Op, add: Op, ops: Mapping[str, OpDef]) -> bool:
     return (
-        bool(ops[product.kind].add_kind(product))
+        bool(ops[product.kind].rewrites.add_kind(product))
         and (product.phase, product.block, product.lane) == (add.phase, add.block, add.lane)
         and all(v.role in ("act", "param", "input") for v in product.ins)
         and add.outs[0].role == "act"

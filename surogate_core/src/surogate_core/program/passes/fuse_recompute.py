@@ -15,7 +15,7 @@ from ..value import Value
 
 
 def fuse_recompute(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Remove recomputed ops whose first output a backward op can write (`OpDef.recompute_kind`).
+    """Remove recomputed ops whose first output a backward op can write (`Rewrites.recompute_kind`).
 
     Only backward ops may read that output, and nothing the others. If one of its readers cannot move, the op stays.
     """
@@ -46,7 +46,7 @@ def _where(op: Op, readers: Mapping[Value, Sequence[Op]], ops: Mapping[str, OpDe
     if {reader.phase for reader in reading} != {"backward"} or any(value in readers for value in others):
         return None, ""
     for candidate in dict.fromkeys(reader for value in op.ins for reader in readers[value]):
-        rule = ops[candidate.kind].recompute_kind
+        rule = ops[candidate.kind].rewrites.recompute_kind
         fits = (candidate.phase, candidate.block) == ("backward", op.block) and candidate not in reading
         if rule and fits and (kind := rule(candidate, op)):
             return candidate, kind

@@ -22,7 +22,7 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     op compute them (`fuse_recompute`).
 
     A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
-    a forward op inside a block writes it. `OpDef.rematerialise` emits the recomputation. Without that rule the op is
+    a forward op inside a block writes it. `Rewrites.rematerialise` emits the recomputation. Without that rule the op is
     emitted again, unless it changes states.
     """
     producer = _producers(program, builder.ops)
@@ -69,7 +69,7 @@ def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
     return {
         v: op
         for op in program.ops
-        if op.phase == "forward" and op.block >= 0 and (ops[op.kind].rematerialise or not op.changes)
+        if op.phase == "forward" and op.block >= 0 and (ops[op.kind].rewrites.rematerialise or not op.changes)
         for v in op.outs
         if v.role == "act" and v not in program.outputs
     }
@@ -77,7 +77,7 @@ def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
 
 def _rematerialise(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
     """Emit the recomputation of `op`. Return the new ops and, for each output, its replacement (None if kept)."""
-    rule = builder.ops[op.kind].rematerialise
+    rule = builder.ops[op.kind].rewrites.rematerialise
     with builder.record("recompute", op.block) as emitted:
         if rule is not None:
             results = rule(builder, op, kept)
