@@ -148,6 +148,12 @@ def test_a_plugin_for_another_version_of_a_hook_says_what_changed_and_what_to_do
     assert "\n" not in reason
 
 
+@pytest.mark.parametrize("source", ["from surogate_core.api import API", "import surogate_core.world.members"])
+def test_a_plugin_that_imports_what_has_gone_from_core_is_told_the_page(install: Install, source: str) -> None:
+    install("acme-old", "0.9", "old", source, head="")
+    assert outcome(load_registry(), "old").reason.endswith(f". {PAGE} says what changed in surogate-core")
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_core_serves_every_version_in_its_range(install: Install, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(versions, "SERVED", {**versions.SERVED, "ops": versions.Served(2, 3, {})})

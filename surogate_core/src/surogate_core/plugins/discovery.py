@@ -34,7 +34,7 @@ from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
 from .registry import Registry
 from .switch import OFF_SWITCH, is_called, parse_switch
-from .versions import SERVED, mismatch
+from .versions import PAGE, SERVED, mismatch
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
@@ -140,9 +140,11 @@ class _Loader:
             module = import_file(plugin) if plugin.file else importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
             hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
+            if isinstance(error, ImportError) and (error.name or "").startswith("surogate_core"):
+                hint = f". {PAGE} says what changed in {CORE}"
             reason = f"import of {plugin.module} failed: {described(error)}{hint}"
             if plugin.file:
-                reason = f"import failed: {described(error)} ({place_of(error, plugin.file)})"
+                reason = f"import failed: {described(error)} ({place_of(error, plugin.file)}){hint}"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
             return
         hooks = [hook for hook in SERVED if inspect.isfunction(getattr(module, f"surogate_{hook}", None))]
