@@ -26,7 +26,7 @@ SLOWER = 4
 KERNELS = """
 from surogate_core.api import KernelDef, OpDef, Support, provides
 
-SUROGATE_API = 0
+SUROGATE_API = {"kernels": 1}
 
 def kernel(op, count, ok=True):
     return KernelDef(op=op, dtypes=("bf16",) * count, attrs=("eps",), bind=lambda op, context: (print, ()),

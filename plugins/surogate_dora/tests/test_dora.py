@@ -23,12 +23,10 @@ from models.harness import (
 from pydantic import ValidationError
 from torch import Tensor
 
-from surogate_core.api import Op, Target
+from surogate_core.api import Builder, ConfigError, Op, ProgramError, Target
 from surogate_core.api.peft import PEFT_CONFIG
-from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.machine.devices import device
-from surogate_core.program.builder import Builder
 from surogate_core.testing.binding import choose
+from surogate_core.testing.devices import device
 from surogate_core.testing.ops import check_op
 from surogate_dora.adapter import DORA
 from surogate_dora.kernels import KERNELS, MOST_SLABS, between, slabs

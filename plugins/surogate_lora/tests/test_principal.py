@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surogate_core import run
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 from surogate_core.testing.ops import check_op
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save

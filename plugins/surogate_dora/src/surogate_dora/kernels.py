@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
-from surogate_core.dtypes import DTYPES
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 
 from .ops import Places
 

@@ -9,7 +9,7 @@ from .adapter import DORA
 from .kernels import KERNELS
 from .ops import OPS
 
-SUROGATE_API = 0
+SUROGATE_API = {"ops": 1, "adapters": 1, "kernels": 1, "diagnose": 1}
 surogate_ops = provides(OPS)
 surogate_adapters = provides([DORA])
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_dora", KERNELS)

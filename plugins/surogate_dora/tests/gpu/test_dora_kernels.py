@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.program.infer import infer
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases
@@ -57,7 +56,7 @@ def check(
 ) -> None:
     """Compare the kernel with the reference: to the bit, or within the rounding of sums of `length` numbers."""
     contents = {Value(name=f"in{i}", shape=tuple(x.shape), dtype=d, role="act"): x for i, (x, d) in enumerate(ins)}
-    specs = infer(DEFINITIONS[kind], tuple(contents), attrs, "the test")
+    specs = DEFINITIONS[kind].infer(tuple(contents), attrs)
     outs = tuple(Value(name=f"out{i}", shape=tuple(s.shape), dtype=s.dtype, role="grad") for i, s in enumerate(specs))
     before = {outs[i]: torch.randn(outs[i].shape) for i in accumulate}
     op = Op(kind, tuple(contents), outs, dict(attrs), accumulate=frozenset(accumulate))

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value
 
 
 class Place(NamedTuple):
@@ -160,7 +160,7 @@ OPS: tuple[OpDef, ...] = (
         infer=_lora_unpack,
         attrs=_PARTS,
         reference="surogate_lora.reference:lora_unpack",
-        narrowed=_unpack_read,
+        rewrites=Rewrites(narrowed=_unpack_read),
         flops=_moved,
     ),
     OpDef(

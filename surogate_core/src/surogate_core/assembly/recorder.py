@@ -289,9 +289,7 @@ class Recorder:
             return None
         program = Program(ADAPTER_START, tuple(ops), stage="start")
         return (
-            program
-            if stored is None
-            else self.passed("read stored", program, reading_stored(program, stored, self.b))
+            program if stored is None else self.passed("read stored", program, reading_stored(program, stored, self.b))
         )
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:

@@ -8,7 +8,7 @@ from math import inf
 
 from pydantic import BaseModel
 
-from ..api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, OptimizerDef, Precision, RecipeDef, Target
+from ..api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
 from ..assembly.assemble import RecordedPrograms, draft, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
@@ -253,7 +253,7 @@ def _check_weight_format(run: Run, device: DeviceInfo) -> None:
 
 def _check_sharding(run: Run, sharding: Sharding) -> None:
     """Raise ConfigError for parts that cannot be trained or loaded."""
-    optimizer: OptimizerDef = run.registry.get("optimizer", run.config.optimizer)
+    optimizer = run.registry.optimizer(run.config.optimizer)
     if sharding.gradients and optimizer.granularity is None:
         raise ConfigError(
             f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
