@@ -90,7 +90,7 @@ EXAMPLES: Mapping[str, Example] = {
     "reduce": example("value [T, C] ...", "the sum of each value, on the rank that owns the output", world_size=2),
     "take_part": example("x [T, C]", "this rank's part of x, flat", world_size=2),
     "all_gather": example("part [T] ...", "the values of which the ranks have parts", world_size=2, shapes=((34,),)),
-    "broadcast": example("own [T] ...", "the values of their owners, put together in order", world_size=2, shapes=((17,),)),
+    "broadcast": example("own [T] ...", "the values of their owners, in order", world_size=2, shapes=((17,),)),
     "global_norm": example("grad [T, C] ...", max_norm=1.0),
     "square_sums": example("value [T, C] ...", "a sum for each chunk of each value, fp64", chunks=(4,)),
     "norm_of_sums": example("sums [T] fp64", ranges=((0, 17),), max_norm=1.0),

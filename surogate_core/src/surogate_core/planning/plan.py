@@ -20,7 +20,6 @@ from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
-from ..hub.config_json import QUANTIZATION
 from ..machine.devices import limited
 from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
@@ -252,17 +251,12 @@ def _check_weight_format(run: Run, device: DeviceInfo) -> None:
 
 
 def _check_sharding(run: Run, sharding: Sharding) -> None:
-    """Raise ConfigError for parts that cannot be trained or loaded."""
+    """Raise ConfigError for parts that cannot be trained."""
     optimizer = run.registry.optimizer(run.config.optimizer)
     if sharding.gradients and optimizer.granularity is None:
         raise ConfigError(
             f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
             "shard_gradients: false, or use another optimizer."
-        )
-    if sharding.weights and QUANTIZATION in run.model_config and run.weight_format is not None:
-        raise ConfigError(
-            f"shard_weights: the weights in {run.model_dir} are stored in {run.weight_format[0].name}, whose parts "
-            "cannot be loaded yet. Set shard_weights: false, or use a base in bf16, which the run quantizes."
         )
 
 
