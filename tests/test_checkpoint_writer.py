@@ -149,8 +149,8 @@ def test_in_the_foreground_training_waits_for_a_save() -> None:
 def test_without_host_memory_for_a_copy_training_waits_and_a_notice_says_why() -> None:
     notices: list[str] = []
     worker: Any = FakeWorker()
-    value: Any = SimpleNamespace(nbytes=1 << 30, place="device", shard=None)
-    part: Any = SimpleNamespace(nbytes=1 << 29, place="device", shard="of two")
+    value: Any = SimpleNamespace(nbytes=1 << 30, place="device", shard=None, owner=None)
+    part: Any = SimpleNamespace(nbytes=1 << 29, place="device", shard="of two", owner=None)
 
     def kind(n_values: int, ranks: Sequence[int] = (0,), value: Any = value) -> type:
         values, given = [value] * n_values, {"background": True, "free": 3 << 30, "ranks": ranks}

@@ -384,7 +384,7 @@ FAULTS = [
     case(
         "start reads what nothing writes",
         START_READS,
-        f"{ADAPTER} failed in start: start_adapter after adapter's start, op 0 cast .*reads lost:.* before any op",
+        f"{ADAPTER} failed in start: start_adapter after adapter start, op 0 cast .*reads lost:.* before any op",
         **ADAPTED,
     ),
     case(

@@ -115,7 +115,7 @@ def test_a_kernel_that_no_run_selects_is_timed_on_the_examples_of_its_op(install
     infer = 'lambda ins, attrs: [OutSpec("y", ins[0].shape, ins[0].dtype)]'
     op = f'OpDef(kind="silu", infer={infer}, reference="torch:sigmoid")'
     example = 'SUROGATE_EXAMPLES = {"op silu": [{"ins": ["bf16[8,4]"]}, {"ins": ["bf16[1024,512]"]}]}\n'
-    head = KERNELS.replace("OpDef, Support", "OpDef, OutSpec, Support")
+    head = KERNELS.replace("OpDef, Support", "OpDef, OutSpec, Support").replace('{"kernels"', '{"ops": 1, "kernels"')
     install("acme-kernels", "1.0", "acme", f"{head}{example}surogate_ops = provides([{op}])")
     found, missing, _ = measured("acme-kernels")
     assert [share.kernel for share in found] == ["swiglu (2)", "silu"] and missing == ["swiglu"]

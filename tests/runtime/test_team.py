@@ -52,6 +52,7 @@ class Fake:
     """The worker of a rank. Records its calls and their threads; a test determines what each call does."""
 
     behave: dict[str, Callable[[Fake], Any]]
+    starts_adapter = False
 
     def __init__(self, comm: FakeComm, behave: dict[str, Callable[[Fake], Any]]) -> None:
         self.rank, self.behave = comm.rank, behave

@@ -11,7 +11,7 @@ from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.differentiate import differentiate
-from ..program.op import Op, Program
+from ..program.op import Program
 from ..program.passes.dead_code import dead_code
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
@@ -274,7 +274,7 @@ class Recorder:
         """Record what the adapters compute of the loaded weights, which may be stored in a weight format."""
         declared = {v.name: v for v in self.b.declared if v.role == "param"}
         of_model = {m.param for m in weights}
-        ops: list[Op] = []
+        program: Program | None = None
         for adapter, options in self.inputs.adapters:
             if adapter.start is None:
                 continue
@@ -283,14 +283,13 @@ class Recorder:
                 others = [v for op in emitted for v in op.written if v.role != "act"]
                 if wrong := [v for v in others if v.role != "param" or v.name in of_model]:
                     raise ProgramError(f"writes {wrong[0]!r}, expected params of the adapter alone")
-            own = Program(ADAPTER_START, tuple(emitted), stage="start")
-            ops += self.passed("adapter start", None, own, (adapter, "start")).ops if emitted else ()
-        if not ops:
-            return None
-        program = Program(ADAPTER_START, tuple(ops), stage="start")
-        return (
-            program if stored is None else self.passed("read stored", program, reading_stored(program, stored, self.b))
-        )
+            if emitted:
+                ops = (*(program.ops if program else ()), *emitted)
+                started = Program(ADAPTER_START, ops, stage="start")
+                program = self.passed("adapter start", program, started, (adapter, "start"))
+        if program is None or stored is None:
+            return program
+        return self.passed("read stored", program, reading_stored(program, stored, self.b))
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
         optimizer = self.inputs.optimizer

@@ -45,9 +45,8 @@ class Worker:
     """Runs the programs of an assembly in planned buffers on one device: references on a CPU, kernels on a GPU.
 
     Life: construct, fill `params()`, staged params and the states, `start()`, then steps and evaluations, then
-    `close()`. The workers of a `Team` have the same assembly and call `share()` and `connect()` before
-    `start()`. All calls must be
-    made on one thread.
+    `close()`. The workers of a `Team` have the same assembly and call `share()` and `connect()` before `start()`. All
+    calls must be made on one thread.
     """
 
     width = 1
@@ -92,10 +91,7 @@ class Worker:
         *,
         poison: bool = False,
     ) -> Worker:
-        """Return a worker that runs the torch references, and collectives by `comm`.
-
-        `poison` overwrites values when their planned life ends.
-        """
+        """Return a worker that runs the torch references. `poison` overwrites values when their planned life ends."""
         buffers = Buffers(assembly.memory, poison=poison, rank=comm.rank)
         executor = ReferenceExecutor(assembly.all_programs, ops, buffers, comm, poison=poison)
         return cls(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed, comm)
@@ -198,17 +194,15 @@ class Worker:
     def share(self) -> None:
         """Replace weights and states by those of rank 0. Call once on every worker, at the same time."""
         stream = self.executor.stream
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
             for role in ("param", "state"):
-                with self._comm.position.collective("the weights of rank 0", 0):
-                    self.buffers.share(self._comm, role, stream.cuda_stream if stream else 0)
+                self.buffers.share(self._comm, role, stream.cuda_stream if stream else 0)
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
-        """Tell the worker that the states come from a checkpoint: `start` makes no masters, and no step calibrates.
+        """Tell the worker that the states come from a checkpoint: `start` makes no masters.
 
-        `lr` and `step` are those of the checkpoint's last update. Micro-steps read them until the next update. If all
-        of its steps were `skipped`, the next ones calibrate.
+        Micro-steps read `lr` and `step`, those of its last update. They calibrate if all of its steps were `skipped`.
         """
         self._restored = True
         self._calibrating = self.assembly.calibrates and skipped >= step
@@ -221,10 +215,9 @@ class Worker:
         self.executor.connect()
 
     def start(self, *, graphs: bool = True) -> None:
-        """Prepare for the first step. Call once, when the weights are in place.
+        """Make masters, unless `restored` was called, and derived states. Call once, when the weights are in place.
 
-        Makes the master weights, unless `restored` was called, and the derived states. With `graphs`, captures the
-        programs on a GPU.
+        With `graphs`, captures the programs on a GPU.
         """
         if self.starts_adapter:
             self.start_adapter()
