@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -91,6 +92,12 @@ def test_the_commands_of_a_readme_run(kind: str, tmp_path: Path) -> None:
             line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
+    line = "surogate plan example/run.yaml --device h200 --json"
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert (
+        not json.loads(done.stdout)["refusals"]
+        or "kernels: allow_reference" in (folder / "example/run.yaml").read_text()
+    ), "a GPU would refuse the example"
 
 
 @pytest.mark.slow
