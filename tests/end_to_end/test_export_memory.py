@@ -73,7 +73,7 @@ class Made:
                 size = part_size(whole.numel(), RANKS)
                 part = whole.view(-1)[rank * size : (rank + 1) * size]
                 value = Value(m.param, (size,), "bf16", "param", shard=Shard(tuple(whole.shape), RANKS))
-                found[m.param] = pieces_of(value, [part], rank)
+                found[m.param] = pieces_of(value, lambda _, part=part: part, range(rank, rank + 1))
             elif rank == 0:
                 found[m.param] = Pieces.of(whole)
         return found
