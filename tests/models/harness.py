@@ -100,6 +100,13 @@ def random_documents(lengths: Sequence[int], vocab_size: int, seed: int = 1) -> 
     return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
 
+def packed_documents() -> list[list[list[int]]]:
+    """Return random documents in rows, of one and of several."""
+    lengths = [[7, 12, 5], [24], [2, 9, 3]]
+    flat = iter(random_documents([n for row in lengths for n in row], tiny_config()["vocab_size"]))
+    return [[next(flat) for _ in row] for row in lengths]
+
+
 def hf_loss_sum(model: PreTrainedModel, documents: Sequence[Document]) -> Tensor:
     """Return the sum of cross-entropies over all predicted tokens. Each document is run separately."""
     total = torch.zeros(())

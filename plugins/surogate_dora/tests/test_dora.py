@@ -14,7 +14,7 @@ from models.harness import (
     OPS,
     PlannedModel,
     hf_loss_sum,
-    random_documents,
+    packed_documents,
     random_hf_model,
     relative_error,
     tiny_config,
@@ -45,12 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
     "some": {"dora_rank": 3, "dora_target_modules": ["v_proj", "up_proj", "layers.1.self_attn.q_proj"]},
     "one": {"dora_rank": 1, "dora_target_modules": "k_proj"},
 }
-LENGTHS = [[7, 12, 5], [24], [2, 9, 3]]
-
-
-def rows() -> list[list[list[int]]]:
-    flat = iter(random_documents([n for row in LENGTHS for n in row], tiny_config()["vocab_size"]))
-    return [[next(flat) for _ in row] for row in LENGTHS]
 
 
 def planned(options: DoraOptions, model_type: str = "qwen3", **settings: Any) -> PlannedModel:
@@ -103,12 +97,12 @@ def test_losses_and_gradients_equal_pefts(case: str, model_type: str) -> None:
     """Qwen2 has biases, which DoRA does not scale."""
     options = DoraOptions(**CASES[case])
     theirs = peft_model(options, model_type)
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     expected = hf_loss_sum(theirs, documents) * scale
     expected.backward()
     model = filled(planned(options, model_type), theirs, model_type)
-    assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    assert model.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
     grads = {v.name.removeprefix("grad."): v for v in model.assembly.declared if v.role == "grad"}
     wanted = adapter_of(theirs, grads=True)
     assert grads.keys() == wanted.keys()
@@ -130,7 +124,7 @@ def test_magnitudes_start_as_the_norms_of_rows_and_twenty_steps_are_pefts() -> N
     for name, tensor in start.items():
         torch.testing.assert_close(model.params[name], tensor, rtol=1e-6, atol=0)
     model.executor.run("start")
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     trained = [p for p in theirs.parameters() if p.requires_grad]
     groups = [  # vectors do not decay
@@ -146,7 +140,7 @@ def test_magnitudes_start_as_the_norms_of_rows_and_twenty_steps_are_pefts() -> N
         expected = hf_loss_sum(theirs, documents) * scale
         expected.backward()
         optimizer.step()
-        assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+        assert model.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
         model.update(step, lr=1e-2)
     errors = {name: relative_error(model.params[name], tensor) for name, tensor in adapter_of(theirs).items()}
     assert max(errors.values()) <= 10 * TOLERANCE, errors

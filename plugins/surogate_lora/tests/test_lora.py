@@ -16,7 +16,7 @@ from models.harness import (
     OPS,
     PlannedModel,
     hf_loss_sum,
-    random_documents,
+    packed_documents,
     random_hf_model,
     relative_error,
     tiny_config,
@@ -52,12 +52,6 @@ CASES: dict[str, dict[str, Any]] = {
     "some": {"lora_rank": 3, "lora_target_modules": ["v_proj", "up_proj", "layers.1.self_attn.q_proj"]},
     "one": {"lora_rank": 1, "lora_target_modules": "k_proj"},
 }
-LENGTHS = [[7, 12, 5], [24], [2, 9, 3]]
-
-
-def rows() -> list[list[list[int]]]:
-    flat = iter(random_documents([n for row in LENGTHS for n in row], tiny_config()["vocab_size"]))
-    return [[next(flat) for _ in row] for row in LENGTHS]
 
 
 def planned(options: LoraOptions, **settings: Any) -> PlannedModel:
@@ -105,12 +99,12 @@ def filled(model: PlannedModel, theirs: Any) -> PlannedModel:
 def test_losses_and_adapter_gradients_equal_pefts(case: str) -> None:
     options = LoraOptions(**CASES[case])
     theirs = peft_model(options)
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     expected = hf_loss_sum(theirs, documents) * scale
     expected.backward()
     model = filled(planned(options), theirs)
-    assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    assert model.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
     grads = {v.name.removeprefix("grad."): v for v in model.assembly.declared if v.role == "grad"}
     wanted = adapter_of(theirs, grads=True)
     assert grads.keys() == wanted.keys()
@@ -123,7 +117,7 @@ def test_training_is_pefts_and_leaves_every_bit_of_the_base() -> None:
     theirs = peft_model(options)
     model = filled(planned(options, weight_decay=0.1), theirs)
     model.executor.run("start")
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     trained = [p for p in theirs.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
@@ -134,7 +128,7 @@ def test_training_is_pefts_and_leaves_every_bit_of_the_base() -> None:
         expected = hf_loss_sum(theirs, documents) * scale
         expected.backward()
         optimizer.step()
-        assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=1e-4)
+        assert model.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=1e-4)
         model.update(step, lr=1e-2)
     assert all(torch.equal(model.params[name], before[name]) for name in frozen)
     states = {v.name for v in model.assembly.declared if v.role in ("state", "grad")}
@@ -150,7 +144,9 @@ def test_a_bf16_model_trains_an_fp32_adapter_near_the_fp32_one() -> None:
         filled(planned(options, request=PrecisionRequest(model_dtype="bf16")), theirs),
     )
     assert {v.dtype for v in rounded.assembly.trainable} == {"fp32"}
-    assert rounded.micro_step(rows(), 1e-2) == pytest.approx(exact.micro_step(rows(), 1e-2), rel=2e-2)
+    assert rounded.micro_step(packed_documents(), 1e-2) == pytest.approx(
+        exact.micro_step(packed_documents(), 1e-2), rel=2e-2
+    )
 
 
 def test_a_starts_as_peft_draws_it_and_b_at_zero() -> None:
@@ -356,8 +352,8 @@ def saved(tmp_path: Path, case: str) -> tuple[PlannedModel, LoraOptions, Path]:
 def test_peft_loads_what_is_saved_with_equal_logits(tmp_path: Path, case: str) -> None:
     model, _, folder = saved(tmp_path, case)
     theirs = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
-    ours = model.logits(rows()).view(3, 24, -1)
-    for row, logits in zip(rows(), ours, strict=True):
+    ours = model.logits(packed_documents()).view(3, 24, -1)
+    for row, logits in zip(packed_documents(), ours, strict=True):
         with torch.no_grad():
             expected = torch.cat([theirs(input_ids=torch.tensor(document)[None]).logits[0] for document in row])
         assert relative_error(logits[: len(expected)], expected) <= TOLERANCE

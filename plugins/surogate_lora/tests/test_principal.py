@@ -12,7 +12,7 @@ from end_to_end.product import Workplace, losses, make_workplace
 from models.harness import (
     PlannedModel,
     hf_loss_sum,
-    random_documents,
+    packed_documents,
     random_hf_model,
     relative_error,
     tiny_config,
@@ -54,12 +54,6 @@ CASES: dict[str, dict[str, Any]] = {
         "lora_alpha_pattern": {"layers.1.mlp.up_proj": 5.0},
     },
 }
-LENGTHS = [[7, 12, 5], [24], [2, 9, 3]]
-
-
-def rows() -> list[list[list[int]]]:
-    flat = iter(random_documents([n for row in LENGTHS for n in row], tiny_config()["vocab_size"]))
-    return [[next(flat) for _ in row] for row in LENGTHS]
 
 
 def options_of(case: str) -> LoraOptions:
@@ -115,11 +109,11 @@ def test_a_run_starts_and_has_the_gradients_of_pefts(case: str) -> None:
         torch.testing.assert_close(ours.params[name], tensor, rtol=1e-6, atol=1e-6)
         first = FIRST_DOWN if name.endswith("lora_A") else FIRST_UP
         assert torch.equal(ours.params[name.rpartition(".")[0] + first], ours.params[name])
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     expected = hf_loss_sum(theirs, documents) * scale
     expected.backward()
-    assert ours.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    assert ours.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
     grads = {v.name.removeprefix("grad."): v for v in ours.assembly.declared if v.role == "grad"}
     gradients = adapter_of(theirs, grads=True)
     assert grads.keys() == gradients.keys()
@@ -139,7 +133,7 @@ def test_twenty_steps_and_the_converted_adapter_are_pefts(tmp_path: Path) -> Non
     theirs.save_pretrained(tmp_path / "initial")
     theirs.peft_config["default"].init_lora_weights = "pissa"
     ours = started(options, weight_decay=0.1, optimizer_options=AdamWOptions(adamw_epsilon=EPSILON))
-    documents = [document for row in rows() for document in row]
+    documents = [document for row in packed_documents() for document in row]
     scale = 1 / valid_tokens(documents)
     used = AdamWOptions()
     optimizer = torch.optim.AdamW(
@@ -155,7 +149,7 @@ def test_twenty_steps_and_the_converted_adapter_are_pefts(tmp_path: Path) -> Non
         expected = hf_loss_sum(theirs, documents) * scale
         expected.backward()
         optimizer.step()
-        assert ours.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+        assert ours.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
         ours.update(step, lr=1e-2)
     errors = {name: relative_error(ours.params[name], tensor) for name, tensor in adapter_of(theirs).items()}
     assert max(errors.values()) <= TOLERANCE, errors
