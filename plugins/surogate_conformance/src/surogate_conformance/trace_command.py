@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,6 +15,7 @@ from surogate_core.assembly.assemble import trace as traced_assembly
 from surogate_core.cli.options import (
     ConfigArgument,
     ConfigOption,
+    DeviceOption,
     GpusOption,
     JsonOption,
     NodesOption,
@@ -43,10 +44,7 @@ def trace(
     overrides: SetOption = None,
     sft: SftOption = False,
     pt: PtOption = False,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="Device to plan for, such as h200. Default: this machine's."),
-    ] = None,
+    device: DeviceOption = None,
     gpus: GpusOption = None,
     nodes: NodesOption = 1,
     as_json: JsonOption = False,

@@ -21,6 +21,10 @@ SetOption = Annotated[
 CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it.")
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="Device to plan for, such as h200. Default: this machine's."),
+]
 GpusOption = Annotated[
     int | None,
     typer.Option("--gpus", min=1, metavar="N", help="GPUs of all machines. Default: on each, those of the key `gpus`."),
