@@ -69,13 +69,14 @@ class JsonLinesLogger(Logger):
         self._write(run | {name: getattr(info, name) for name in _OF_RUN})
 
     def report(self, report: Report) -> None:
-        figures = asdict(report)
         if isinstance(report, NumericsReport):
             rows = {t.name: row for t, row in zip(report.tensors, report.values, strict=True)}
             columns = [column.name for column in report.columns]
             figures = {"step": report.step, "columns": columns, "tensors": rows, "time": report.time}
-        elif isinstance(report, StepReport) and not report.skipped:
-            del figures["skipped"]
+        else:
+            figures = asdict(report)
+            if isinstance(report, StepReport) and not report.skipped:
+                del figures["skipped"]
         self._write({"log": _NAMES[type(report)], **figures})
 
     def close(self, status: str) -> None:
