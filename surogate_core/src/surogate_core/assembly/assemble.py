@@ -159,16 +159,7 @@ def record(inputs: PlanInputs, passed: PassRunner | None = None) -> RecordedProg
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family, storage = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
+    started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
     return RecordedPrograms(
-        recorder=recorder,
-        family=family,
-        params=params,
-        states=states,
-        adapter_start=recorder.adapter_start(weights, storage),
-        stored={} if storage is None else storage.states,
-        gradients=gradients,
-        weights=weights,
-        loss=loss_state,
-        eval_loss=eval_state,
-        grad_norm=norm,
+        recorder, family, params, states, started, stored, gradients, weights, loss_state, eval_state, norm
     )

@@ -62,11 +62,6 @@ class Assembly:
         return {**self.programs, **{program.name: program for program in fewer}}
 
     @property
-    def starts_adapter(self) -> bool:
-        """Whether params of an adapter are computed from the loaded weights at the start of a fresh run."""
-        return ADAPTER_START in self.programs
-
-    @property
     def calibrates(self) -> bool:
         """Whether the first optimizer steps of a fresh run have programs of their own."""
         return any(program.purpose == "calibrate" for program in self.programs.values())

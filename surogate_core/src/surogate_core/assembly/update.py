@@ -48,15 +48,8 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         states = b.declared[before:]
         own: dict[Value, Value] = {}
-        for owner, params_of_owner in owned_by.items():
-            for group in inputs.grouping_of_owners(params_of_owner):
-                first = len(b.declared)
-                with b.record("update", _block(group)) as own_ops:
-                    inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
-                made = (v for op in own_ops for v in op.outs if v.role == "act")
-                own |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
-                for op in own_ops:
-                    b.append(op)
+        for owner, of_owner in owned_by.items():
+            own |= _emit_owned(b, inputs, scalars, of_owner, owner, coef)
         for group in by_block([p for own_params in owned_by.values() for p in own_params]):
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
@@ -83,6 +76,22 @@ def update_flops(b: Builder, inputs: PlanInputs, scalars: Scalars, info: ParamIn
         coef = b.activation("clip_coef", (), "fp32")
         inputs.optimizer.update(_context(b, inputs, scalars, [_param_grad(b, inputs, info)], coef))
     return sum(inputs.ops[op.kind].flops(op) for op in ops)
+
+
+def _emit_owned(
+    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[ParamGrad], owner: int, coef: Value
+) -> dict[Value, Value]:
+    """Emit the update of params that one rank owns. Return {what the optimizer declared or made: as the owner's}."""
+    found: dict[Value, Value] = {}
+    for group in inputs.grouping_of_owners(params):
+        first = len(b.declared)
+        with b.record("update", _block(group)) as ops:
+            inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
+        made = (v for op in ops for v in op.outs if v.role == "act")
+        found |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
+        for op in ops:
+            b.append(op)
+    return found
 
 
 def _by_owner(params: Sequence[ParamGrad]) -> tuple[list[ParamGrad], dict[int, list[ParamGrad]]]:

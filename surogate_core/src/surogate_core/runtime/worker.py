@@ -129,7 +129,7 @@ class Worker:
     def pieces(self, value: Value) -> Pieces:
         """Return the elements of a param or state that this process has."""
         rank = self._comm.rank
-        return pieces_of(value, lambda rank: self.buffers.persistent(value), range(rank, rank + 1))
+        return pieces_of(value, lambda _: self.buffers.persistent(value), range(rank, rank + 1))
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -194,9 +194,10 @@ class Worker:
     def share(self) -> None:
         """Replace weights and states by those of rank 0. Call once on every worker, at the same time."""
         stream = self.executor.stream
-        with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
+        with torch.cuda.stream(stream):
             for role in ("param", "state"):
-                self.buffers.share(self._comm, role, stream.cuda_stream if stream else 0)
+                with self._comm.position.collective("the weights of rank 0", 0):
+                    self.buffers.share(self._comm, role, stream.cuda_stream if stream else 0)
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
@@ -227,7 +228,7 @@ class Worker:
     @property
     def starts_adapter(self) -> bool:
         """Whether `start_adapter` has something to do."""
-        return self.assembly.starts_adapter and not self._restored
+        return ADAPTER_START in self.assembly.programs and not self._restored
 
     def start_adapter(self) -> None:
         """Compute the adapter's params from the loaded weights, as training reads them."""
