@@ -244,7 +244,7 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         assert seconds(*program) == pytest.approx(expected, abs=1e-4)  # launches take 2 us
 
 
-def test_kernels_beside_a_collective_take_longer_by_its_share() -> None:
+def test_kernels_concurrent_with_a_collective_take_longer_by_its_share() -> None:
     second, ops = int(H200.bandwidth), {"all_reduce": OPS["all_reduce"]}
     ops["work"] = replace(toy_definition(0, second), kind="work")
     value = Value("g", (int(0.5 * H200.link.bandwidth),), "uint8", "grad")

@@ -45,7 +45,7 @@ def _bind_norm(op: Op, ctx: BindContext) -> Call:
 
 
 def _bind_pack(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
-    """A move for each A and each B, with the zeros beside it, and for each band of rows between them."""
+    """A move for each A and each B, with the zeros next to it, and for each band of rows between them."""
     from . import _C
 
     down, up = op.outs

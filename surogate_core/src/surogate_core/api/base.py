@@ -32,7 +32,7 @@ class Link:
     name       as in "over NVLink"
     bandwidth  bytes/s that a device sends while it receives at the same rate
     source     where the rate comes from
-    taken      by how much of the time of a collective the kernels beside it take longer, because it runs on
+    taken      by how much of the time of a collective concurrent kernels take longer, because it runs on
                multiprocessors too
     """
 

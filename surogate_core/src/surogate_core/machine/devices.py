@@ -36,8 +36,8 @@ _SUSTAINED = 0.68
 _BANDWIDTH = 0.87
 _LINK = 0.8
 _NVLINK, _TAKEN = 0.4, 0.24
-"""Of collectives of NCCL beside the kernels of a step, in a trace of Qwen3-8B with zero_level 3 on two H100s: 98 GB in
-542 ms, while kernels took 130 ms longer than with few channels of NCCL. benchmarks/h100.md"""
+"""Of collectives of NCCL, concurrent with the kernels of a step, in a trace of Qwen3-8B with zero_level 3 on two H100s:
+98 GB in 542 ms, while kernels took 130 ms longer than with few channels of NCCL. benchmarks/h100.md"""
 _LEAST_NVLINK = 300
 """GB/s for one direction from which on the link of a card is NVLink between all GPUs of a machine."""
 _PUBLISHED = "published, not measured"

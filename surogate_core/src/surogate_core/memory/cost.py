@@ -99,7 +99,7 @@ class OpCosts:
         return self._costs[op.signature]
 
     def taken(self, op: Op) -> float:
-        """Return the share of the time of an op of a side lane by which the kernels beside it take longer."""
+        """Return the share of the time of an op of a side lane by which concurrent kernels take longer."""
         return (self._route.link if self._route else self._device.link).taken if op.lane == "comm" else 0.0
 
 
