@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from models.harness import PlannedModel, hf_loss_sum, random_hf_model, relative_error, tiny_config, valid_tokens
+from models.harness import (
+    PlannedModel,
+    hf_loss_sum,
+    packed_documents,
+    random_hf_model,
+    relative_error,
+    tiny_config,
+    valid_tokens,
+)
 from pydantic import ValidationError
 
 from surogate_core.api import ConfigError, Value
@@ -17,7 +25,7 @@ from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
 from surogate_lora.options import LoraOptions
 
-from .test_lora import ALL, TOLERANCE, rows
+from .test_lora import ALL, TOLERANCE
 
 peft = pytest.importorskip("peft", reason="PEFT is what LoRA is compared with: pip install peft")
 
@@ -102,12 +110,12 @@ def name_of(model: PlannedModel, value: Value) -> str:
 
 
 def documents() -> list[list[int]]:
-    return [document for row in rows() for document in row]
+    return [document for row in packed_documents() for document in row]
 
 
 def logits_error(ours: PlannedModel, theirs: Any) -> float:
     worst = 0.0
-    for row, logits in zip(rows(), ours.logits(rows()).view(3, 24, -1), strict=True):
+    for row, logits in zip(packed_documents(), ours.logits(packed_documents()).view(3, 24, -1), strict=True):
         with torch.no_grad():
             expected = torch.cat([theirs(input_ids=torch.tensor(document)[None]).logits[0] for document in row])
         worst = max(worst, relative_error(logits[: len(expected)], expected))
@@ -132,7 +140,7 @@ def test_loss_and_gradients_are_pefts(case: str) -> None:
     scale = 1 / valid_tokens(documents())
     expected = hf_loss_sum(theirs, documents()) * scale
     expected.backward()
-    assert ours.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    assert ours.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
     gradients = {v.name.removeprefix("grad."): v for v in ours.assembly.declared if v.role == "grad"}
     wanted = trained_of(theirs)
     errors: dict[str, float] = {}
@@ -162,7 +170,7 @@ def test_whole_modules_train_as_pefts_and_only_matrices_decay(case: str) -> None
         expected = hf_loss_sum(theirs, documents()) * scale
         expected.backward()
         optimizer.step()
-        assert ours.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=1e-4)
+        assert ours.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=1e-4)
         ours.update(step, lr=1e-2)
     assert all(torch.equal(ours.params[name], before[name]) for name in frozen)
     (adamw,) = (op for op in ours.assembly.programs["update"].ops if op.kind == "adamw")
