@@ -10,8 +10,8 @@ import pytest
 import torch
 from end_to_end.product import Workplace, write_model
 
-import surogate_models.decoder as decoder
 import surogate_models.reference as reference
+import surogate_models.weight_maps as weight_maps
 from surogate_core import run, verification
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.verify import verify_command
@@ -168,15 +168,15 @@ def first_wrong(result: Verification) -> str:
 def test_a_weight_map_that_swaps_two_tensors_is_found_in_its_layer(
     based: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = decoder._block_weights
+    right = weight_maps.mlp_weights
 
     def swapped(d: Any, name: str, source: str) -> list[Any]:
         maps = right(d, name, source)
-        if name != "layers.1":
+        if name != "layers.1.mlp":
             return maps
         return [replace(m, tensors=m.tensors[::-1]) if m.param.endswith("gate_up") else m for m in maps]
 
-    monkeypatch.setattr(decoder, "_block_weights", swapped)
+    monkeypatch.setattr(weight_maps, "mlp_weights", swapped)
     for overrides in ([], ["model_dtype=fp32", "from_scratch=true"]):
         assert first_wrong(verified(based, *overrides)) == "block 1"
 

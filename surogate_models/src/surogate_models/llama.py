@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surogate_core.api import ModelDef
-
 from .config_json import boolean, integer
-from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, tied_copies, weights
+from .decoder import decoder, pre_norm
+from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims
 from .rope import read_rope
+from .weight_maps import pre_norm_weights
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
@@ -33,14 +33,11 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     )
 
 
-LLAMA = ModelDef(
+LLAMA = decoder(
     name="llama",
     summary="Llama 1 to 3 dense: grouped-query attention, scaled RoPE, tied or untied embeddings",
-    architectures=("LlamaForCausalLM",),
-    model_types=("llama",),
+    architecture="LlamaForCausalLM",
     dims=dims,
-    build=build,
-    weights=weights,
-    ignored_tensors=ignored_tensors,
-    tied_copies=tied_copies,
+    block=pre_norm,
+    block_weights=pre_norm_weights,
 )

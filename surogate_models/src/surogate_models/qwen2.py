@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surogate_core.api import ModelDef
-
 from .config_json import integer
-from .decoder import (
-    DecoderDims,
-    build,
-    head_dim_of,
-    ignored_tensors,
-    n_kv_heads_of,
-    read_dims,
-    refuse_sliding_windows,
-    tied_copies,
-    weights,
-)
+from .decoder import decoder, pre_norm
+from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
 from .rope import read_rope
+from .weight_maps import pre_norm_weights
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
@@ -41,14 +31,11 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     )
 
 
-QWEN2 = ModelDef(
+QWEN2 = decoder(
     name="qwen2",
     summary="Qwen2 and Qwen2.5 dense: biases on queries, keys and values, tied or untied embeddings",
-    architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
+    architecture="Qwen2ForCausalLM",
     dims=dims,
-    build=build,
-    weights=weights,
-    ignored_tensors=ignored_tensors,
-    tied_copies=tied_copies,
+    block=pre_norm,
+    block_weights=pre_norm_weights,
 )

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surogate_core.api import ModelDef
-
 from .config_json import boolean, integer
-from .decoder import (
-    DecoderDims,
-    build,
-    ignored_tensors,
-    n_kv_heads_of,
-    read_dims,
-    refuse_sliding_windows,
-    tied_copies,
-    weights,
-)
+from .decoder import decoder, pre_norm
+from .dims import DecoderDims, n_kv_heads_of, read_dims, refuse_sliding_windows
 from .rope import read_rope
+from .weight_maps import pre_norm_weights
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
@@ -43,14 +34,11 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     )
 
 
-QWEN3 = ModelDef(
+QWEN3 = decoder(
     name="qwen3",
     summary="Qwen3 dense: QK-norm, grouped-query attention, tied or untied embeddings",
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
+    architecture="Qwen3ForCausalLM",
     dims=dims,
-    build=build,
-    weights=weights,
-    ignored_tensors=ignored_tensors,
-    tied_copies=tied_copies,
+    block=pre_norm,
+    block_weights=pre_norm_weights,
 )

@@ -1,0 +1,82 @@
+"""What packages of other model families are built of. Everything else of `surogate_models` may change without notice.
+
+A dense family is its sizes (a function from `config.json`, mostly `read_dims`), its block, and its weight maps:
+
+    from surogate_models.api import decoder, pre_norm, pre_norm_weights
+
+    MODEL = decoder(
+        name="acme",
+        summary="Acme dense",
+        architecture="AcmeForCausalLM",
+        dims=dims,
+        block=pre_norm,
+        block_weights=pre_norm_weights,
+    )
+
+A block is a function of the functions of `decoder.py`, in any order, and of ops of the family's own.
+"""
+
+from __future__ import annotations
+
+from .config_json import boolean, integer, is_given, positive, wrong
+from .decoder import (
+    Block,
+    Stream,
+    add_norm,
+    attention,
+    decoder,
+    head_loss,
+    linear,
+    mlp,
+    norm_weight,
+    pre_norm,
+    pre_norm_block,
+    rotate,
+    vocabulary,
+)
+from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .rope import Rope, read_rope
+from .weight_maps import (
+    attention_weights,
+    decoder_weights,
+    linear_weights,
+    mlp_weights,
+    pre_norm_weights,
+    qk_norm_weights,
+    weight_map,
+)
+
+__all__ = [
+    "Block",
+    "DecoderDims",
+    "Rope",
+    "Stream",
+    "add_norm",
+    "attention",
+    "attention_weights",
+    "boolean",
+    "decoder",
+    "decoder_weights",
+    "head_dim_of",
+    "head_loss",
+    "integer",
+    "is_given",
+    "linear",
+    "linear_weights",
+    "mlp",
+    "mlp_weights",
+    "n_kv_heads_of",
+    "norm_weight",
+    "positive",
+    "pre_norm",
+    "pre_norm_block",
+    "pre_norm_weights",
+    "qk_norm_weights",
+    "read_dims",
+    "read_rope",
+    "refuse_sliding_windows",
+    "rotate",
+    "vocabulary",
+    "weight_map",
+    "wrong",
+]
