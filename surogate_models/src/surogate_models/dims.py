@@ -51,7 +51,7 @@ class DecoderDims:
         return self.n_kv_heads * self.head_dim
 
     @property
-    def heads(self) -> dict[str, int]:
+    def heads(self) -> dict[str, Any]:
         """Attributes of the ops on queries, keys and values."""
         return {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
 
