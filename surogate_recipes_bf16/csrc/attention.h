@@ -10,8 +10,10 @@
 
 namespace surogate {
 
+// window: the number of keys that a query sees at most, 0: all up to its own. softcap: 0: none.
 void attention_plain(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
-                     int64_t heads, int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream);
+                     int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
+                     int dtype, cudaStream_t stream);
 
 // Returns the size of the backward workspace for a chunk of `tokens` in bytes: delta and corrected lse, fp32
 // [H, tokens] each.
@@ -20,7 +22,8 @@ int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads);
 // `chunks` as in CudnnAttentionBackward.
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int64_t chunks, int dtype, cudaStream_t stream);
+                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
+                         int64_t chunks, int dtype, cudaStream_t stream);
 
 // Computes the lengths of the documents in the tokens [first, first + tokens), and their offsets in tensors that begin
 // at token `first` and have elements[i] elements per token. Documents outside of these tokens are empty.
@@ -48,6 +51,8 @@ struct AttentionShape {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
+    int64_t window;  // the number of keys that a query sees at most, 0: all up to its own
+    double scale;
 
     // Returns whether every document has seq_len tokens. This follows from the sizes, since documents cover all tokens
     // and none is longer than seq_len.

@@ -3,19 +3,22 @@
 // backward kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh.
 //
 // Causal attention within each document, H query heads that share G key/value heads (query head h uses h / (H / G)):
-//   s = q k^T / sqrt(D)     lse = log sum exp s     p = exp(s - lse)     out = p v
+//   s = q k^T scale     lse = log sum exp s     p = exp(s - lse)     out = p v
+// With a window of W > 0 query i sees the keys i - W + 1 to i of its document. With a cap c > 0,
+// s = c tanh(q k^T scale / c).
 //
 //   qkv          [T, (H + 2 G) D] fp32 or bf16; columns: H query heads, G key heads, G value heads
 //   out          [T, H D] of the same dtype
 //   lse          [H, T] fp32, natural logarithm
 //   cu_seqlens   [documents + 1] int32 in device memory, ascending from 0 to T; a document may be empty
-// Outputs are written, not accumulated into. D is a multiple of 8 up to 128. Kernels are compiled for 32, 64, 96 and
-// 128; other sizes cost as much as the next larger one. qkv and out are aligned to 16 bytes. Sums are fp32 and each
+// Outputs are written, not accumulated into. D is a multiple of 8 up to 256. Kernels are compiled for 32, 64, 96, 128
+// and 256; other sizes cost as much as the next larger one. qkv and out are aligned to 16 bytes. Sums are fp32 and each
 // output is rounded once. There are no atomics, so results are bit-identical from run to run.
 //
-// Grid: a block computes 64 queries of one query head and iterates over the keys from the start of the document of its
-// first row to its last row. No memory grows with T^2. The kernel is bound by fp32 arithmetic (2 products), not by
-// bandwidth. It uses 77 KB of shared memory at D = 128 (the backward 95 KB), which fits on SM86 and SM120.
+// Grid: a block computes 64 queries of one query head (32 at D = 256) and iterates over the keys from the first one that
+// its first row sees to its last row. No memory grows with T^2. The kernel is bound by fp32 arithmetic (2 products), not
+// by bandwidth. It uses 77 KB of shared memory at D = 128 (the backward 95 KB) and 69 KB at D = 256, which fits on SM86
+// and SM120; the backward takes 105 KB at D = 256, which does not.
 
 #include "attention.h"
 #include "attention_tile.cuh"
@@ -26,42 +29,45 @@ namespace {
 
 using namespace attention;
 
-constexpr int streamed = 32;  // keys per tile of the loop over keys
+template <int D>
+constexpr int streamed_keys = D > 128 ? 16 : 32;  // keys per tile of the loop over keys
 
 template <int D>
-constexpr int shared_bytes = (tile_floats<owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
-                             static_cast<int>(sizeof(float));
+constexpr int shared_bytes =
+    (tile_floats<owned<D> + 2 * streamed_keys<D>, D> + tile_floats<owned<D>, streamed_keys<D>>) *
+    static_cast<int>(sizeof(float));
 
 // Online softmax over the key tiles: running maximum and sum of a row. Earlier sums are rescaled when the maximum
 // rises.
 template <class T, int D>
 __global__ void __launch_bounds__(threads, 2)
     attention_kernel(const T* qkv, const int* cu_seqlens, T* out, float* lse, Sizes sizes) {
+    constexpr int streamed = streamed_keys<D>;
     extern __shared__ __align__(16) float shared[];
     float* q = shared;
-    float* k = q + tile_floats<owned, D>;
+    float* k = q + tile_floats<owned<D>, D>;
     float* v = k + tile_floats<streamed, D>;
     float* p = v + tile_floats<streamed, D>;
-    __shared__ int starts[owned];
+    __shared__ int starts[owned<D>];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // blocks with the most keys first
-    const int end = min(first + owned, sizes.tokens);
+    const int first = (gridDim.x - 1 - blockIdx.x) * owned<D>;  // blocks with the most keys first
+    const int end = min(first + owned<D>, sizes.tokens);
     const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
     const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
     const auto values = qkv_head(qkv, sizes, sizes.heads + sizes.groups + group);
 
-    if (threadIdx.x < owned) {
-        starts[threadIdx.x] = document_start(cu_seqlens, sizes, first + threadIdx.x);
+    if (threadIdx.x < owned<D>) {
+        starts[threadIdx.x] = first_key(cu_seqlens, sizes, first + threadIdx.x);
     }
-    load_tile<owned, D>(q, qkv_head(qkv, sizes, head), first, end);
+    load_tile<owned<D>, D>(q, qkv_head(qkv, sizes, head), first, end);
     __syncthreads();
 
-    float highest[rows], total[rows];
+    float highest[rows<D>], total[rows<D>];
     Accumulator<D> sums;
     sums.clear();
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < rows<D>; ++i) {
         highest[i] = -INFINITY;
         total[i] = 0.0f;
     }
@@ -73,17 +79,19 @@ __global__ void __launch_bounds__(threads, 2)
         __syncthreads();
 
         constexpr int columns = streamed / 16;
-        float s[rows][columns];
+        float s[rows<D>][columns];
         multiply_rows<columns, D>(q, k, s);
 #pragma unroll
-        for (int i = 0; i < rows; ++i) {
+        for (int i = 0; i < rows<D>; ++i) {
             const int row = ty + 16 * i;
             float largest = -INFINITY;
 #pragma unroll
             for (int j = 0; j < columns; ++j) {
                 const int column = key + tx + 16 * j;
                 const bool seen = starts[row] <= column && column <= first + row;
-                s[i][j] = seen ? s[i][j] * sizes.scale : -INFINITY;
+                const float score =
+                    sizes.softcap > 0 ? sizes.softcap * tanh_of_score(s[i][j], sizes) : s[i][j] * sizes.scale;
+                s[i][j] = seen ? score : -INFINITY;
                 largest = Max{}(largest, s[i][j]);
             }
             const float raised = Max{}(highest[i], warp_max<16>(largest));
@@ -106,7 +114,7 @@ __global__ void __launch_bounds__(threads, 2)
     }
 
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < rows<D>; ++i) {
         const int row = first + ty + 16 * i;
         sums.scale_row(i, 1.0f / total[i]);
         if (tx == 0 && row < end) {
@@ -119,7 +127,7 @@ __global__ void __launch_bounds__(threads, 2)
 template <class T, int D>
 void launch(const void* qkv, const void* cu_seqlens, void* out, void* lse, const Sizes& sizes, cudaStream_t stream) {
     allow_shared(attention_kernel<T, D>, shared_bytes<D>, "attention_plain");
-    attention_kernel<T, D><<<dim3(tiles(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
+    attention_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
         static_cast<const T*>(qkv), static_cast<const int*>(cu_seqlens), static_cast<T*>(out),
         static_cast<float*>(lse), sizes);
     check_launch("attention_plain");
@@ -128,13 +136,14 @@ void launch(const void* qkv, const void* cu_seqlens, void* out, void* lse, const
 }  // namespace
 
 void attention_plain(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
-                     int64_t heads, int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream) {
+                     int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
+                     int dtype, cudaStream_t stream) {
     constexpr auto op = "attention_plain";
     check_pointer(qkv, op, "qkv", 16);
     check_pointer(cu_seqlens, op, "cu_seqlens", 4);
     check_pointer(out, op, "out", 16);
     check_pointer(lse, op, "lse", 4);
-    const Sizes sizes = checked_sizes(tokens, documents, heads, kv_heads, head_dim, op);
+    const Sizes sizes = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
     dispatch(sizes, dtype, op, [&](auto d, auto element) {
         launch<decltype(element), decltype(d)::value>(qkv, cu_seqlens, out, lse, sizes, stream);
     });

@@ -1,7 +1,8 @@
 // Backward of the plain attention: dk and dv. attention_plain_dq.cu computes delta and checks the arguments.
 //
 // Names, shapes and layouts are those of the forward (attention_plain.cu):
-//   p = exp(s - lse)     ds = p (dout v^T - delta) / sqrt(D)     dv = p^T dout     dk = ds^T q
+//   p = exp(s - lse)     ds = p (dout v^T - delta) scale     dv = p^T dout     dk = ds^T q
+// A cap c multiplies ds by its slope, 1 - (s / c)^2.
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the G key heads and G value heads
 //   dout    [T, H D], layout of out
@@ -10,9 +11,9 @@
 // rounded once. There are no atomics: one block sums over all queries of a group, with heads and rows in ascending
 // order.
 //
-// Grid: a block computes 64 keys of one key/value head. For every query head of the group, it iterates over the queries
-// from its first row to the end of the document of its last row. 4 products, bound by fp32 arithmetic. 95 KB of shared
-// memory at D = 128.
+// Grid: a block computes 64 keys of one key/value head (32 at D = 256). For every query head of the group, it iterates
+// over the queries from its first row to the last one that sees its last row. 4 products, bound by fp32 arithmetic. 95 KB
+// of shared memory at D = 128, 105 KB at D = 256.
 
 #include "attention_tile.cuh"
 
@@ -22,7 +23,7 @@ namespace {
 constexpr int streamed = 16;  // queries per tile of the loop over queries
 
 template <int D>
-constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<2 * owned, streamed>) *
+constexpr int shared_bytes = (tile_floats<2 * owned<D> + 2 * streamed, D> + tile_floats<2 * owned<D>, streamed>) *
                              static_cast<int>(sizeof(float));
 
 template <class T, int D>
@@ -31,24 +32,24 @@ __global__ void __launch_bounds__(threads, 2)
                           T* dqkv, Sizes sizes) {
     extern __shared__ __align__(16) float shared[];
     float* k = shared;
-    float* v = k + tile_floats<owned, D>;
-    float* q = v + tile_floats<owned, D>;
+    float* v = k + tile_floats<owned<D>, D>;
+    float* q = v + tile_floats<owned<D>, D>;
     float* d = q + tile_floats<streamed, D>;
     float* p = d + tile_floats<streamed, D>;
-    float* ds = p + tile_floats<owned, streamed>;
-    __shared__ int ends[owned];
+    float* ds = p + tile_floats<owned<D>, streamed>;
+    __shared__ int ends[owned<D>];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = blockIdx.x * owned;  // blocks with the most queries first
-    const int end = min(first + owned, sizes.tokens);
+    const int first = blockIdx.x * owned<D>;  // blocks with the most queries first
+    const int end = min(first + owned<D>, sizes.tokens);
     const int group = blockIdx.y, share = sizes.heads / sizes.groups;
     const int key_index = sizes.heads + group, value_index = key_index + sizes.groups;
 
-    if (threadIdx.x < owned) {
-        ends[threadIdx.x] = document_end(cu_seqlens, sizes, first + threadIdx.x);
+    if (threadIdx.x < owned<D>) {
+        ends[threadIdx.x] = queries_end(cu_seqlens, sizes, first + threadIdx.x);
     }
-    load_tile<owned, D>(k, qkv_head(qkv, sizes, key_index), first, end);
-    load_tile<owned, D>(v, qkv_head(qkv, sizes, value_index), first, end);
+    load_tile<owned<D>, D>(k, qkv_head(qkv, sizes, key_index), first, end);
+    load_tile<owned<D>, D>(v, qkv_head(qkv, sizes, value_index), first, end);
     __syncthreads();
 
     const int last_query = ends[end - 1 - first];
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(threads, 2)
             load_tile<streamed, D>(d, gradients, query, last_query);
             __syncthreads();
 
-            float s[rows][1], dp[rows][1];
+            float s[rows<D>][1], dp[rows<D>][1];
             multiply_rows<1, D>(k, q, s);
             multiply_rows<1, D>(v, d, dp);
             const int column = query + tx;
@@ -74,13 +75,20 @@ __global__ void __launch_bounds__(threads, 2)
             const float log_sum = exists ? lse[statistics + column] : 0.0f;
             const float column_delta = exists ? delta[statistics + column] : 0.0f;
 #pragma unroll
-            for (int i = 0; i < rows; ++i) {
+            for (int i = 0; i < rows<D>; ++i) {
                 const int row = ty + 16 * i;
                 const bool seen = first + row <= column && column < ends[row];
-                const float weight = seen ? expf(s[i][0] * sizes.scale - log_sum) : 0.0f;
+                float weight, slope = 1.0f;
+                if (sizes.softcap > 0) {
+                    const float t = tanh_of_score(s[i][0], sizes);
+                    weight = seen ? expf(sizes.softcap * t - log_sum) : 0.0f;
+                    slope -= t * t;
+                } else {
+                    weight = seen ? expf(s[i][0] * sizes.scale - log_sum) : 0.0f;
+                }
                 p[row * (streamed + padding) + tx] = weight;
                 ds[row * (streamed + padding) + tx] =
-                    seen ? weight * (dp[i][0] - column_delta) * sizes.scale : 0.0f;
+                    seen ? weight * (dp[i][0] - column_delta) * sizes.scale * slope : 0.0f;
             }
             __syncwarp();  // the same half of a warp writes and reads a row of p and ds
             dv.template add_product<streamed>(p, d);
@@ -95,7 +103,7 @@ template <class T, int D>
 void launch(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens, void* dqkv,
             const Sizes& sizes, const char* op, cudaStream_t stream) {
     allow_shared(attention_dkdv_kernel<T, D>, shared_bytes<D>, op);
-    attention_dkdv_kernel<T, D><<<dim3(tiles(sizes), sizes.groups), threads, shared_bytes<D>, stream>>>(
+    attention_dkdv_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.groups), threads, shared_bytes<D>, stream>>>(
         static_cast<const T*>(dout), static_cast<const T*>(qkv), static_cast<const float*>(lse),
         static_cast<const float*>(delta), static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);
     check_launch(op);

@@ -1,14 +1,15 @@
 // Backward of the plain attention: delta and dq, and the launcher that also runs attention_plain_dkdv.cu.
 //
 // Names, shapes and layouts are those of the forward (attention_plain.cu):
-//   p = exp(s - lse)     delta = rowsum(dout out)     ds = p (dout v^T - delta) / sqrt(D)     dq = ds k
+//   p = exp(s - lse)     delta = rowsum(dout out)     ds = p (dout v^T - delta) scale     dq = ds k
+// A cap c multiplies ds by its slope, 1 - (s / c)^2, and p where it corrects dq.
 //
 // Rounding of lse and out leaves rows of p that do not sum to one and rows of ds that do not sum to zero. The second sum
 // multiplies what all keys of a row share, which a large key bias makes the largest part of them: uncorrected, dq was 2.3
 // to 4 times as far from float64 as torch's (biases of standard deviation 10 to 100, fp32). So the dq kernel corrects both
 // by their sums over the keys:
 //   total = rowsum(p)     error = rowsum(p (dout v^T - delta)) / total
-//   dq = (ds k - error / sqrt(D) p k) / total     lse += log(total)     delta += error
+//   dq = (ds k - error scale p k) / total     lse += log(total)     delta += error
 // and attention_plain_dkdv.cu reads the corrected lse and delta.
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
@@ -17,9 +18,9 @@
 // qkv, dqkv, out and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dq is
 // rounded once.
 //
-// Grid: delta uses one warp per (token, head). For dq, a block computes 64 queries of one query head and iterates over
-// the keys from the start of the document of its first row to its last row. Scores are recomputed: 4 products, bound by
-// fp32 arithmetic. 95 KB of shared memory at D = 128.
+// Grid: delta uses one warp per (token, head). For dq, a block computes 64 queries of one query head (32 at D = 256) and
+// iterates over the keys from the first one that its first row sees to its last row. Scores are recomputed: 4 products,
+// bound by fp32 arithmetic. 95 KB of shared memory at D = 128, 105 KB at D = 256.
 
 #include "attention.h"
 #include "attention_tile.cuh"
@@ -33,7 +34,7 @@ using namespace attention;
 constexpr int streamed = 16;  // keys per tile of the loop over keys
 
 template <int D>
-constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<2 * owned, streamed>) *
+constexpr int shared_bytes = (tile_floats<2 * owned<D> + 2 * streamed, D> + tile_floats<2 * owned<D>, streamed>) *
                              static_cast<int>(sizeof(float));
 
 template <class T>
@@ -45,10 +46,10 @@ __global__ void __launch_bounds__(threads) delta_kernel(const T* dout, const T* 
         return;
     }
     float sum = 0.0f;
-    if (lane * V::size < sizes.head_dim) {
+    for (int column = lane * V::size; column < sizes.head_dim; column += 32 * V::size) {
         float a[V::size], b[V::size];
-        V::load(dout + index * sizes.head_dim + lane * V::size).to_float(a);
-        V::load(out + index * sizes.head_dim + lane * V::size).to_float(b);
+        V::load(dout + index * sizes.head_dim + column).to_float(a);
+        V::load(out + index * sizes.head_dim + column).to_float(b);
 #pragma unroll
         for (int i = 0; i < V::size; ++i) {
             sum = fmaf(a[i], b[i], sum);
@@ -67,33 +68,33 @@ __global__ void __launch_bounds__(threads, 2)
                         const int* cu_seqlens, T* dqkv, Sizes sizes) {
     extern __shared__ __align__(16) float shared[];
     float* q = shared;
-    float* d = q + tile_floats<owned, D>;
-    float* k = d + tile_floats<owned, D>;
+    float* d = q + tile_floats<owned<D>, D>;
+    float* k = d + tile_floats<owned<D>, D>;
     float* v = k + tile_floats<streamed, D>;
     float* probs = v + tile_floats<streamed, D>;
-    float* ds = probs + tile_floats<owned, streamed>;
-    __shared__ int starts[owned];
+    float* ds = probs + tile_floats<owned<D>, streamed>;
+    __shared__ int starts[owned<D>];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // blocks with the most keys first
-    const int end = min(first + owned, sizes.tokens);
+    const int first = (gridDim.x - 1 - blockIdx.x) * owned<D>;  // blocks with the most keys first
+    const int end = min(first + owned<D>, sizes.tokens);
     const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
     const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
     const auto values = qkv_head(qkv, sizes, sizes.heads + sizes.groups + group);
 
-    if (threadIdx.x < owned) {
-        starts[threadIdx.x] = document_start(cu_seqlens, sizes, first + threadIdx.x);
+    if (threadIdx.x < owned<D>) {
+        starts[threadIdx.x] = first_key(cu_seqlens, sizes, first + threadIdx.x);
     }
-    load_tile<owned, D>(q, qkv_head(qkv, sizes, head), first, end);
-    load_tile<owned, D>(d, out_head(dout, sizes, head), first, end);
+    load_tile<owned<D>, D>(q, qkv_head(qkv, sizes, head), first, end);
+    load_tile<owned<D>, D>(d, out_head(dout, sizes, head), first, end);
     __syncthreads();
 
-    float log_sum[rows], row_delta[rows], total[rows] = {}, excess[rows] = {};
+    float log_sum[rows<D>], row_delta[rows<D>], total[rows<D>] = {}, excess[rows<D>] = {};
     Accumulator<D> dq, mean_key;
     dq.clear();
     mean_key.clear();
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < rows<D>; ++i) {
         const int row = first + ty + 16 * i;
         log_sum[i] = row < end ? lse[head * sizes.lse_row + row] : 0.0f;
         row_delta[i] = row < end ? delta[static_cast<int64_t>(head) * sizes.tokens + row] : 0.0f;
@@ -105,20 +106,27 @@ __global__ void __launch_bounds__(threads, 2)
         load_tile<streamed, D>(v, values, key, end);
         __syncthreads();
 
-        float s[rows][1], dp[rows][1];
+        float s[rows<D>][1], dp[rows<D>][1];
         multiply_rows<1, D>(q, k, s);
         multiply_rows<1, D>(d, v, dp);
         const int column = key + tx;
 #pragma unroll
-        for (int i = 0; i < rows; ++i) {
+        for (int i = 0; i < rows<D>; ++i) {
             const int row = ty + 16 * i;
             const bool seen = starts[row] <= column && column <= first + row;
-            const float p = seen ? expf(s[i][0] * sizes.scale - log_sum[i]) : 0.0f;
+            float p, slope = 1.0f;
+            if (sizes.softcap > 0) {
+                const float t = tanh_of_score(s[i][0], sizes);
+                p = seen ? expf(sizes.softcap * t - log_sum[i]) : 0.0f;
+                slope -= t * t;
+            } else {
+                p = seen ? expf(s[i][0] * sizes.scale - log_sum[i]) : 0.0f;
+            }
             const float centred = seen ? p * (dp[i][0] - row_delta[i]) : 0.0f;
             total[i] += p;
             excess[i] += centred;
-            probs[row * (streamed + padding) + tx] = p;
-            ds[row * (streamed + padding) + tx] = centred * sizes.scale;
+            probs[row * (streamed + padding) + tx] = p * slope;
+            ds[row * (streamed + padding) + tx] = centred * sizes.scale * slope;
         }
         __syncwarp();  // the same half of a warp writes and reads a row of probs and ds
         dq.template add_product<streamed>(ds, k);
@@ -126,7 +134,7 @@ __global__ void __launch_bounds__(threads, 2)
     }
 
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < rows<D>; ++i) {
         const float sum = warp_reduce<16>(total[i], Sum{});
         const float error = warp_reduce<16>(excess[i], Sum{}) / sum;
         const int row = first + ty + 16 * i;
@@ -153,7 +161,7 @@ void launch(const void* dout, const void* qkv, const void* out, const void* lse,
     delta_kernel<T><<<delta_blocks, threads, 0, stream>>>(d, static_cast<const T*>(out), row_sums, sizes);
     check_launch(op);
     allow_shared(attention_dq_kernel<T, D>, shared_bytes<D>, op);
-    attention_dq_kernel<T, D><<<dim3(tiles(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
+    attention_dq_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
         d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, corrected_lse,
         static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);
     check_launch(op);
@@ -167,7 +175,8 @@ int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads) {
 
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int64_t chunks, int dtype, cudaStream_t stream) {
+                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
+                         int dtype, cudaStream_t stream) {
     constexpr auto op = "attention_plain_bwd";
     check_pointer(dout, op, "dout", 16);
     check_pointer(qkv, op, "qkv", 16);
@@ -179,9 +188,9 @@ void attention_plain_bwd(const void* dout, const void* qkv, const void* out, con
     SUROGATE_REQUIRE(chunks > 0 && tokens % chunks == 0, op,
                      std::to_string(tokens) + " tokens cannot be divided into " + std::to_string(chunks) + " chunks");
     const int64_t chunk = tokens / chunks;
-    SUROGATE_REQUIRE(chunks == 1 || chunk % owned == 0, op,
+    SUROGATE_REQUIRE(chunks == 1 || chunk % most_owned == 0, op,
                      "chunks must have a multiple of 64 tokens, got " + std::to_string(chunk));
-    Sizes sizes = checked_sizes(chunk, documents, heads, kv_heads, head_dim, op);
+    Sizes sizes = checked_sizes(chunk, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
     sizes.lse_row = tokens;
     const auto* delta = static_cast<const float*>(workspace);
     dispatch(sizes, dtype, op, [&](auto d, auto element) {

@@ -1,21 +1,20 @@
 // Tiles of the plain attention kernels, which attention_plain.cu documents. A block owns a tile of 64 consecutive rows
-// of [0, T] and iterates over tiles of the rows that they need (the streamed tiles).
+// of [0, T], or of 32 if D is 256, and iterates over tiles of the rows that they need (the streamed tiles).
 //
-// Tiles are stored in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32; columns
-// beyond head_dim are zero. The 256 threads are arranged as 16 x 16: thread (ty, tx) has the rows ty + 16 i of the
+// Tiles are stored in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32, or 256;
+// columns beyond head_dim are zero. The 256 threads are arranged as 16 x 16: thread (ty, tx) has the rows ty + 16 i of the
 // owned tile. The 16 threads with the same ty share these rows and form one half of a warp. Sums are fp32 in a fixed
 // order.
 //
 // A tile may contain rows of several documents. A block iterates over all rows that any of its rows needs and masks
-// those that a row does not attend to. So the work is the causal triangle of each document, rounded up to tiles; the
-// number of documents, empty ones included, does not matter.
+// those that a row does not attend to. So the work is the causal triangle of each document, or the band of its window,
+// rounded up to tiles; the number of documents, empty ones included, does not matter.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <climits>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -27,9 +26,12 @@
 namespace surogate::attention {
 
 constexpr int threads = 256;
-constexpr int owned = 64;         // rows of the tile that a block owns
-constexpr int rows = owned / 16;  // owned rows per thread
-constexpr int padding = 4;        // floats after each row in shared memory: 16-byte reads of 8 rows then use all banks
+constexpr int most_owned = 64;
+template <int D>
+constexpr int owned = D > 128 ? most_owned / 2 : most_owned;  // rows of the tile that a block owns
+template <int D>
+constexpr int rows = owned<D> / 16;  // owned rows per thread
+constexpr int padding = 4;  // floats after each row in shared memory: 16-byte reads of 8 rows then use all banks
 
 // Tensors begin at token `first` of the micro-batch, but for cu_seqlens and the rows of lse, which have all its tokens.
 struct Sizes {
@@ -39,6 +41,8 @@ struct Sizes {
     int groups;
     int head_dim;
     float scale;
+    float softcap;  // 0: none
+    int window;     // the largest number of keys that a query sees
     int first;
     int64_t lse_row;  // tokens from a head of lse to the next one
 };
@@ -63,21 +67,32 @@ __device__ inline int document_of(const int* cu_seqlens, int documents, int toke
     return low;
 }
 
-// Returns the first token of the token's document, or INT_MAX for a row beyond the last token.
-__device__ inline int document_start(const int* cu_seqlens, const Sizes& sizes, int token) {
-    if (token >= sizes.tokens) {
+// Returns the first key that a query sees: that of its document or of its window; INT_MAX for a row beyond the last
+// token.
+__device__ inline int first_key(const int* cu_seqlens, const Sizes& sizes, int query) {
+    if (query >= sizes.tokens) {
         return INT_MAX;
     }
-    return cu_seqlens[document_of(cu_seqlens, sizes.documents, sizes.first + token)] - sizes.first;
+    const int start = cu_seqlens[document_of(cu_seqlens, sizes.documents, sizes.first + query)] - sizes.first;
+    return max(start, query - sizes.window + 1);
 }
 
-// Returns the end (exclusive) of the token's document, or 0 for a row beyond the last token.
-__device__ inline int document_end(const int* cu_seqlens, const Sizes& sizes, int token) {
-    if (token >= sizes.tokens) {
+// Returns the end (exclusive) of the queries that see a key, or 0 for a row beyond the last token.
+__device__ inline int queries_end(const int* cu_seqlens, const Sizes& sizes, int key) {
+    if (key >= sizes.tokens) {
         return 0;
     }
-    const int document = document_of(cu_seqlens, sizes.documents, sizes.first + token);
-    return min(cu_seqlens[document + 1] - sizes.first, sizes.tokens);
+    const int document = document_of(cu_seqlens, sizes.documents, sizes.first + key);
+    const int end = min(cu_seqlens[document + 1] - sizes.first, sizes.tokens);
+    return end - key < sizes.window ? end : key + sizes.window;
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+// The score of a product of a query and a key is `product * scale`. With a cap it is softcap * t, and its derivative by
+// the scaled product is 1 - t^2, where t is this function.
+__device__ inline float tanh_of_score(float product, const Sizes& sizes) {
+    return tanhf(product * sizes.scale / sizes.softcap);
 }
 
 // ------------------------------------------------------------------------------------------------------------- tiles
@@ -128,10 +143,10 @@ __device__ void load_tile(float* tile, const Head<const T>& head, int first, int
 
 // products[i][j] = row (ty + 16 i) of a times row (tx + 16 j) of b.
 template <int Columns, int D>
-__device__ void multiply_rows(const float* a, const float* b, float (&products)[rows][Columns]) {
+__device__ void multiply_rows(const float* a, const float* b, float (&products)[rows<D>][Columns]) {
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < rows<D>; ++i) {
 #pragma unroll
         for (int j = 0; j < Columns; ++j) {
             products[i][j] = 0.0f;
@@ -145,7 +160,7 @@ __device__ void multiply_rows(const float* a, const float* b, float (&products)[
             right[j] = *reinterpret_cast<const float4*>(b + (tx + 16 * j) * (D + padding) + d);
         }
 #pragma unroll
-        for (int i = 0; i < rows; ++i) {
+        for (int i = 0; i < rows<D>; ++i) {
             const float4 left = *reinterpret_cast<const float4*>(a + (ty + 16 * i) * (D + padding) + d);
 #pragma unroll
             for (int j = 0; j < Columns; ++j) {
@@ -159,10 +174,10 @@ __device__ void multiply_rows(const float* a, const float* b, float (&products)[
     }
 }
 
-// A thread's part of a [64, D] result: rows ty + 16 i, columns 2 tx + 32 c and 2 tx + 32 c + 1.
+// A thread's part of a [owned, D] result: rows ty + 16 i, columns 2 tx + 32 c and 2 tx + 32 c + 1.
 template <int D>
 struct Accumulator {
-    static constexpr int pairs = D / 32;
+    static constexpr int rows = attention::rows<D>, pairs = D / 32;
     float2 sums[rows][pairs];
 
     __device__ void clear() {
@@ -192,7 +207,7 @@ struct Accumulator {
         }
     }
 
-    // += weights [64, Streamed] times values [Streamed, D], both in shared memory.
+    // += weights [owned, Streamed] times values [Streamed, D], both in shared memory.
     template <int Streamed>
     __device__ void add_product(const float* weights, const float* values) {
         const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -224,7 +239,7 @@ struct Accumulator {
         }
     }
 
-    // Stores the rows first to first + 63 of a head that are below `end`.
+    // Stores the rows of a head from `first` on that are below `end`.
     template <class T>
     __device__ void store(const Head<T>& head, int first, int end) const {
         const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -253,8 +268,8 @@ void allow_shared(Kernel kernel, int bytes, const char* op) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
 }
 
-inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
-                           int64_t head_dim, const char* op) {
+inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                           int64_t window, double scale, double softcap, const char* op) {
     check_positive(tokens, op, "tokens");
     check_positive(documents, op, "documents");
     check_positive(heads, op, "heads");
@@ -263,21 +278,30 @@ inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int
                      std::to_string(heads) + " heads cannot share " + std::to_string(kv_heads) + " kv_heads evenly");
     SUROGATE_REQUIRE(heads <= 65535, op, "heads must be at most 65535, got " + std::to_string(heads));
     // The last tile may extend beyond the last token; its row indices must not overflow.
-    SUROGATE_REQUIRE(tokens <= INT_MAX - owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
-    SUROGATE_REQUIRE(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 128, op,
-                     "head_dim must be a multiple of 8 up to 128, got " + std::to_string(head_dim));
+    SUROGATE_REQUIRE(tokens <= INT_MAX - most_owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
+    SUROGATE_REQUIRE(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 256, op,
+                     "head_dim must be a multiple of 8 up to 256, got " + std::to_string(head_dim));
+    SUROGATE_REQUIRE(window >= 0, op, "window must not be negative, got " + std::to_string(window));
+    SUROGATE_REQUIRE(scale > 0, op, "scale must be positive, got " + std::to_string(scale));
+    SUROGATE_REQUIRE(softcap >= 0, op, "softcap must not be negative, got " + std::to_string(softcap));
+    const bool whole = window == 0 || window > tokens;
     return {static_cast<int>(tokens),
             to_int(documents, op, "documents"),
             static_cast<int>(heads),
             static_cast<int>(kv_heads),
             static_cast<int>(head_dim),
-            static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))),
+            static_cast<float>(scale),
+            static_cast<float>(softcap),
+            static_cast<int>(whole ? tokens : window),
             0,
             tokens};
 }
 
 // Number of blocks along the rows.
-inline unsigned tiles(const Sizes& sizes) { return static_cast<unsigned>(ceil_div(sizes.tokens, owned)); }
+template <int D>
+unsigned tiles(const Sizes& sizes) {
+    return static_cast<unsigned>(ceil_div(sizes.tokens, owned<D>));
+}
 
 // Calls launch(integral constant D, value of the element type).
 template <class Launch>
@@ -290,8 +314,10 @@ void dispatch(const Sizes& sizes, int dtype, const char* op, Launch launch) {
                 return launch(std::integral_constant<int, 64>{}, element);
             case 3:
                 return launch(std::integral_constant<int, 96>{}, element);
-            default:
+            case 4:
                 return launch(std::integral_constant<int, 128>{}, element);
+            default:
+                return launch(std::integral_constant<int, 256>{}, element);
         }
     };
     switch (dtype) {

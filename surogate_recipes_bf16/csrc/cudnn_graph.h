@@ -8,8 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
 
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,6 +73,8 @@ inline void check_shape(const AttentionShape& shape, const char* op) {
     check_positive(shape.heads, op, "heads");
     check_positive(shape.kv_heads, op, "kv_heads");
     SUROGATE_REQUIRE(shape.seq_len > 1, op, "seq_len must be at least 2, got " + std::to_string(shape.seq_len));
+    SUROGATE_REQUIRE(shape.window >= 0, op, "window must not be negative, got " + std::to_string(shape.window));
+    SUROGATE_REQUIRE(shape.scale > 0, op, "scale must be positive, got " + std::to_string(shape.scale));
     SUROGATE_REQUIRE(shape.heads % shape.kv_heads == 0, op,
                      std::to_string(shape.heads) + " heads cannot share " + std::to_string(shape.kv_heads) +
                          " kv_heads evenly");
@@ -191,14 +193,17 @@ public:
     fe::graph::Graph& graph() { return graph_; }
     int64_t row() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
 
-    // Returns the attributes of a causal attention node: SDPA_attributes or SDPA_backward_attributes.
+    // Returns the attributes of a causal attention node, with its window: SDPA_attributes or SDPA_backward_attributes.
     template <class Node>
     Node node() const {
         Node node;
         node.set_name(op_)
-            .set_attn_scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim))))
+            .set_attn_scale(static_cast<float>(shape_.scale))
             .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0);
+        if (shape_.window > 0) {
+            node.set_diagonal_band_left_bound(to_int(shape_.window, op_, "window"));  // keys j with j + window > i
+        }
         documents_->set_lengths(node);
         return node;
     }
@@ -286,8 +291,11 @@ std::shared_ptr<const Plan> shared_plan(const AttentionShape& shape, const Numbe
                                         Make make) {
     static std::map<Numbers, std::weak_ptr<const Plan>> plans;  // guarded by plan_mutex
     const auto handle = reinterpret_cast<intptr_t>(handle_of_device(op));
+    int64_t scale = 0;
+    std::memcpy(&scale, &shape.scale, sizeof(scale));
     Numbers key{handle,      shape.tokens,   shape.documents, shape.seq_len,
-                shape.heads, shape.kv_heads, shape.head_dim};
+                shape.heads, shape.kv_heads, shape.head_dim,  shape.window,
+                scale};
     key.insert(key.end(), options.begin(), options.end());
     const std::lock_guard<std::mutex> lock(plan_mutex());
     if (std::shared_ptr<const Plan> plan = plans[key].lock()) {

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from surogate_core.api import ConfigError, Deterministic, Op, Target, Value
+from surogate_core.testing.binding import choose
 from surogate_core.testing.devices import DEVICES
-from surogate_recipes_bf16.kernels.attention import CUDNN, check_determinism
+from surogate_recipes_bf16.kernels.attention import CUDNN, PLAIN, check_determinism
 from surogate_recipes_bf16.kernels.attention_route import (
     MINIMUM_CUDNN,
     ORDERED_CUDNN,
@@ -157,6 +158,28 @@ def test_cudnn_runs_the_forward_alone_on_sm8x_and_sm12x(device: str, documents: 
     assert forward.supports(Op("attention", values[:2], values[2:], op.attrs), Target(DEVICES[device])).ok
 
 
+@pytest.mark.parametrize(
+    ("changes", "device", "cudnn", "plain"),
+    [
+        ({"window": 512, "scale": 0.5}, "h200", "", ""),
+        ({"softcap": 50.0, "window": 512}, "h200", "does not implement softcap=50.0", ""),
+        ({"head_dim": 256}, "h200", "head_dim must be a multiple of 16 up to 128, got 256", ""),
+        ({"head_dim": 256}, "rtx4090", "head_dim must be a multiple of 16 up to 128, got 256", "at most 128 on"),
+        ({"head_dim": 264}, "h200", "got 264", "head_dim must be a multiple of 8 up to 256, got 264"),
+    ],
+)
+def test_what_a_kernel_does_not_implement_is_refused_by_name(
+    changes: dict[str, Any], device: str, cudnn: str, plain: str
+) -> None:
+    op = backward_op(replace(FEW, **changes))
+    for kernels, reason in ((CUDNN, cudnn), (PLAIN, plain)):
+        if reason:
+            with pytest.raises(AssertionError, match=reason):
+                choose(kernels, op, Target(DEVICES[device]))
+        else:
+            assert choose(kernels, op, Target(DEVICES[device])) in kernels
+
+
 def test_determinism_takes_workspace_only_if_it_is_requested() -> None:
     assert backward_bytes(MORE, replace(H200, deterministic="false")) < 0.6 * SCORE_BYTES_LIMIT
     assert SCORE_BYTES_LIMIT < backward_bytes(MORE, H200) < 1.2 * SCORE_BYTES_LIMIT
@@ -211,6 +234,9 @@ def backward_op(shape: Shape) -> Op:
         "n_kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "seq_len": shape.seq_len,
+        "window": shape.window,
+        "scale": shape.scale,
+        "softcap": shape.softcap,
     }
     return Op("attention_bwd", (out, qkv, out, lse, cu_seqlens), (value("dqkv", shape.tokens, row),), attrs)
 

@@ -348,8 +348,8 @@ def test_traffic_and_passes_reach_the_share_of_the_bandwidth_that_the_op_says() 
     assert op_cost(toy(4), definition, H200).seconds == H200.launch_seconds + 2 * (10**12 / (0.5 * H200.bandwidth))
 
 
-def attention(rows: int, seq_len: int, heads: int, head_dim: int, kind: str = "attention") -> Op:
-    attrs = {"n_heads": heads, "n_kv_heads": heads, "head_dim": head_dim, "seq_len": seq_len}
+def attention(rows: int, seq_len: int, heads: int, head_dim: int, kind: str = "attention", **more: int) -> Op:
+    attrs = {"n_heads": heads, "n_kv_heads": heads, "head_dim": head_dim, "seq_len": seq_len, **more}
     out = Value("attention", (rows * seq_len, heads * head_dim), "bf16", "act")
     return Op(kind, (), (out,), attrs)
 
@@ -372,6 +372,17 @@ def test_attention_is_a_small_part_of_a_short_step_on_a_cpu() -> None:
     given = plan_inputs(QWEN3_0_6B, target=Target(cpu()), batch_size=1, seq_len=64)
     step = summarise(assemble(given), given).step
     assert step.attention_seconds < step.product_seconds / 4
+
+
+def test_a_window_has_the_flops_of_the_pairs_that_see_each_other() -> None:
+    flops = OPS["attention"].flops
+    whole, length = flops(attention(1, 4096, 2, 64)), 4096
+    for window in (1, 512, 4095, 4096, 9999):
+        pairs = sum(min(i + 1, window) for i in range(length))
+        assert flops(attention(1, 4096, 2, 64, window=window)) == pytest.approx(whole * 2 * pairs / length**2, rel=1e-3)
+    assert attention_share(attention(1, 4096, 2, 64, window=512), H200) < attention_share(
+        attention(1, 4096, 2, 64), H200
+    )
 
 
 def test_attention_is_less_efficient_with_small_heads_short_documents_and_little_work() -> None:

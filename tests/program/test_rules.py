@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -98,8 +100,8 @@ def _add_rmsnorm_to_itself(b: Builder) -> Value:
     return _dot(b, norm, residual, x)
 
 
-def _attention(b: Builder) -> Value:
-    heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 2}
+def _attention(b: Builder, **scores: Any) -> Value:
+    heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 2, **scores}
     qkv = b.param("qkv", (T, 16), INIT)
     return _dot(b, b.apply("attention", qkv, b.input("cu_seqlens", (5,), "int32"), seq_len=T, **heads))
 
@@ -152,6 +154,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "add_rmsnorm, both read": ("add_rmsnorm", _add_rmsnorm_both),
     "add_rmsnorm, x is the residual": ("add_rmsnorm", _add_rmsnorm_to_itself),
     "attention": ("attention", _attention),
+    "attention, windowed": ("attention", partial(_attention, window=2, scale=1.5, softcap=2.0)),
     "swiglu": ("swiglu", _swiglu),
     "lm_head_ce": ("lm_head_ce", _cross_entropy),
     "lm_head_ce as a part": ("lm_head_ce", _cross_entropy_inside),

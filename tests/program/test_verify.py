@@ -157,8 +157,15 @@ def test_every_pass_keeps_random_programs_valid(seed: int) -> None:
         (lambda b, x, w: b.emit("linear", x), "linear"),
         (lambda b, x, w: b.emit("rmsnorm", x, w, w, eps=1e-6), "rmsnorm"),
         (lambda b, x, w: b.emit("attention", x, w), "attention"),
+        (
+            lambda b, x, w: b.emit(
+                *("attention", x, b.input("cu", (2,), "int32")),
+                **{"n_heads": 1, "n_kv_heads": 1, "head_dim": 2, "seq_len": 4, "window": -1},
+            ),
+            "window must be positive, or 0 for none, got -1",
+        ),
     ],
-    ids=["unknown op", "shapes", "too few inputs", "too many inputs", "attribute missing"],
+    ids=["unknown op", "shapes", "too few inputs", "too many inputs", "attribute missing", "attribute out of range"],
 )
 def test_the_builder_reports_the_line_that_emitted(emit: Callable[..., object], message: str) -> None:
     b = Builder(VOCABULARY, "fp32")

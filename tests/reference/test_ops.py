@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,50 @@ def close(got: Tensor, exact: Tensor, terms: int, *, roundings: int = 1) -> None
 
 HEADS = [(2, 2, 4), (4, 2, 6), (6, 1, 2), (3, 3, 1)]
 DOCUMENTS = [[0, 12], [0, 1, 2, 12], [0, 5, 5, 9, 12, 12, 12], [0, 3, 6, 9, 12], list(range(13))]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "window": {"window": 3},
+    "scale": {"scale": 0.25},
+    "softcap": {"softcap": 0.75},
+    "all": {"window": 4, "scale": 1.5, "softcap": 2.0},
+}
+"""Scores other than q k^T / sqrt(D) of all keys."""
+
+
+def by_definition(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int, **variant: Any) -> Tensor:
+    """Attend query by query: to the last `window` keys of its document, with scaled and capped scores."""
+    window, cap = variant.get("window", qkv.shape[0]), variant.get("softcap", 0.0)
+    q, k, v = (x.unflatten(1, (-1, size)) for x in qkv.split([heads * size, groups * size, groups * size], dim=1))
+    rows = []
+    for start, end in pairwise(cu):
+        for i in range(start, end):
+            seen = slice(max(start, i - window + 1), i + 1)
+            keys, values = (x[seen].repeat_interleave(heads // groups, dim=1) for x in (k, v))
+            scores = (keys * q[i]).sum(-1) * variant.get("scale", size**-0.5)
+            scores = cap * (scores / cap).tanh() if cap else scores
+            rows.append((scores.softmax(0)[..., None] * values).sum(0).flatten())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_with_window_scale_and_cap_is_its_definition_with_its_gradient(variant: str) -> None:
+    heads, groups, size, cu = 4, 2, 6, [0, 5, 5, 12]
+    qkv, dout = 2 * random(12, 48, dtype=torch.float64), random(12, 24, dtype=torch.float64)
+    attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12, **VARIANTS[variant]}
+    documents = torch.tensor(cu, dtype=torch.int32)
+    out, lse = ops.attention(qkv, documents, **attrs)
+    leaf = qkv.clone().requires_grad_()
+    exact = by_definition(leaf, cu, heads, groups, size, **VARIANTS[variant])
+    (gradient,) = torch.autograd.grad(exact, leaf, dout)
+    close(out, exact.detach(), terms=40)
+    close(ops.attention_bwd(dout, qkv, out, lse, documents, **attrs), gradient, terms=100)
+
+
+def test_a_window_as_long_as_the_documents_changes_no_bit() -> None:
+    attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "seq_len": 12}
+    qkv, documents = random(12, 48), torch.tensor([0, 5, 12], dtype=torch.int32)
+    assert torch.equal(ops.attention(qkv, documents, **attrs)[0], ops.attention(qkv, documents, window=7, **attrs)[0])
 
 
 def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int) -> tuple[Tensor, Tensor]:

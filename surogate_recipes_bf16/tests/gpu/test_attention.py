@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -41,8 +42,8 @@ DOCUMENTS = cases(
     more={"whole row": [300], "single tokens": [1] * 67, "rows": [128] * 4},
 )
 HEADS = [(4, 2, 64), (3, 3, 96), (4, 1, 128), (8, 4, 32), (4, 2, 16)]
-"""(n_heads, n_kv_heads, head_dim). The plain kernels are compiled for the first four values of head_dim."""
-PLAIN_HEADS = cases(HEADS[:4], more=[*HEADS[4:], (2, 1, 80)])
+"""(n_heads, n_kv_heads, head_dim). The plain kernels are compiled for the first four values of head_dim, and 256."""
+PLAIN_HEADS = cases(HEADS[:4], more=[*HEADS[4:], (2, 1, 80), (4, 2, 256)])
 CUDNN_HEADS = cases(HEADS[:1], more=HEADS[1:])
 
 ROWS = cases(
@@ -52,20 +53,31 @@ ROWS = cases(
 ROW_HEADS = cases([(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16)])
 
 
-class Case:
-    """Random inputs, the forward and backward ops on them, and the expected results."""
+WINDOW_AND_SCALE = {"window": 40, "scale": 0.07}
+SCORES: dict[str, dict[str, float]] = {"softcap": {"softcap": 3.0}, "all": {**WINDOW_AND_SCALE, "softcap": 1.5}}
+"""Scores of the plain kernels other than q k^T / sqrt(D) of all keys. cuDNN implements the window and the scale."""
 
-    def __init__(self, lengths: Sequence[int], heads: tuple[int, int, int], dtype: str, unused: int = 3) -> None:
+
+class Case:
+    """Random inputs, the forward and backward ops on them, and the expected results.
+
+    `scores` are attributes: window, scale, softcap.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], heads: tuple[int, int, int], dtype: str, unused: int = 3, **scores: float
+    ) -> None:
         n_heads, n_kv_heads, head_dim = heads
         tokens = sum(lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0)
         self.cu_seqlens = torch.cat([ends, torch.full((unused,), tokens)]).to(torch.int32)
         self.documents = [(int(a), int(b)) for a, b in pairwise(ends) if b > a]
-        self.attrs = {
+        self.attrs: dict[str, Any] = {
             "n_heads": n_heads,
             "n_kv_heads": n_kv_heads,
             "head_dim": head_dim,
             "seq_len": max(2, *lengths),
+            **scores,
         }
         self.qkv = torch.randn(tokens, (n_heads + 2 * n_kv_heads) * head_dim).to(TORCH[dtype])
         self.dout = torch.randn(tokens, n_heads * head_dim).to(TORCH[dtype])
@@ -97,7 +109,7 @@ class Case:
         """Return what cuDNN computes from the out and lse that it is given, in fp64: p = exp(s - lse) and
         ds = p (dout v^T - rowsum(dout out)). Their rounding stays in the result."""
         heads, groups, size = (self.attrs[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-        share, scale = heads // groups, size**-0.5
+        share, scale = heads // groups, self.attrs.get("scale", size**-0.5)
         dqkv = torch.zeros(self.qkv.shape, dtype=torch.float64)
         for start, stop in self.documents:
             q, k, v = (
@@ -105,8 +117,9 @@ class Case:
             )
             o, do = (x[start:stop].double().unflatten(1, (-1, size)).transpose(0, 1) for x in (out, self.dout))
             k, v = (x.repeat_interleave(share, dim=0) for x in (k, v))
-            future = torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1)
-            p = (q @ k.mT * scale - lse[:, start:stop, None].double()).exp().masked_fill(future, 0)
+            seen = torch.ones(stop - start, stop - start, dtype=torch.bool).tril()
+            seen = seen.triu(1 - self.attrs.get("window", stop - start))
+            p = (q @ k.mT * scale - lse[:, start:stop, None].double()).exp().masked_fill(~seen, 0)
             ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * scale
             grads = (ds @ k, *((x.mT @ y).unflatten(0, (groups, share)).sum(1) for x, y in ((ds, q), (p, do))))
             dqkv[start:stop] = torch.cat([g.transpose(0, 1).flatten(1) for g in grads], dim=1)
@@ -147,6 +160,21 @@ def test_plain_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, 
     truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
     # Terms of a sum are up to five times the largest result, because they cancel, and scores have errors of their own.
     assert_close(dqkv, truth, TORCH[dtype], case.length, 5 * float(truth.abs().max()))
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 256), (2, 2, 136)], ids=str)
+def test_plain_kernels_with_a_window_a_scale_and_a_cap_match_fp64(heads: tuple[int, int, int], scores: str) -> None:
+    """A window begins inside a tile, at its edge, and before a document; heads of 256 have tiles of half the rows."""
+    case = Case([1, 7, 63, 0, 64, 65, 100, 130], heads, "fp32", **SCORES[scores])
+    out, lse = run_kernel(PLAIN, case.op, case.given)
+    true_out, true_lse = case.truth()
+    assert_close(out, true_out, torch.float32, case.length, 5 * float(case.qkv.double().abs().max()))
+    assert_close(lse, true_lse, torch.float32, case.length, 5.0)
+    given = case.backward_inputs()
+    (dqkv,) = run_kernel(PLAIN, case.op_bwd, given)
+    truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
+    assert_close(dqkv, truth, torch.float32, case.length, 5 * float(truth.abs().max()))
 
 
 @pytest.mark.parametrize("bias", [0.0, 10.0, 100.0])
@@ -287,6 +315,25 @@ def test_dense_backward_matches_fp64(
     assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
+@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 2, 128)], ids=str)
+@pytest.mark.parametrize(("lengths", "unused"), [([300] * 2, 0), ([7, 0, 40, 41, 300, 1], 3)], ids=["dense", "ragged"])
+def test_cudnn_with_a_window_and_a_scale_matches_fp64(
+    lengths: list[int], unused: int, heads: tuple[int, int, int]
+) -> None:
+    """Every algorithm of the backward: kept scores must not read those that the window leaves out."""
+    case = Case(lengths, heads, "bf16", unused, **WINDOW_AND_SCALE)
+    out, lse = run_cudnn(case.op, case.given)
+    true_out, true_lse = case.truth()
+    assert_documents_close(case, out, true_out, [case.dout.shape[1]], 2.0**-8)
+    assert float((lse.double() - true_lse).abs().max()) < 1e-4
+    given = case.backward_inputs()
+    truth = case.uncorrected_bwd(given[case.out_value], given[case.lse_value])
+    for algorithm in algorithms(case):
+        first, second = gradients(case, algorithm, packed_dkv=packs_dkv(shape_of(case.op_bwd)), runs=2)
+        assert_documents_close(case, first, truth, case.pieces, 2.0**-7)
+        assert not algorithm.deterministic or torch.equal(first, second), algorithm
+
+
 @pytest.mark.parametrize("heads", [(8, 2, 128), (4, 4, 64)], ids=str)
 def test_dense_and_ragged_graphs_agree(heads: tuple[int, int, int]) -> None:
     """One empty document makes the graphs ragged. Each result is within the tolerance of fp64 of the other."""
@@ -397,7 +444,7 @@ def test_a_number_of_groups_that_does_not_divide_the_heads_is_rejected() -> None
     from surogate_recipes_bf16 import _C
 
     with pytest.raises(ValueError, match=r"attention_bwd: 3 kv_heads cannot be divided into 2 groups"):
-        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, Route.KEPT_SCORES, 2, True, 1)
+        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 2, True, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- chunks
@@ -445,7 +492,7 @@ def test_rows_that_cannot_be_divided_into_chunks_are_rejected() -> None:
     from surogate_recipes_bf16 import _C
 
     with pytest.raises(ValueError, match=r"attention_bwd: 64 tokens cannot be divided into 3 chunks"):
-        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, Route.KEPT_SCORES, 1, True, 3)
+        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 1, True, 3)
 
 
 def too_large() -> Case:
@@ -490,12 +537,14 @@ def test_errors_name_the_invalid_argument() -> None:
     x = torch.zeros(4096, device="cuda")
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match=r"attention_plain: lse is a null pointer"):
-        _C.attention_plain(p, p, p, 0, 4, 1, 2, 1, 32, 0, stream)
+        _C.attention_plain(p, p, p, 0, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 0, stream)
     with pytest.raises(ValueError, match=r"3 heads cannot share 2 kv_heads"):
-        _C.attention_plain(p, p, p, p, 4, 1, 3, 2, 32, 0, stream)
-    with pytest.raises(ValueError, match=r"head_dim must be a multiple of 8 up to 128, got 136"):
-        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 136, 0, stream)
+        _C.attention_plain(p, p, p, p, 4, 1, 3, 2, 32, 0, 1.0, 0.0, 0, stream)
+    with pytest.raises(ValueError, match=r"head_dim must be a multiple of 8 up to 256, got 264"):
+        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 264, 0, 1.0, 0.0, 0, stream)
+    with pytest.raises(ValueError, match=r"window must not be negative, got -1"):
+        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 32, -1, 1.0, 0.0, 0, stream)
     with pytest.raises(ValueError, match=r"qkv must be aligned to 16 bytes"):
-        _C.attention_plain(p + 4, p, p, p, 4, 1, 2, 1, 32, 0, stream)
+        _C.attention_plain(p + 4, p, p, p, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 0, stream)
     with pytest.raises(ValueError, match=r"dtype must be fp32 or bf16, got int32"):
-        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 32, 3, stream)
+        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 3, stream)

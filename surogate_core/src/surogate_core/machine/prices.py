@@ -31,7 +31,8 @@ class _Attention:
 
     most       with long rows and large heads
     half_head  size of a head at which half of the time goes into the softmax, whose exponentials do not depend on it
-    half_row   length of documents at which half of the time is lost to the diagonal of the mask and to short loops
+    half_row   length of documents, or of a window, which has two diagonals and twice the keys, at which half of the
+               time is lost to the diagonal of the mask and to short loops
     fill       FLOPs that a Hopper computes in the time that filling and draining it take, at the rate of products. A
                slower device has the time of an H200, not its FLOPs: 18 us forward.
     """
@@ -43,8 +44,9 @@ class _Attention:
 
     def share(self, op: Op, flops: int, rate: float) -> float:
         head_dim, seq_len = int(op.attrs["head_dim"]), int(op.attrs["seq_len"])
+        row = min(int(op.attrs.get("window", 0)) or seq_len, seq_len)
         lost = self.fill * min(1.0, rate / _H200_RATE)
-        of_head, of_row = head_dim / (head_dim + self.half_head), seq_len / (seq_len + self.half_row)
+        of_head, of_row = head_dim / (head_dim + self.half_head), row / (row + self.half_row)
         return min(self.most * of_head * of_row * flops / (flops + lost), 1.0)
 
 

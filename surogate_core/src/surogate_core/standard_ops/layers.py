@@ -108,6 +108,10 @@ def _attention(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     need(heads % groups == 0, f"{heads} query heads cannot share {groups} key/value heads evenly")
     need(width == (heads + 2 * groups) * size, f"qkv has {width} columns, heads need {(heads + 2 * groups) * size}")
     need(cu_seqlens.dtype == "int32", "cu_seqlens must be int32")
+    for name in ("window", "softcap"):
+        need(attrs.get(name, 0) >= 0, f"{name} must be positive, or 0 for none, got {attrs.get(name)}")
+    scale = attrs.get("scale")
+    need(scale is None or scale > 0, f"scale must be positive, got {scale}")
     return [OutSpec("attention", (t, heads * size), qkv.dtype), OutSpec("lse", (heads, t), accumulator(qkv.dtype))]
 
 
@@ -130,11 +134,15 @@ def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _attention_flops(op: Op) -> int:
-    """FLOPs for documents of full length: two products forward, five backward; the causal mask halves each of them."""
+    """FLOPs for documents of full length: two products forward, five backward; the causal mask halves each of them.
+
+    Of a document of L tokens, a window of W leaves W L - W^2 / 2 pairs of L^2 / 2.
+    """
     tokens = op.outs[0].shape[0]
     products = 2 if op.kind == "attention" else 5
     seq_len, width = int(op.attrs["seq_len"]), int(op.attrs["n_heads"]) * int(op.attrs["head_dim"])
-    return products * tokens * seq_len * width
+    window = min(int(op.attrs.get("window", 0)) or seq_len, seq_len)
+    return products * tokens * width * window * (2 * seq_len - window) // seq_len
 
 
 # --------------------------------------------------------------------------------------------------------------- swiglu
@@ -201,7 +209,10 @@ def _lm_head_workspace(op: Op) -> int:
 
 
 _EPS: Attributes = {"eps": float}
-_HEADS: Attributes = {"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int}
+_HEADS: Attributes = {
+    **{"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int},
+    **{"window": (int, 0), "scale": (float | None, None), "softcap": (float, 0.0)},
+}
 _CHUNKS: Attributes = {"chunks": int}
 
 LAYERS: tuple[OpDef, ...] = (

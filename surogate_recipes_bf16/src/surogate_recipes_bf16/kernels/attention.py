@@ -1,4 +1,5 @@
-"""Compiled causal attention over packed documents: cuDNN for bf16, plain kernels for fp32 and where cuDNN has none.
+"""Compiled causal attention over packed documents: cuDNN for bf16, plain kernels for fp32 and where cuDNN has none:
+heads of more than 128, and a cap of scores.
 
 SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
 
@@ -39,9 +40,15 @@ from .dtypes import FLOATS, supports_write
 
 def _plain_supports(op: Op, target: Target) -> Support:
     size = op.attrs["head_dim"]
-    if size % 8 or size > 128:
-        return Support(False, f"head_dim must be a multiple of 8 up to 128, got {size}")
+    if size % 8 or size > 256:
+        return Support(False, f"head_dim must be a multiple of 8 up to 256, got {size}")
+    if op.kind == "attention_bwd" and size > 128 and target.device.sm in _LITTLE_SHARED_MEMORY:
+        return Support(False, f"head_dim must be at most 128 on {target.device.title}, got {size}")
     return supports_write(op, target)
+
+
+_LITTLE_SHARED_MEMORY = (86, 89, 120, 121)
+"""SMs whose blocks have at most 99 KiB. The backward kernels take 102.5 for heads of more than 128."""
 
 
 def _bind_plain(op: Op, ctx: BindContext) -> Call:
@@ -159,6 +166,7 @@ CUDNN: tuple[KernelDef, ...] = (
     KernelDef(
         op="attention",
         dtypes=(*_ins("attention", "bf16"), *_outs("attention", "bf16")),
+        attrs=("window", "scale"),
         supports=_cudnn_supports,
         bind=_bind_cudnn,
         workspace=lambda op, target: forward_bytes(shape_of(op)),
@@ -166,7 +174,7 @@ CUDNN: tuple[KernelDef, ...] = (
     KernelDef(
         op="attention_bwd",
         dtypes=(*_ins("attention_bwd", "bf16"), *_outs("attention_bwd", "bf16")),
-        attrs=("chunks",),
+        attrs=("window", "scale", "chunks"),
         supports=_cudnn_supports,
         bind=_bind_cudnn_bwd,
         workspace=lambda op, target: backward_bytes(shape_of(op), target, chunks_of(op)),
@@ -182,13 +190,14 @@ PLAIN: tuple[KernelDef, ...] = tuple(
         KernelDef(
             op="attention",
             dtypes=(*_ins("attention", dtype), *_outs("attention", dtype)),
+            attrs=("window", "scale", "softcap"),
             supports=_plain_supports,
             bind=_bind_plain,
         ),
         KernelDef(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
-            attrs=("chunks",),
+            attrs=("window", "scale", "softcap", "chunks"),
             supports=_plain_supports,
             bind=_bind_plain_bwd,
             workspace=_plain_bwd_workspace,

@@ -33,7 +33,10 @@ _SLACK_DOCUMENT_BYTES = 512
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an attention op. `documents` is the length of cu_seqlens minus one; in most batches many are empty."""
+    """Sizes of an attention op, and its attributes of scores.
+
+    `documents` is the length of cu_seqlens minus one; in most batches many are empty.
+    """
 
     tokens: int
     documents: int
@@ -41,6 +44,9 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
+    window: int = 0
+    scale: float | None = None
+    softcap: float = 0.0
 
     @property
     def dense(self) -> bool:
@@ -51,21 +57,27 @@ class Shape:
         return self.documents * self.seq_len == self.tokens
 
     @property
-    def launch(self) -> tuple[int, int, int, int, int]:
-        """Size arguments of the plain launchers."""
-        return self.tokens, self.documents, self.heads, self.kv_heads, self.head_dim
+    def scores(self) -> tuple[int, float]:
+        """Which keys a query sees, and what multiplies their products."""
+        return self.window, self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
-    def plan(self) -> tuple[int, int, int, int, int, int]:
-        """Size arguments of cuDNN's plans."""
-        return self.tokens, self.documents, self.seq_len, self.heads, self.kv_heads, self.head_dim
+    def launch(self) -> tuple[int | float, ...]:
+        """Arguments of the plain launchers that say what to compute."""
+        return self.tokens, self.documents, self.heads, self.kv_heads, self.head_dim, *self.scores, self.softcap
+
+    @property
+    def plan(self) -> tuple[int | float, ...]:
+        """Arguments of cuDNN's plans that say what to compute."""
+        return self.tokens, self.documents, self.seq_len, self.heads, self.kv_heads, self.head_dim, *self.scores
 
 
 def shape_of(op: Op) -> Shape:
     """Return the sizes of an `attention` or `attention_bwd` op."""
     qkv, cu_seqlens = (op.ins[0], op.ins[1]) if op.kind == "attention" else (op.ins[1], op.ins[4])
-    a = op.attrs
-    return Shape(qkv.shape[0], cu_seqlens.shape[0] - 1, a["seq_len"], a["n_heads"], a["n_kv_heads"], a["head_dim"])
+    a, scores = op.attrs, {name: op.attrs[name] for name in ("window", "scale", "softcap") if name in op.attrs}
+    sizes = (a["seq_len"], a["n_heads"], a["n_kv_heads"], a["head_dim"])
+    return Shape(qkv.shape[0], cu_seqlens.shape[0] - 1, *sizes, **scores)
 
 
 def chunks_of(op: Op) -> int:
