@@ -17,7 +17,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
-from surogate_core.reference.ops import attention
+from surogate_core.reference.attention import attention
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
 from surogate_core.train.packing_check import PackingCheck, check_packing

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surogate_core.reference import collectives, ops
+from surogate_core.reference import attention, collectives, ops
 
 ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """Largest relative error of rounding to nearest."""
@@ -70,18 +70,19 @@ def test_attention_with_window_scale_and_cap_is_its_definition_with_its_gradient
     qkv, dout = 2 * random(12, 48, dtype=torch.float64), random(12, 24, dtype=torch.float64)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12, **VARIANTS[variant]}
     documents = torch.tensor(cu, dtype=torch.int32)
-    out, lse = ops.attention(qkv, documents, **attrs)
+    out, lse = attention.attention(qkv, documents, **attrs)
     leaf = qkv.clone().requires_grad_()
     exact = by_definition(leaf, cu, heads, groups, size, **VARIANTS[variant])
     (gradient,) = torch.autograd.grad(exact, leaf, dout)
     close(out, exact.detach(), terms=40)
-    close(ops.attention_bwd(dout, qkv, out, lse, documents, **attrs), gradient, terms=100)
+    close(attention.attention_bwd(dout, qkv, out, lse, documents, **attrs), gradient, terms=100)
 
 
 def test_a_window_as_long_as_the_documents_changes_no_bit() -> None:
     attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "seq_len": 12}
     qkv, documents = random(12, 48), torch.tensor([0, 5, 12], dtype=torch.int32)
-    assert torch.equal(ops.attention(qkv, documents, **attrs)[0], ops.attention(qkv, documents, window=7, **attrs)[0])
+    whole, windowed = (attention.attention(qkv, documents, **attrs, **more)[0] for more in ({}, {"window": 7}))
+    assert torch.equal(whole, windowed)
 
 
 def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int) -> tuple[Tensor, Tensor]:
@@ -113,7 +114,7 @@ def test_attention_is_sdpa_of_each_document(
     """Compares with the same inputs in fp64. Sums have at most 12 weights and 6 products."""
     qkv = random(12, (heads + 2 * groups) * size, dtype=dtype)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12}
-    out, lse = ops.attention(qkv, torch.tensor(cu, dtype=torch.int32), **attrs)
+    out, lse = attention.attention(qkv, torch.tensor(cu, dtype=torch.int32), **attrs)
     exact_out, exact_lse = one_at_a_time(qkv.double(), cu, heads, groups, size)
     assert out.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -131,7 +132,7 @@ def test_attention_backward_is_that_of_sdpa(
     qkv, dout = random(12, (heads + 2 * groups) * size, dtype=dtype), random(12, heads * size, dtype=dtype, seed=1)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12}
     documents = torch.tensor(cu, dtype=torch.int32)
-    dqkv = ops.attention_bwd(dout, qkv, *ops.attention(qkv, documents, **attrs), documents, **attrs)
+    dqkv = attention.attention_bwd(dout, qkv, *attention.attention(qkv, documents, **attrs), documents, **attrs)
     leaf = qkv.double().requires_grad_()
     (one_at_a_time(leaf, cu, heads, groups, size)[0] * dout.double()).sum().backward()
     assert dqkv.dtype == dtype
@@ -148,8 +149,8 @@ def test_no_token_attends_across_documents() -> None:
     changed[5:9] = 100 * random(4, 48, seed=2)
     results = []
     for x in (qkv, changed):
-        out, lse = ops.attention(x, cu, **attrs)
-        results.append((out, lse.T, ops.attention_bwd(dout, x, out, lse, cu, **attrs)))
+        out, lse = attention.attention(x, cu, **attrs)
+        results.append((out, lse.T, attention.attention_bwd(dout, x, out, lse, cu, **attrs)))
     for before, after in zip(*results, strict=True):
         assert torch.equal(before[:5], after[:5])
         assert torch.equal(before[9:], after[9:])
@@ -175,8 +176,8 @@ def test_attention_of_keys_that_are_nearly_alike_is_as_exact_as_torchs(bias: flo
             (gradient,) = torch.autograd.grad(out, leaf, dout.to(dtype))
             results.append([out.detach(), *gradient.split(pieces, dim=1)])
         documents = torch.tensor(cu, dtype=torch.int32)
-        out, lse = ops.attention(qkv, documents, **attrs)
-        ours = [out, *ops.attention_bwd(dout, qkv, out, lse, documents, **attrs).split(pieces, dim=1)]
+        out, lse = attention.attention(qkv, documents, **attrs)
+        ours = [out, *attention.attention_bwd(dout, qkv, out, lse, documents, **attrs).split(pieces, dim=1)]
         exact, torchs = results
         errors = [[float((a.double() - b).norm()) for a, b in zip(x, exact, strict=True)] for x in (ours, torchs)]
         ratios.append([mine / other for mine, other in zip(*errors, strict=True)])
@@ -188,10 +189,10 @@ def test_large_scores_do_not_overflow() -> None:
     attrs = {"n_heads": 1, "n_kv_heads": 1, "head_dim": 4, "seq_len": 8}
     cu = torch.tensor([0, 8], dtype=torch.int32)
     qkv = 1e4 * random(8, 12)
-    out, lse = ops.attention(qkv, cu, **attrs)
+    out, lse = attention.attention(qkv, cu, **attrs)
     assert out.isfinite().all()
     assert lse.isfinite().all()
-    assert ops.attention_bwd(random(8, 4), qkv, out, lse, cu, **attrs).isfinite().all()
+    assert attention.attention_bwd(random(8, 4), qkv, out, lse, cu, **attrs).isfinite().all()
 
 
 # ----------------------------------------------------------------------------------- norms, SwiGLU, products, embedding
@@ -390,7 +391,7 @@ def test_no_reference_writes_to_its_inputs() -> None:
     attrs = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "seq_len": 12}
     norm_weight = random(16)
     rstd = ops.rmsnorm(x, norm_weight, eps=1e-5)[1]
-    out, lse = ops.attention(x, cu, **attrs)
+    out, lse = attention.attention(x, cu, **attrs)
     calls: list[tuple[Callable[..., object], tuple[Tensor, ...], dict[str, object]]] = [
         (ops.linear, (x, w), {}),
         (ops.linear_dgrad, (grads, w), {}),
@@ -399,8 +400,8 @@ def test_no_reference_writes_to_its_inputs() -> None:
         (ops.add_rmsnorm, (x, x, norm_weight), {"eps": 1e-5}),
         (ops.rmsnorm_bwd, (x, x, norm_weight, rstd, x), {}),
         (ops.rmsnorm_dgrad, (x, x, norm_weight, rstd, x), {}),
-        (ops.attention, (x, cu), attrs),
-        (ops.attention_bwd, (random(12, 8), x, out, lse, cu), attrs),
+        (attention.attention, (x, cu), attrs),
+        (attention.attention_bwd, (random(12, 8), x, out, lse, cu), attrs),
         (ops.swiglu, (x,), {}),
         (ops.swiglu_bwd, (random(12, 8), x), {}),
         (ops.lm_head_ce, (x, w, TARGETS, scale), {"chunks": 3}),

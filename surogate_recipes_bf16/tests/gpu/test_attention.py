@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surogate_core.api import ConfigError, Deterministic, KernelDef, Op, Target, Value
-from surogate_core.reference import ops as reference
+from surogate_core.reference import attention as reference
 from surogate_core.testing.binding import Binding, bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.devices import DEVICES

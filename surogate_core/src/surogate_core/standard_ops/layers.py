@@ -208,6 +208,7 @@ def _lm_head_workspace(op: Op) -> int:
     return x.shape[0] // int(op.attrs["chunks"]) * w.shape[0] * (x.nbytes // x.size)
 
 
+_ATTENTION_REFERENCE = "surogate_core.reference.attention"
 _EPS: Attributes = {"eps": float}
 _HEADS: Attributes = {
     **{"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int},
@@ -260,6 +261,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "attention",
         _attention,
+        module=_ATTENTION_REFERENCE,
         attrs=_HEADS,
         vjp=_attention_vjp,
         flops=_attention_flops,
@@ -268,6 +270,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "attention_bwd",
         _attention_bwd,
+        module=_ATTENTION_REFERENCE,
         attrs={**_HEADS, "chunks": (int, 1)},
         is_attention=True,
         takes_chunks=True,
