@@ -80,6 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biased": {"attention_bias": True},
     "qwen2": {"model_type": "qwen2"},
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "sliding_window": 6},
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 

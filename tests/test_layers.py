@@ -126,6 +126,7 @@ LOOKS_INSIDE = {
     *("surogate_recipes_fp8/tests/gpu/test_training.py", "surogate_recipes_fp8/tests/gpu/test_numerics.py"),
     "surogate_recipes_nvfp4/tests/test_training.py",
     *("plugins/surogate_lora/tests/test_frozen.py", "plugins/surogate_new/tests/test_new.py"),
+    "plugins/surogate_models_mistral/tests/test_mistral.py",
     "plugins/surogate_offload_residual/tests/test_residual.py",
     "plugins/surogate_offload_residual/tests/gpu/test_residual_gpu.py",
     "plugins/surogate_offload_states/tests/test_states.py",

@@ -29,6 +29,7 @@ from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_models.qwen2 import QWEN2
 from surogate_models.qwen3 import QWEN3
+from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_qlora_fp4.ops import OPS as FP4_OPS
 from surogate_qlora_fp8.ops import OPS as FP8_TILE_OPS
@@ -42,7 +43,7 @@ OPS = {
     definition.kind: definition
     for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *DORA_OPS, *FP8_OPS, *NVFP4_OPS, *STORAGE_OPS, ADAMW_OP)
 }
-MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3)}
+MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL)}
 NO_LABEL = -100
 
 Document = Sequence[int]

@@ -30,6 +30,7 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 
 QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
+MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_tied": {"tie_word_embeddings": True},
@@ -45,8 +46,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama_dynamic": LLAMA | scaled("dynamic"),
     "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
     "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
+    "mistral": MISTRAL,
+    "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -94,7 +97,7 @@ def test_logits_equal_transformers(variant: str, packing: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_loss_equals_sum_over_documents(family: str) -> None:
-    config = tiny_config(model_type=family)
+    config = tiny_config(**VARIANTS[family])
     rows = documents_in_rows([[7, 12, 5], [24], [2, 9, 3]])
     model = PlannedModel(config, batch_size=3, seq_len=24)
     model.load(random_hf_model(config).state_dict())
@@ -119,7 +122,7 @@ def test_two_micro_steps_equal_one_large_batch() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recomputing_any_part_gives_bit_identical_gradients(family: str) -> None:
-    config = tiny_config(model_type=family)
+    config = tiny_config(**VARIANTS[family])
     state = random_hf_model(config).state_dict()
     rows = documents_in_rows([[7, 12, 5], [24]])
     plain = PlannedModel(config, batch_size=2, seq_len=24)
@@ -134,7 +137,7 @@ def test_recomputing_any_part_gives_bit_identical_gradients(family: str) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
-    config = tiny_config(model_type=family)
+    config = tiny_config(**VARIANTS[family])
     model = PlannedModel(config, batch_size=2, seq_len=24, recompute=frozenset({"block"}))
     program = model.assembly.programs["micro_first"]
     forward = {v for op in program.ops if op.phase == "forward" and op.block >= 0 for v in op.outs}
@@ -142,7 +145,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
     assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased"])
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased", "mistral"])
 def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])

@@ -23,6 +23,7 @@ LLAMA3 = {
 QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "use_sliding_window": False, "rms_norm_eps": 1e-6}
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 500000.0, "vocab_size": 128256, "rms_norm_eps": 1e-5}
 LLAMA |= {"attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072}
+MISTRAL: dict[str, Any] = {"model_type": "mistral", "rope_theta": 1000000.0, "rms_norm_eps": 1e-5}
 PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool, int]] = {
     # keys common to the family; (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
     # intermediate_size); tied; number of parameters, each counted once, from the model's files on the hub
@@ -52,6 +53,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool,
         (1024, 28, 16, 8, 3072),
         True,
         596_049_920,
+    ),
+    "Mistral-7B-v0.1": (
+        MISTRAL | {"sliding_window": 4096, "vocab_size": 32000},
+        (4096, 32, 32, 8, 14336),
+        False,
+        7_241_732_096,
+    ),
+    "Mistral-Nemo-Base-2407": (
+        MISTRAL | {"sliding_window": None, "vocab_size": 131072, "head_dim": 128},
+        (5120, 40, 32, 8, 14336),
+        False,
+        12_247_782_400,
     ),
 }
 KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -85,7 +98,7 @@ def test_published_configs_have_the_published_number_of_parameters(name: str) ->
     assert sum(prod(tensor.shape) for tensor in tensors) == PUBLISHED[name][-1]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral"])
 def test_head_dim_defaults_to_hidden_size_divided_by_heads(family: str) -> None:
     dims = MODELS[family].dims
     without = {k: v for k, v in tiny_config(model_type=family).items() if k != "head_dim"}
@@ -115,6 +128,11 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
         ("llama", {"mlp_bias": 1}),
         ("llama", {"head_dim": 15}),
         ("llama", {"num_key_value_heads": 3}),
+        ("mistral", {"sliding_window": 0}),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+        ("ministral", {"layer_types": ["full_attention", "chunked_attention"] * 2}),
+        ("ministral", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("ministral", {"sliding_window": None, "layer_types": ["full_attention", "sliding_attention"] * 2}),
     ],
     ids=str,
 )

@@ -1,0 +1,1 @@
+"""Mistral models for Surogate."""
