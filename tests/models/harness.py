@@ -167,15 +167,15 @@ class PlannedModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy checkpoint tensors into the params."""
-        for name, part in self.split(self.params).items():
-            part.copy_(tensors[name])
+        for m in self.assembly.weights:
+            self.params[m.param].copy_(torch.cat([t.load(tensors[t.name]) for t in m.tensors]))
 
     def split(self, by_param: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert {param name: tensor} to {checkpoint tensor name: view}."""
+        """Convert {param name: tensor} to {name of a checkpoint tensor: what it has of it}."""
         return {
-            t.name: part
+            t.name: t.save(part)
             for m in self.assembly.weights
-            for t, part in zip(m.tensors, by_param[m.param].split([t.shape[0] for t in m.tensors]), strict=True)
+            for t, part in zip(m.tensors, by_param[m.param].split([t.rows[0] for t in m.tensors]), strict=True)
         }
 
     def write(self, rows: Sequence[Sequence[Document]], loss_scale: float) -> None:

@@ -35,6 +35,7 @@ from .decoder import (
     vocabulary,
 )
 from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .layouts import Interleaved, Transposed
 from .rope import Rope, read_rope
 from .weight_maps import (
     attention_weights,
@@ -49,8 +50,10 @@ from .weight_maps import (
 __all__ = [
     "Block",
     "DecoderDims",
+    "Interleaved",
     "Rope",
     "Stream",
+    "Transposed",
     "add_norm",
     "attention",
     "attention_weights",

@@ -167,8 +167,8 @@ def _is_target(module: str, target: str) -> bool:
 def _projections(weight: WeightMap) -> tuple[_Projection, ...]:
     projections, row = [], 0
     for tensor in weight.tensors:
-        projections.append(_Projection(tensor.name.removesuffix(".weight"), row, tensor.shape[0]))
-        row += tensor.shape[0]
+        projections.append(_Projection(tensor.name.removesuffix(".weight"), row, tensor.rows[0]))
+        row += tensor.rows[0]
     return tuple(projections)
 
 

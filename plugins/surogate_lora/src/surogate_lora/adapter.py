@@ -197,8 +197,8 @@ def _chosen(
 def _projections(m: WeightMap) -> tuple[_Projection, ...]:
     projections, column = [], 0
     for tensor in m.tensors:
-        projections.append(_Projection(tensor.name.removesuffix(_WEIGHT), column, tensor.shape[0]))
-        column += tensor.shape[0]
+        projections.append(_Projection(tensor.name.removesuffix(_WEIGHT), column, tensor.rows[0]))
+        column += tensor.rows[0]
     return tuple(projections)
 
 

@@ -35,7 +35,7 @@ def start(b: Builder, params: Mapping[str, Value], weights: Sequence[WeightMap],
     for weight in weights:
         row = 0
         for tensor in weight.tensors:
-            module, rows = tensor.name.removesuffix(_WEIGHT), tensor.shape[0]
+            module, rows = tensor.name.removesuffix(_WEIGHT), tensor.rows[0]
             if module + FIRST_DOWN in params:
                 stored = params[weight.param]
                 outs = [params[module + end] for end in (DOWN, UP, FIRST_DOWN, FIRST_UP)]

@@ -28,7 +28,7 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .models import Dims, HFTensor, Matrix, ModelDef, WeightMap
+from .models import Dims, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
 from .recipes import (
@@ -90,6 +90,7 @@ __all__ = [
     "KernelDef",
     "Launch",
     "LauncherDef",
+    "Layout",
     "Link",
     "Logger",
     "LoggerDef",

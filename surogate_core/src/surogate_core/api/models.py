@@ -29,17 +29,49 @@ class Dims(Protocol):
         """Longest sequence in tokens that `config.json` allows."""
 
 
+@runtime_checkable
+class Layout(Protocol):
+    """The order of a checkpoint tensor's elements where it is not that of the param: a frozen dataclass.
+
+    `load` and `save` are inverse to each other. They move elements and change none, so that they are also those of
+    gradients. They get one torch tensor at a time, and may return a view. `str` of a layout says what the tensor is.
+    """
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape in the param of a tensor `stored`. Raises ProgramError if it cannot have the layout."""
+
+    def load(self, stored: Any) -> Any:
+        """Return a tensor of a checkpoint as rows of the param."""
+
+    def save(self, rows: Any) -> Any:
+        """Return rows of the param as the tensor of a checkpoint."""
+
+
 @dataclass(frozen=True)
 class HFTensor(Declared):
-    """A tensor of a Hugging Face checkpoint."""
+    """A tensor of a Hugging Face checkpoint. layout: None where rows of the param are the tensor as it is stored."""
 
     name: str
     shape: tuple[int, ...]
+    layout: Layout | None = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of its rows in the param."""
+        return self.shape if self.layout is None else self.layout.shape(self.shape)
+
+    def load(self, stored: Any) -> Any:
+        """Return the stored tensor as rows of the param."""
+        return stored if self.layout is None else self.layout.load(stored)
+
+    def save(self, rows: Any) -> Any:
+        """Return rows of the param as the tensor is stored."""
+        return rows if self.layout is None else self.layout.save(rows)
 
 
 @dataclass(frozen=True)
 class WeightMap(Declared):
-    """A param that is the concatenation of checkpoint `tensors` along the first dimension. Export splits it again."""
+    """A param that is the concatenation of the rows of checkpoint `tensors`. Export splits it again."""
 
     param: str
     tensors: tuple[HFTensor, ...]

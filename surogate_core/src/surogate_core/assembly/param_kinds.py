@@ -33,4 +33,4 @@ def logical_matrices(param: Value, stored: WeightMap | None) -> tuple[Matrix, ..
         return ()
     if stored is None:
         return (Matrix(param.name, param.shape[0]),)
-    return tuple(Matrix(tensor.name, tensor.shape[0]) for tensor in stored.tensors)
+    return tuple(Matrix(tensor.name, tensor.rows[0]) for tensor in stored.tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..api import BatchInputs, Family, LowerContext, ParamInfo, Scalars, WeightMap
@@ -59,6 +59,8 @@ class Recorder:
         count = len(forward.outputs)
         for adapter, options in self.inputs.adapters:
             adapted = adapter.apply(forward, self.b, precision, weights, self.scalars, options)
+            changed = {*adapted.ops} - {*forward.ops}
+            _refuse_layouts(adapter.name, {v.name for op in changed for v in op.ins}, weights)
             forward = self.passed("adapter", forward, adapted, (adapter, "apply"))
             if len(forward.outputs) != count:
                 with blaming(adapter.origin, "apply"):
@@ -124,6 +126,8 @@ class Recorder:
             rule = inputs.ops[error.cut_by].origin if error.cut_by else None
             with blaming(rule or last.origin, "vjp" if rule else function):
                 raise error
+        for adapter, _ in inputs.adapters:
+            _refuse_layouts(adapter.name, {v.name for v in gradients}, weights)
         return self.passed("differentiate", forward, program), gradients
 
     def params(
@@ -307,3 +311,12 @@ class Recorder:
             fused = adapter.fuse(program, options)
             program = self.passed("fuse", program, fused, (adapter, "fuse"))
         return program
+
+
+def _refuse_layouts(adapter: str, params: Collection[str], weights: Sequence[WeightMap]) -> None:
+    """Raise ConfigError if an adapter changes weights that checkpoints have in another order than params."""
+    for tensor in (tensor for m in weights if m.param in params for tensor in m.tensors if tensor.layout):
+        raise ConfigError(
+            f"adapter {adapter}: {tensor.name} is {tensor.layout} in checkpoints, and in adapters it would not be. "
+            "Leave its module out, or train without an adapter."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..api import WeightMap
+from ..api import HFTensor, WeightMap
 from ..errors import ProgramError
 from ..origin import blaming
 from ..program.value import Value
@@ -36,7 +36,14 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
         raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
     for m in maps:
         shape = params[m.param].shape
-        stored = [t.shape for t in m.tensors]
+        stored = [_rows(model, t) for t in m.tensors]
         if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
             parts = " + ".join(str(list(s)) for s in stored) or "nothing"
             raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
+
+
+def _rows(model: str, tensor: HFTensor) -> tuple[int, ...]:
+    try:
+        return tensor.rows
+    except ProgramError as error:
+        raise ProgramError(f"{model}: {tensor.name} {list(tensor.shape)}: {error}") from None

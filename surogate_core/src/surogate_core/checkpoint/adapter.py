@@ -79,7 +79,7 @@ def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[st
     for value in adapter_params(assembly):
         param = params[value.name]
         if value.name in maps:
-            tensors |= {t.name: param.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
+            tensors |= {t.name: param.narrow(0, row, t.rows[0]) for t, row in rows_of(maps[value.name])}
         else:
             tensors[value.name] = param
     return tensors

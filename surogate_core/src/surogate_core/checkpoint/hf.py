@@ -127,7 +127,8 @@ def stored_tensors(model: ModelExport) -> Iterator[Stored]:
     torch_dtype = saved_dtype(model)
     for m in (m for m in model.weights if m.param in model.params):
         for tensor, row in rows_of(m):
-            yield Stored(tensor.name, model.params[m.param].rows(row, tensor.shape), torch_dtype)
+            elements = model.params[m.param].rows(row, tensor.rows)
+            yield Stored(tensor.name, elements, torch_dtype, tensor if tensor.layout else None)
 
 
 def shards_of(tensors: Sequence[WritableT], max_shard_bytes: int) -> dict[str, list[WritableT]]:

@@ -28,13 +28,13 @@ class MatrixCodec:
     def quantized(self, tensor: HFTensor, weight: Tensor) -> list[Tensor]:
         """Return the states that hold `weight`."""
         param, states, ops, _, _ = self._recorded(tensor)
-        known = _run(ops, {param: weight.to(TORCH_DTYPES[self.dtype])}, self.ops)
+        known = _run(ops, {param: tensor.load(weight.to(TORCH_DTYPES[self.dtype])).contiguous()}, self.ops)
         return [known[state] for state in states]
 
     def dequantized(self, tensor: HFTensor, states: Sequence[Tensor]) -> Tensor:
-        """Return the matrix that `states` hold."""
+        """Return the matrix that `states` hold, in the layout of the checkpoint."""
         _, values, _, ops, result = self._recorded(tensor)
-        return _run(ops, dict(zip(values, states, strict=True)), self.ops)[result]
+        return tensor.save(_run(ops, dict(zip(values, states, strict=True)), self.ops)[result])
 
     def rounded(self, tensor: HFTensor, weight: Tensor) -> Tensor:
         """Return what training with the weight stored in the format computes with."""
@@ -43,8 +43,8 @@ class MatrixCodec:
     def _recorded(self, tensor: HFTensor) -> tuple[Value, Sequence[Value], Sequence[Op], Sequence[Op], Value]:
         """Return the param, the states that hold it, the ops that write them, and those that yield the last value."""
         b = Builder(self.ops, self.dtype)
-        param = b.param(tensor.name, tensor.shape, Init())
-        info = ParamInfo(param=param, stored=True, kind="matrix", matrices=(Matrix(tensor.name, tensor.shape[0]),))
+        param = b.param(tensor.name, tensor.rows, Init())
+        info = ParamInfo(param=param, stored=True, kind="matrix", matrices=(Matrix(tensor.name, tensor.rows[0]),))
         with b.record("derive") as writing:
             states = self.format.quantize(b, info, self.options)
         with b.record("forward") as reading:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -79,7 +79,7 @@ def quantize_checkpoint(
     config.json, or a weight is not finite.
     """
     codec, tensors = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
-    form, weights = _form(run, codec), planned.assembly.weights
+    form, weights = _form(run, codec, tensors.values()), planned.assembly.weights
     open_weights(run.model_dir, weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
     every = [tensor for m in weights for tensor in m.tensors]
     others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
@@ -102,8 +102,10 @@ def quantize_checkpoint(
     save_files(output, write, CONFIG, make_room=make_room)
 
 
-def _form(run: Run, codec: MatrixCodec) -> CheckedForm:
+def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedForm:
     """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
+    if moved := [tensor for tensor in tensors if tensor.layout]:
+        raise ConfigError(f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which no weight format can hold.")
     if codec.format.checkpoints is None:
         raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
     if run.config.quantize_embedding:

@@ -5,7 +5,7 @@ An adapter of QLoRA is trained on rounded matrices and merged into those of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class StoredBase:
     """
 
     codec: MatrixCodec
-    tensors: frozenset[str]
+    tensors: Mapping[str, HFTensor]
     distances: dict[str, float] = field(default_factory=dict)
 
     def watched(self, merge: Merge) -> Merge:
@@ -47,14 +47,17 @@ class StoredBase:
         def merged(weight: Tensor) -> Tensor:
             result = change(weight)
             if name in self.tensors:
-                self.distances[name] = self._distance(name, weight[:ROWS], result[:ROWS])
+                tensor = self.tensors[name]
+                rows = None if tensor.layout else ROWS
+                cut = replace(tensor, shape=tuple(weight[:rows].shape))
+                self.distances[name] = self._distance(cut, weight[:rows], result[:rows])
             return result
 
         return merged
 
-    def _distance(self, name: str, weight: Tensor, merged: Tensor) -> float:
+    def _distance(self, tensor: HFTensor, weight: Tensor, merged: Tensor) -> float:
         codec = self.codec if weight.dtype == TORCH_DTYPES["bf16"] else replace(self.codec, dtype="fp32")
-        error = codec.rounded(HFTensor(name, tuple(weight.shape)), weight).float() - weight.float()
+        error = codec.rounded(tensor, weight).float() - weight.float()
         return float(error.norm() / merged.float().norm())
 
     def __str__(self) -> str:
@@ -93,5 +96,5 @@ def _stored_base(path: Path, base_dir: Path, registry: Registry) -> StoredBase |
         return None
     recording = record(run_inputs(open_run(loaded, registry), cpu(), 1))
     stored = {param.name for param in recording.stored}
-    tensors = frozenset(tensor.name for m in recording.weights if m.param in stored for tensor in m.tensors)
+    tensors = {tensor.name: tensor for m in recording.weights if m.param in stored for tensor in m.tensors}
     return StoredBase(MatrixCodec(*chosen, registry.ops, "bf16"), tensors)

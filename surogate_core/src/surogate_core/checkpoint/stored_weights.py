@@ -121,13 +121,15 @@ class StoredWeights:
     def load(self, params: Mapping[str, Pieces]) -> None:
         """Copy into `params` (by param name) the elements that a process has of them, converting dtypes."""
         given = [m for m in self.maps if m.param in params and m.param not in self.quantized]
-        found = {tensor.name: params[m.param].rows(row, tensor.shape) for m in given for tensor, row in rows_of(m)}
+        found = {tensor.name: params[m.param].rows(row, tensor.rows) for m in given for tensor, row in rows_of(m)}
+        moved = {tensor.name: tensor for m in given for tensor in m.tensors if tensor.layout}
         places = {name: elements for name, elements in found.items() if elements.count}
 
         def load(file: Any, name: str, upload: Upload) -> None:
             elements, width = places[name], prod(places[name].shape[1:])
             first = elements.first // width
-            rows = file.get_slice(name)[first : -(-(elements.first + elements.count) // width)]
+            stored = moved[name].load(file.get_tensor(name)) if name in moved else file.get_slice(name)
+            rows = stored[first : -(-(elements.first + elements.count) // width)]
             at = elements.first - first * width
             for target in elements.tensors:
                 upload.copy(target, rows.reshape(-1)[at : at + target.numel()])
@@ -189,8 +191,14 @@ def quantized_params(
             for name in sorted(names & param_of.keys()):
                 kind = full if file.get_slice(name).get_dtype() in LOADABLE else coded
                 kind.setdefault(param_of[name], {})[name] = path
+    moved = {tensor.name: tensor.layout for m in maps for tensor in m.tensors if tensor.layout}
     for param, tensors in coded.items():
         name, path = next(iter(tensors.items()))
+        if found := sorted(moved.keys() & tensors.keys()):
+            raise ConfigError(
+                f"{path}: {found[0]} is stored quantized and {moved[found[0]]}, which no weight format reads. Use the "
+                "original checkpoint of this model."
+            )
         if param not in base.params:
             raise ConfigError(f"{path}: {name} is stored quantized. {base.remedies[param]}")
         if param in full:
@@ -231,7 +239,7 @@ def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
     row = 0
     for tensor in m.tensors:
         yield tensor, row
-        row += tensor.shape[0]
+        row += tensor.rows[0]
 
 
 def locate(model_dir: Path) -> dict[Path, set[str]]:

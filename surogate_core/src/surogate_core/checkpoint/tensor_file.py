@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..api import HFTensor
 from ..dtypes import DTYPES
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
@@ -58,11 +59,15 @@ WritableT = TypeVar("WritableT", bound=Writable)
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file, or a range of one: its elements, on any device, and the dtype that it is saved in."""
+    """A tensor of a file, or a range of one: its elements, on any device, and the dtype that it is saved in.
+
+    moved  the tensor, if the file has its elements in another order (`HFTensor.layout`)
+    """
 
     name: str
     elements: Pieces
     dtype: torch.dtype
+    moved: HFTensor | None = None
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> Stored:
@@ -71,7 +76,7 @@ class Stored:
 
     @property
     def shape(self) -> Sequence[int]:
-        return self.elements.shape
+        return self.elements.shape if self.moved is None else self.moved.shape
 
     @property
     def first(self) -> int:
@@ -82,7 +87,11 @@ class Stored:
         return self.elements.count
 
     def write(self, file: HashedFile) -> None:
-        for tensor in self.elements.tensors:
+        tensors = self.elements.tensors
+        if self.moved is not None:
+            whole = torch.cat([tensor.detach().to("cpu", self.dtype) for tensor in tensors])
+            tensors = [self.moved.save(whole.view(self.elements.shape)).contiguous().view(-1)]
+        for tensor in tensors:
             raw = tensor.detach().to("cpu", self.dtype).view(torch.uint8)
             file.write(raw.numpy().data)
 

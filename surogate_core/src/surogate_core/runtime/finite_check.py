@@ -223,7 +223,7 @@ def refuse_nonfinite_weights(
     for weight in weights:
         if all_finite([params[weight.param]]):
             continue
-        rows = [tensor.shape[0] for tensor in weight.tensors]
+        rows = [tensor.rows[0] for tensor in weight.tensors]
         for tensor, part in zip(weight.tensors, params[weight.param].split(rows), strict=True):
             held = contents(part)
             if not held.finite:

@@ -86,6 +86,7 @@ class PartFiles(NoFiles):
         world, free = self.processes.world, available_memory_bytes()
         if self.saved_run.divided and not self.processes.alone:
             refuse_unshared(self.processes, "checkpoint_dir", self.checkpoints)
+            self.saved_run.refuse_ranges(world.processes)
             free //= world.processes // world.nodes  # all have looked before any of them allocates
         values = self.saved_run.values
         write, ranks = self._write_checkpoint, world.ranks

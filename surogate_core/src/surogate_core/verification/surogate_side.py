@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import run
+from ..api import HFTensor
 from ..assembly.assembly import Assembly
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter, trained_tensors
@@ -146,11 +147,10 @@ def _gradients(assembly: Assembly, view: Callable[..., Tensor]) -> dict[str, Ten
     trained = {v.name for v in assembly.trainable}
     values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.name.startswith("grad.")}
     grads = {name: view(value).float().cpu().clone() for name, value in values.items() if name in trained}
-    stored: Mapping[str, Sequence[tuple[str, int]]] = {
-        weight.param: [(tensor.name, tensor.shape[0]) for tensor in weight.tensors] for weight in assembly.weights
-    }
+    maps = {weight.param: weight.tensors for weight in assembly.weights}
     found: dict[str, Tensor] = {}
     for name, grad in grads.items():
-        parts = stored.get(name, [(name, grad.shape[0])])
-        found |= dict(zip((n for n, _ in parts), grad.split([rows for _, rows in parts]), strict=True))
+        tensors = maps.get(name, (HFTensor(name, tuple(grad.shape)),))
+        parts = grad.split([tensor.rows[0] for tensor in tensors])
+        found |= {tensor.name: tensor.save(part) for tensor, part in zip(tensors, parts, strict=True)}
     return found
