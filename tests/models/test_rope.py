@@ -96,6 +96,15 @@ def test_backward_of_rope_equals_autograd_through_the_reference() -> None:
     assert torch.allclose(rope_bwd(dy, POSITIONS, **ROPE_ATTRS), expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("function", [rope, rope_bwd])
+def test_partial_rope_rotates_the_first_elements_of_a_head_as_if_they_were_the_head(function: Any) -> None:
+    qkv = inputs(torch.float64)[0]
+    out = function(qkv, POSITIONS, **ROPE_ATTRS, rotary_dim=4).view(5, 8, 6)
+    first = function(qkv.view(5, 8, 6)[..., :4].reshape(5, 32), POSITIONS, **ROPE_ATTRS | {"head_dim": 4})
+    assert torch.equal(out[..., :4].reshape(5, 32), first)
+    assert torch.equal(out[..., 4:], qkv.view(5, 8, 6)[..., 4:])
+
+
 def test_the_attention_factor_multiplies_queries_and_keys_only() -> None:
     qkv = inputs(torch.float64)[0]
     once, twice = (rope(qkv, POSITIONS, **ROPE_ATTRS | {"attention_factor": f}) for f in (1.0, 2.0))
@@ -126,6 +135,7 @@ def test_mismatched_shapes_are_rejected(shapes: list[tuple[int, ...]], attrs: di
         ([(5, 47), (5,)], {}, "48 columns"),
         ([(5, 48), (4,)], {}, r"int32 \[5\]"),
         ([(5, 40), (5,)], {"head_dim": 5}, "even"),
+        ([(5, 48), (5,)], {"rotary_dim": 8}, "rotary_dim must be even and at most head_dim 6"),
     ],
 )
 def test_mismatched_shapes_of_rope_are_rejected(

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from surogate_core.errors import ConfigError
 from surogate_models.reference import inverse_frequencies
-from surogate_models.rope import Linear, read_rope
+from surogate_models.rope import Linear, read_partial_rope, read_rope
 
 from .harness import MODELS, tiny_config
 
@@ -58,6 +58,45 @@ def test_frequencies_are_bit_identical_to_transformers(case: str, style: str) ->
     assert torch.equal(expected, inverse_frequencies(head_dim, theta)) is (case == "dynamic")
 
 
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(24)],
+    "long_factor": [1.0 + 2.7 * i for i in range(24)],
+    "original_max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"factor": 16.0}, {"factor": 0.5}, {"attention_factor": 1.25}], ids=str)
+@pytest.mark.parametrize("rows", [4096, 4097])
+def test_rows_choose_the_frequencies_of_longrope_as_transformers_does(rows: int, given: dict[str, Any]) -> None:
+    """In phi3, whose heads are rotated in part: 48 of 64 elements."""
+    mapping = {**LONG, **given, "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    config = {"hidden_size": 128, "num_attention_heads": 2, "max_position_embeddings": 131072}
+    rope = read_partial_rope(config | {"rope_parameters": mapping}, 64).of_rows(rows)
+    theirs = AutoConfig.for_model("phi3", **config, rope_parameters=deepcopy(mapping))
+    expected, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=rows)
+    assert torch.equal(inverse_frequencies(rope.rotary_dim, rope.theta, rope.scaling), expected)
+    assert (rope.rotary_dim, rope.attention_factor) == (48, factor)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: must rotate an even number of the 64 elements"),
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor: must rotate an even number"),  # 19.2
+        ({"rope_parameters": {"partial_rotary_factor": 0.05}}, "rope_parameters.partial_rotary_factor: must rotate"),
+        ({"rope_parameters": {**LONG, "long_factor": [1.0] * 23}}, "rope_parameters.long_factor: must be a list of 24"),
+        ({"rope_parameters": {**LONG, "short_factor": [0] * 24}}, "rope_parameters.short_factor: must be a positive"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor: must be a list of 24 numbers"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_invalid_key_of_partial_and_long_rope(config: dict[str, Any], message: str) -> None:
+    sizes = {"rope_theta": 1e4, "max_position_embeddings": 131072, "partial_rotary_factor": 0.75}
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        read_partial_rope(sizes | config, 64)
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_every_family_reads_every_scaling(family: str) -> None:
     for theta, _, scaling in SCALINGS.values():
@@ -97,7 +136,7 @@ def test_original_positions_of_the_config_take_precedence_over_the_mapping() -> 
         ({**YARN, "attention_factor": -1.0}, "rope_scaling.attention_factor: must be a positive number"),
         (
             {**YARN, "partial_rotary_factor": 0.5},
-            "rope_scaling.partial_rotary_factor: partial RoPE is not supported yet",
+            "rope_scaling.partial_rotary_factor: partial RoPE is not supported by this model",
         ),
         ({"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_scaling.mrope_section: multimodal RoPE"),
     ],

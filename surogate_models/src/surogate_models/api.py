@@ -36,7 +36,7 @@ from .decoder import (
 )
 from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
 from .layouts import Interleaved, Transposed
-from .rope import Rope, read_rope
+from .rope import Rope, read_partial_rope, read_rope
 from .weight_maps import (
     attention_weights,
     decoder_weights,
@@ -76,6 +76,7 @@ __all__ = [
     "pre_norm_weights",
     "qk_norm_weights",
     "read_dims",
+    "read_partial_rope",
     "read_rope",
     "refuse_sliding_windows",
     "rotate",

@@ -128,11 +128,11 @@ def rotate(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, qkv: Value
         if rope is None:
             raise ProgramError(f"{name}: norms of queries and keys without RoPE are not supported yet")
         norms = [norm_weight(b, f"{name}.{which}_norm", d.head_dim) for which in "qk"]
-        attrs = {**d.heads, **rope.attrs, "eps": d.norm_eps}
+        attrs = {**d.heads, **rope.of_rows(batch.seq_len).attrs, "eps": d.norm_eps}
         return b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **attrs)
     if rope is None:
         return qkv
-    return b.apply("rope", qkv, batch.positions, label="rope", **d.heads, **rope.attrs)
+    return b.apply("rope", qkv, batch.positions, label="rope", **d.heads, **rope.of_rows(batch.seq_len).attrs)
 
 
 def mlp(b: Builder, d: DecoderDims, name: str, x: Value, *, gated: str = "swiglu") -> Value:

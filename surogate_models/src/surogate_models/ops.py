@@ -8,7 +8,8 @@
 Columns are [q; k; v] as in `attention`. The v columns are copied. If qkv (dy in the backward ops) is read for the last
 time, the output takes its place, and the v columns stay where they are. RoPE rotates the pairs (i, i + D/2) (half
 layout) by the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a
-`Scaling` of rope.py or None (the default), changes the frequencies.
+`Scaling` of rope.py or None (the default), changes the frequencies. With `rotary_dim` R, the first R elements of a head
+are rotated as if they were the head, and the others are copied; 0 (the default) means all.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def _infer_rope(ins: Sequence[Value], attrs: Mapping[str, Any], label: str = "ro
         raise ProgramError(f"qkv must have two dimensions and {width} columns")
     if attrs["head_dim"] % 2:
         raise ProgramError(f"head_dim must be even, got {attrs['head_dim']}")
+    rotary_dim = attrs.get("rotary_dim", 0)
+    if rotary_dim % 2 or not 0 <= rotary_dim <= attrs["head_dim"]:
+        raise ProgramError(f"rotary_dim must be even and at most head_dim {attrs['head_dim']}, got {rotary_dim}")
     if positions.dtype != "int32" or positions.shape != qkv.shape[:1]:
         raise ProgramError(f"positions must be int32 [{qkv.shape[0]}]")
     return [OutSpec(label, qkv.shape, qkv.dtype)]
@@ -96,6 +100,7 @@ _ROTATION: Mapping[str, Any] = {
     "theta": float,
     "scaling": (Scaling | None, None),
     "attention_factor": (float, 1.0),
+    "rotary_dim": (int, 0),
 }
 
 OPS: tuple[OpDef, ...] = (

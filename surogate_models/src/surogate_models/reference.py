@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surogate_core.reference.ops import up
 
-from .rope import Linear, Llama3, Scaling
+from .rope import Divided, Linear, Llama3, Scaling
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> Tensor:
@@ -25,6 +25,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
         return plain
     if isinstance(scaling, Linear):
         return plain / scaling.factor
+    if isinstance(scaling, Divided):
+        return 1.0 / (torch.tensor(scaling.factors) * powers)
     if isinstance(scaling, Llama3):
         return _llama3_frequencies(plain, scaling)
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
@@ -44,7 +46,8 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3) -> Tensor:
 def angles(
     positions: Tensor, head_dim: int, theta: float, scaling: Scaling | None, attention_factor: float
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [T, 1, D/2] of position * inverse frequency, each multiplied by `attention_factor`.
+    """Return cos and sin [T, 1, D/2] for D rotated elements of a head: of position * inverse frequency,
+    multiplied by `attention_factor`.
 
     As in transformers, both are fp32 for any dtype of the inputs.
     """
@@ -53,9 +56,9 @@ def angles(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of x [T, heads, D]."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    """Rotate the pairs (i, i + R/2) of x [T, heads, D], for cos and sin of R/2 angles; copy the elements from R on."""
+    a, b, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
 def rope(
@@ -68,9 +71,12 @@ def rope(
     theta: float,
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
+    rotary_dim: int = 0,
 ) -> Tensor:
     """Apply RoPE to every query and key head; copy v."""
-    return _rotate_qk(qkv, n_heads + n_kv_heads, angles(positions, head_dim, theta, scaling, attention_factor))
+    return _rotate_qk(
+        qkv, head_dim, n_heads + n_kv_heads, angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
+    )
 
 
 def rope_bwd(
@@ -83,15 +89,16 @@ def rope_bwd(
     theta: float,
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
+    rotary_dim: int = 0,
 ) -> Tensor:
     """Rotate dy by the opposite angles."""
-    cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
-    return _rotate_qk(dy, n_heads + n_kv_heads, (cos, -sin))
+    cos, sin = angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
+    return _rotate_qk(dy, head_dim, n_heads + n_kv_heads, (cos, -sin))
 
 
-def _rotate_qk(qkv: Tensor, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate_qk(qkv: Tensor, head_dim: int, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = cos_sin
-    x = qkv.view(qkv.shape[0], -1, 2 * cos.shape[-1])
+    x = qkv.view(qkv.shape[0], -1, head_dim)
     rotated = _rotate(up(x[:, :n_qk]), cos, sin)
     return torch.cat((rotated.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
 
@@ -114,13 +121,14 @@ def qk_norm_rope(
     eps: float,
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
+    rotary_dim: int = 0,
 ) -> Tensor:
     """rope(x * rstd * w) of every query and key head, rstd = 1 / sqrt(mean(x^2) + eps)."""
     x = qkv.view(qkv.shape[0], -1, head_dim)
     qk, v = up(x[:, : n_heads + n_kv_heads]), x[:, n_heads + n_kv_heads :]
     rstd = torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps)
     normed = qk * rstd * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads)
-    rotated = _rotate(normed, *angles(positions, head_dim, theta, scaling, attention_factor))
+    rotated = _rotate(normed, *angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor))
     return torch.cat((rotated.to(qkv.dtype), v), dim=1).view_as(qkv)
 
 
@@ -161,9 +169,10 @@ def _rotated_back(
     eps: float,
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
+    rotary_dim: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return d and n [T, H + G, D] and rstd [T, H + G, 1] of the query and key heads."""
     x, d = (up(t.view(t.shape[0], -1, head_dim)[:, : n_heads + n_kv_heads]) for t in (qkv, dy))
-    cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
+    cos, sin = angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return _rotate(d, cos, -sin), x * rstd, rstd

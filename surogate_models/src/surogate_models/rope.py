@@ -7,9 +7,9 @@ is a scaling, `rope_scaling: {type or rope_type, ...}`. The scaling is an attrib
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import ceil, floor, log, pi
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
 from .config_json import boolean, integer, is_given, positive, wrong
@@ -49,34 +49,92 @@ class Yarn:
     last: float
 
 
-Scaling = Linear | Llama3 | Yarn
+@dataclass(frozen=True)
+class Divided:
+    """Divide the frequency of every pair by a factor of its own."""
+
+    factors: tuple[float, ...]
+
+
+Scaling = Linear | Llama3 | Yarn | Divided
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """The factors of LongRoPE (Ding et al. 2024, arXiv:2402.13753), one for each pair.
+
+    `short` are those of rows of up to `original_positions` tokens, `long` those of longer rows.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_positions: int
 
 
 @dataclass(frozen=True)
 class Rope:
     """RoPE parameters. Sines and cosines of the angles are multiplied by `attention_factor`.
 
-    max_positions: number of positions that the scaling extends the context to, or 0 without an extension.
+    max_positions  number of positions that the scaling extends the context to, or 0 without an extension
+    rotary_dim     number of elements that are rotated, the first ones of a head; 0: all
     """
 
     theta: float
-    scaling: Scaling | None = None
+    scaling: Scaling | LongRope | None = None
     attention_factor: float = 1.0
     max_positions: int = 0
+    rotary_dim: int = 0
 
     @property
     def attrs(self) -> dict[str, Any]:
         """Attributes of the ops `rope` and `qk_norm_rope`."""
-        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor}
+        partial = {"rotary_dim": self.rotary_dim} if self.rotary_dim else {}
+        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor, **partial}
+
+    def of_rows(self, seq_len: int) -> Rope:
+        """Return the parameters for rows of `seq_len` tokens."""
+        if not isinstance(self.scaling, LongRope):
+            return self
+        short = seq_len <= self.scaling.original_positions
+        return replace(self, scaling=Divided(self.scaling.short if short else self.scaling.long))
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:
-    """Read the RoPE parameters of a parsed `config.json`.
+    """Read the RoPE parameters of a parsed `config.json` of a family that rotates whole heads.
 
     As in transformers, a non-empty `rope_scaling` takes precedence over `rope_parameters`. `default_theta` applies if
     `rope_theta` is given in neither the mapping nor the config. Raises ConfigError for types other than default,
-    linear, dynamic, yarn and llama3, for multimodal, per-layer-type or partial RoPE, and for invalid values.
+    linear, dynamic, yarn, llama3 and longrope, for multimodal, per-layer-type or partial RoPE, and for invalid values.
     """
+    for given, within in _mappings(config):
+        if given.get(_PARTIAL) not in (None, 1):
+            raise wrong(
+                f"{within}{_PARTIAL}", "partial RoPE is not supported by this model; must be 1", given[_PARTIAL]
+            )
+    return _read(config, head_dim, default_theta)
+
+
+def read_partial_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:
+    """As `read_rope`, of a family that rotates `partial_rotary_factor` of each head, rounded down."""
+    # The mapping that counts comes first, the config itself last.
+    found = next(((given, within) for given, within in _mappings(config) if is_given(given, _PARTIAL)), None)
+    if found is None:
+        return _read(config, head_dim, default_theta)
+    given, within = found
+    factor = positive(given, _PARTIAL, within=within)
+    rotary_dim = int(head_dim * factor)
+    if factor > 1 or rotary_dim < 2 or rotary_dim % 2:
+        reason = f"must rotate an even number of the {head_dim} elements of a head"
+        raise wrong(f"{within}{_PARTIAL}", reason, given[_PARTIAL])
+    rope = _read(config, rotary_dim, default_theta)
+    return rope if rotary_dim == head_dim else replace(rope, rotary_dim=rotary_dim)
+
+
+_PARTIAL = "partial_rotary_factor"
+
+
+def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None) -> Rope:
+    """`head_dim`: the number of elements that are rotated."""
     _refuse_unbuilt(config)
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given: Mapping[str, Any] = config.get(key) or {}
@@ -94,10 +152,12 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
         return _yarn(config, given, within, theta, head_dim)
     if kind == "llama3":
         return Rope(theta, _llama3(config, given, within))
+    if kind == "longrope":
+        return _longrope(config, given, within, theta, head_dim)
     if kind == "dynamic":  # affects only sequences longer than max_position_embeddings, which no run has
         _factor(given, within)
     elif kind != "default":
-        raise wrong(f"{within}rope_type", "must be default, linear, dynamic, yarn or llama3", kind)
+        raise wrong(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
     return Rope(theta)
 
 
@@ -112,14 +172,14 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
             raise wrong(key, "different RoPE parameters per layer type are not supported yet", dict(given))
         if is_given(given, "mrope_section"):
             raise wrong(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
-        _refuse_partial(given, f"{key}.")
-    _refuse_partial(config, "")
 
 
-def _refuse_partial(given: Mapping[str, Any], within: str) -> None:
-    if given.get("partial_rotary_factor") not in (None, 1):
-        key = f"{within}partial_rotary_factor"
-        raise wrong(key, "partial RoPE is not supported yet; must be 1", given["partial_rotary_factor"])
+def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the mappings that may have RoPE parameters, each with its prefix in messages."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(config.get(key), Mapping):
+            yield config[key], f"{key}."
+    yield config, ""
 
 
 def _factor(given: Mapping[str, Any], within: str) -> float:
@@ -190,3 +250,25 @@ def _attention_factor(given: Mapping[str, Any], within: str, factor: float) -> f
         numerator, denominator = (positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
         return mscale(numerator) / mscale(denominator)
     return mscale(1.0)
+
+
+def _longrope(config: Mapping[str, Any], given: Mapping[str, Any], within: str, theta: float, head_dim: int) -> Rope:
+    """Return LongRoPE parameters. The attention factor grows with that of the context, for short rows too."""
+    original = _original_positions(config, given, within)
+    if is_given(given, "factor"):
+        factor = positive(given, "factor", within=within)
+    else:
+        factor = integer(config, "max_position_embeddings") / original
+    if is_given(given, "attention_factor"):
+        attention_factor = positive(given, "attention_factor", within=within)
+    else:
+        attention_factor = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))
+    short, long = (_pair_factors(given, key, within, head_dim // 2) for key in ("short_factor", "long_factor"))
+    return Rope(theta, LongRope(short, long, original), attention_factor)
+
+
+def _pair_factors(given: Mapping[str, Any], key: str, within: str, count: int) -> tuple[float, ...]:
+    values = given.get(key)
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise wrong(f"{within}{key}", f"must be a list of {count} numbers, one for each pair", values)
+    return tuple(positive({key: value}, key, within=within) for value in values)
