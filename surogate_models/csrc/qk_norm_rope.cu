@@ -1,6 +1,6 @@
 // qk_norm_rope: RMS norm of every query and key head, then RoPE in the half layout. The v heads are copied.
 //
-//   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * w     for each head of D elements
+//   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * (w + offset)     for each head of D elements
 //   y[i] = u[i] cos - u[i + D/2] sin,  y[i + D/2] = u[i + D/2] cos + u[i] sin,   angle = position * inv_freq[i]
 //
 // cos and sin denote attention_factor times the cosine and sine of the angle.
@@ -166,9 +166,10 @@ void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void*
 
 void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const void* positions, const void* inv_freq,
                   void* out, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, double eps,
-                  double attention_factor, int dtype, cudaStream_t stream) {
+                  double offset, double attention_factor, int dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope";
-    const RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    s.offset = static_cast<float>(offset);
     const uintptr_t element = bytes_of(dtype);
     check_pointer(qkv, op, "qkv", element);
     check_pointer(q_norm, op, "q_norm", element);

@@ -1,7 +1,7 @@
 // qk_norm_rope_bwd: rotation of dy by the opposite angles, then the backward of the norm, which is recomputed from qkv.
 //
 //   d[i] = dy[i] cos + dy[i + D/2] sin,  d[i + D/2] = dy[i + D/2] cos - dy[i] sin
-//   dx = rstd * (g - n * mean(g * n)), g = d * w, n = x * rstd;   dw = sum over tokens and heads of d * n
+//   dx = rstd * (g - n * mean(g * n)), g = d * (w + offset), n = x * rstd;   dw = sum over tokens and heads of d * n
 //
 // qk_norm_rope_dgrad: dx alone.
 //
@@ -259,10 +259,11 @@ void check_destination(const char* op, const char* argument, const Destination& 
 void qk_norm_rope_bwd(const void* dy, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                       const void* inv_freq, void* d_qkv, void* d_q_norm, void* d_k_norm, void* partials,
                       int64_t partial_blocks, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
-                      double eps, double attention_factor, bool accumulate_q, bool accumulate_k, int dtype,
+                      double eps, double offset, double attention_factor, bool accumulate_q, bool accumulate_k, int dtype,
                       int d_q_norm_dtype, int d_k_norm_dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope_bwd";
-    const RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    s.offset = static_cast<float>(offset);
     const Buffers buffers{dy, qkv, q_norm, k_norm, positions, inv_freq, d_qkv, partials};
     const Destination q_out{d_q_norm, d_q_norm_dtype, accumulate_q};
     const Destination k_out{d_k_norm, d_k_norm_dtype, accumulate_k};
@@ -283,9 +284,10 @@ void qk_norm_rope_bwd(const void* dy, const void* qkv, const void* q_norm, const
 
 void qk_norm_rope_dgrad(const void* dy, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                         const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
-                        int64_t head_dim, double eps, double attention_factor, int dtype, cudaStream_t stream) {
+                        int64_t head_dim, double eps, double offset, double attention_factor, int dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope_dgrad";
-    const RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    s.offset = static_cast<float>(offset);
     const Buffers buffers{dy, qkv, q_norm, k_norm, positions, inv_freq, d_qkv, nullptr};
     check_buffers(op, buffers, dtype);
     const auto launch_typed = dtype == FP32 ? launch<float> : launch<__nv_bfloat16>;

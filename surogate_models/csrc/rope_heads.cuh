@@ -42,6 +42,7 @@ struct RopeShape {
     int key_chunks;
     int group_bits;  // log2 of the number of lanes per head
     float eps;
+    float offset;     // added to the norm weights
     float cos_scale;  // factors of the cosines and sines
     float sin_scale;
 
@@ -166,8 +167,8 @@ template <class T, int N, int P>
 __device__ __forceinline__ void load_weight(Pairs& pairs, const T* weight, const RopeShape& s) {
     const int half = s.head_dim / 2;
     for (int i = threadIdx.x; i < N * P << s.group_bits; i += rope_threads) {
-        pairs.a[i] = i < half ? to_float(weight[i]) : 0;
-        pairs.b[i] = i < half ? to_float(weight[half + i]) : 0;
+        pairs.a[i] = i < half ? to_float(weight[i]) + s.offset : 0;
+        pairs.b[i] = i < half ? to_float(weight[half + i]) + s.offset : 0;
     }
     __syncthreads();
 }

@@ -11,9 +11,9 @@ using namespace surogate;
 namespace {
 
 // dtype_dw = -1 means that there is no dw.
-LmHeadShape shape_of(int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, bool has_dx,
-                     int dtype_dw, bool accumulate_loss, bool accumulate_dw, int64_t library_bytes, bool timed) {
-    return {tokens,   d_model,         vocab_size,    chunks,        dtype, has_dx, dtype_dw >= 0,
+LmHeadShape shape_of(int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, float softcap, int dtype,
+                     bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw, int64_t library_bytes, bool timed) {
+    return {tokens,   d_model,  vocab_size,      chunks,        softcap,       dtype, has_dx, dtype_dw >= 0,
             dtype_dw, accumulate_loss, accumulate_dw, library_bytes, timed};
 }
 
@@ -29,9 +29,9 @@ void bind_loss(nb::module_& m) {
             "__init__",
             [](LmHead* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
                uintptr_t dx, uintptr_t dw, uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size,
-               int64_t chunks, int dtype, bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
-               int64_t library_bytes, bool timed, uintptr_t stream) {
-                new (self) LmHead(shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
+               int64_t chunks, float softcap, int dtype, bool has_dx, int dtype_dw, bool accumulate_loss,
+               bool accumulate_dw, int64_t library_bytes, bool timed, uintptr_t stream) {
+                new (self) LmHead(shape_of(tokens, d_model, vocab_size, chunks, softcap, dtype, has_dx, dtype_dw,
                                            accumulate_loss, accumulate_dw, library_bytes, timed),
                                   {pointer(x), pointer(w), pointer(targets), pointer(loss_scale), pointer(loss),
                                    pointer(dx), pointer(dw), pointer(workspace)},
@@ -39,7 +39,8 @@ void bind_loss(nb::module_& m) {
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
             nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
-            nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
+            nb::arg("chunks"), nb::arg("softcap"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"),
+            nb::arg("accumulate_loss"),
             nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
             "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
@@ -59,7 +60,7 @@ void bind_loss(nb::module_& m) {
         "lm_head_workspace_bytes",
         [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, bool has_dx, int dtype_dw,
            int64_t library_bytes) {
-            return LmHead::workspace_bytes(shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
+            return LmHead::workspace_bytes(shape_of(tokens, d_model, vocab_size, chunks, 0.0f, dtype, has_dx, dtype_dw,
                                                     false, false, library_bytes, false));
         },
         nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"),

@@ -4,6 +4,9 @@
 //   logits[t, v] <- (exp(logits[t, v] - logsumexp) - (v == targets[t])) * loss_scale   0 where targets[t] < 0
 //   loss (+)= loss_scale * sum_t row_loss[t]
 //
+// With a softcap c > 0, c * tanh(logits / c) stands in place of logits, and the gradient of a logit is multiplied by
+// 1 - tanh(logit / c)^2.
+//
 // logits      [rows, vocab_size] fp32 or bf16, row stride `ld` elements (a multiple of 16 bytes), aligned to 16 bytes.
 //             cross_entropy reads them. cross_entropy_grads overwrites them with their gradient, rounded once. Elements
 //             from vocab_size to ld are neither read nor written.
@@ -22,7 +25,7 @@
 // Most reads miss: 4 blocks per SM have 160 MB of rows in flight at V = 152k, and L2 has 50 MB. Expected: 60-70 % of
 // bandwidth. Unlabelled rows are only written. Online softmax: Milakov & Gimelshein 2018.
 //
-// On GPUs with thread block clusters, cross_entropy_grads of bf16 logits reads them once (cross_entropy_cluster.cu).
+// On GPUs with thread block clusters, cross_entropy_grads of bf16 logits without a cap reads them once (cross_entropy_cluster.cu).
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -63,16 +66,25 @@ __device__ __forceinline__ void include(Running& running, const float (&x)[N]) {
     running = {max, sum};
 }
 
-template <class T>
-__device__ __forceinline__ T gradient(float x, float max, float log_sum, bool is_target, float scale) {
-    const float p = expf((x - max) - log_sum);
-    return from_float<T>((is_target ? p - 1.0f : p) * scale);
+// A logit as the softmax reads it.
+template <bool capped>
+__device__ __forceinline__ float capped_logit(float x, float softcap) {
+    return capped ? softcap * tanhf(x / softcap) : x;
 }
 
-template <class T, bool has_grads>
+template <class T, bool capped>
+__device__ __forceinline__ T gradient(float logit, float softcap, float max, float log_sum, bool is_target,
+                                      float scale) {
+    const float x = capped_logit<capped>(logit, softcap);
+    const float p = expf((x - max) - log_sum);
+    const float slope = capped ? 1.0f - x / softcap * (x / softcap) : 1.0f;
+    return from_float<T>((is_target ? p - 1.0f : p) * scale * slope);
+}
+
+template <class T, bool has_grads, bool capped>
 __global__ void __launch_bounds__(row_threads, 4)
     cross_entropy_kernel(T* __restrict__ logits, const int* __restrict__ targets, const float* __restrict__ loss_scale,
-                         float* __restrict__ row_loss, int64_t vocab_size, int64_t ld) {
+                         float* __restrict__ row_loss, int64_t vocab_size, int64_t ld, float softcap) {
     using V = Vec<T>;
     __shared__ float scratch[32];
     const int64_t row = blockIdx.x;
@@ -98,15 +110,19 @@ __global__ void __launch_bounds__(row_threads, 4)
     }
 
     // Read before the reductions. Their barriers order this read before the writes of the second pass.
-    const float target_logit = target < vocab_size ? to_float(x[target]) : nanf("");
+    const float target_logit = target < vocab_size ? capped_logit<capped>(to_float(x[target]), softcap) : nanf("");
     Running running;
     for (int64_t i = threadIdx.x; i < vectors; i += row_threads) {
         float values[V::size];
         V::load(x + i * V::size).to_float(values);
+#pragma unroll
+        for (int j = 0; j < V::size; ++j) {
+            values[j] = capped_logit<capped>(values[j], softcap);
+        }
         include(running, values);
     }
     for (int64_t i = tail + threadIdx.x; i < vocab_size; i += row_threads) {
-        const float value[1] = {to_float(x[i])};
+        const float value[1] = {capped_logit<capped>(to_float(x[i]), softcap)};
         include(running, value);
     }
     const float max = block_max(running.max, scratch, -FLT_MAX);
@@ -118,7 +134,7 @@ __global__ void __launch_bounds__(row_threads, 4)
     if constexpr (has_grads) {
         const float scale = *loss_scale;
         for (int64_t i = tail + threadIdx.x; i < vocab_size; i += row_threads) {
-            x[i] = gradient<T>(to_float(x[i]), max, log_sum, i == target, scale);
+            x[i] = gradient<T, capped>(to_float(x[i]), softcap, max, log_sum, i == target, scale);
         }
         const int64_t last = threadIdx.x + (vectors - 1 - threadIdx.x) / row_threads * row_threads;
         for (int64_t i = threadIdx.x < vectors ? last : -1; i >= 0; i -= row_threads) {
@@ -128,7 +144,7 @@ __global__ void __launch_bounds__(row_threads, 4)
             const int64_t at = target - i * V::size;
 #pragma unroll
             for (int j = 0; j < V::size; ++j) {
-                vector[j] = gradient<T>(values[j], max, log_sum, j == at, scale);
+                vector[j] = gradient<T, capped>(values[j], softcap, max, log_sum, j == at, scale);
             }
             vector.store(x + i * V::size);
         }
@@ -166,38 +182,43 @@ void check_rows(const char* op, const void* logits, const void* targets, const v
 
 template <bool has_grads>
 void launch(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
-            int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream) {
+            int64_t vocab_size, int64_t ld, float softcap, int dtype, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>(rows);
     const auto* labels = static_cast<const int*>(targets);
     const auto* scale = static_cast<const float*>(loss_scale);
     auto* losses = static_cast<float*>(row_loss);
+    const auto run = [&](auto kernel, auto* x) {
+        kernel<<<grid, row_threads, 0, stream>>>(x, labels, scale, losses, vocab_size, ld, softcap);
+    };
     if (dtype == BF16) {
-        cross_entropy_kernel<__nv_bfloat16, has_grads><<<grid, row_threads, 0, stream>>>(
-            static_cast<__nv_bfloat16*>(logits), labels, scale, losses, vocab_size, ld);
+        using T = __nv_bfloat16;
+        run(softcap > 0 ? cross_entropy_kernel<T, has_grads, true> : cross_entropy_kernel<T, has_grads, false>,
+            static_cast<T*>(logits));
     } else {
-        cross_entropy_kernel<float, has_grads><<<grid, row_threads, 0, stream>>>(
-            static_cast<float*>(logits), labels, scale, losses, vocab_size, ld);
+        run(softcap > 0 ? cross_entropy_kernel<float, has_grads, true> : cross_entropy_kernel<float, has_grads, false>,
+            static_cast<float*>(logits));
     }
 }
 
 }  // namespace
 
 void cross_entropy(const void* logits, const void* targets, void* row_loss, int64_t rows, int64_t vocab_size,
-                   int64_t ld, int dtype, cudaStream_t stream) {
+                   int64_t ld, float softcap, int dtype, cudaStream_t stream) {
     check_rows("cross_entropy", logits, targets, row_loss, rows, vocab_size, ld, dtype);
-    launch<false>(const_cast<void*>(logits), targets, nullptr, row_loss, rows, vocab_size, ld, dtype, stream);
+    launch<false>(const_cast<void*>(logits), targets, nullptr, row_loss, rows, vocab_size, ld, softcap, dtype,
+                  stream);
     check_launch("cross_entropy");
 }
 
 void cross_entropy_grads(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
-                         int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream) {
+                         int64_t vocab_size, int64_t ld, float softcap, int dtype, cudaStream_t stream) {
     check_rows("cross_entropy_grads", logits, targets, row_loss, rows, vocab_size, ld, dtype);
     check_pointer(loss_scale, "cross_entropy_grads", "loss_scale", 4);
-    if (dtype == BF16 && cluster_holds_row(vocab_size)) {
+    if (dtype == BF16 && softcap <= 0 && cluster_holds_row(vocab_size)) {
         cross_entropy_grads_in_cluster(logits, targets, loss_scale, row_loss, rows, vocab_size, ld, stream);
         return;
     }
-    launch<true>(logits, targets, loss_scale, row_loss, rows, vocab_size, ld, dtype, stream);
+    launch<true>(logits, targets, loss_scale, row_loss, rows, vocab_size, ld, softcap, dtype, stream);
     check_launch("cross_entropy_grads");
 }
 

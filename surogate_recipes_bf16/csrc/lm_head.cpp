@@ -4,7 +4,7 @@
 //   rows    = indices of the labelled rows, ascending; chunk i begins at the (i * tokens / chunks)-th of them
 //   x_c     = x[rows of the chunk]                       0 after the last labelled row
 //   logits  = x_c w^T                                    [rows of a chunk, ld], rounded to the dtype of x
-//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx: in place, rounded
+//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx: in place, rounded; softcap: cross_entropy.cu
 //   dx[rows] = dlogits w                                 rounded once; 0 for unlabelled rows
 //   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
 //                                                        accumulated into; omitted if w is frozen
@@ -172,11 +172,12 @@ struct LmHead::Impl {
         gather_rows(b.x, row_index, x, layout.rows, row_bytes(), stream);
         logits->run({x, b.w, logits_buffer, nullptr, b.workspace}, stream);
         if (!shape.has_dx) {
-            cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.dtype, stream);
+            cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.softcap,
+                          shape.dtype, stream);
             return;
         }
         cross_entropy_grads(logits_buffer, labels, b.loss_scale, losses, layout.rows, shape.vocab_size, layout.ld,
-                            shape.dtype, stream);
+                            shape.softcap, shape.dtype, stream);
         void* dx_rows = at(b.workspace, layout.dx);
         dx->run({logits_buffer, b.w, dx_rows, nullptr, b.workspace}, stream);
         scatter_rows(dx_rows, row_index, b.dx, layout.rows, row_bytes(), stream);

@@ -10,13 +10,14 @@
 
 namespace surogate {
 
+// softcap: 0: none
 void cross_entropy(const void* logits, const void* targets, void* row_loss, int64_t rows, int64_t vocab_size,
-                   int64_t ld, int dtype, cudaStream_t stream);
+                   int64_t ld, float softcap, int dtype, cudaStream_t stream);
 
 void cross_entropy_grads(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
-                         int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+                         int64_t vocab_size, int64_t ld, float softcap, int dtype, cudaStream_t stream);
 
-// cross_entropy_grads for bf16 logits, where `cluster_holds_row` (cross_entropy_cluster.cu).
+// cross_entropy_grads for bf16 logits without a cap, where `cluster_holds_row` (cross_entropy_cluster.cu).
 void cross_entropy_grads_in_cluster(void* logits, const void* targets, const void* loss_scale, void* row_loss,
                                     int64_t rows, int64_t vocab_size, int64_t ld, cudaStream_t stream);
 
@@ -34,6 +35,7 @@ void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int6
 
 struct LmHeadShape {
     int64_t tokens, d_model, vocab_size, chunks;
+    float softcap;         // of the logits; 0: none
     int dtype;             // dtype of x, w, logits and dx: BF16 or FP32
     bool has_dx;
     bool has_dw;           // requires has_dx

@@ -1,4 +1,4 @@
-// rmsnorm      rstd [T] = 1 / sqrt(mean_c(x[t, c]^2) + eps);  norm [T, C] = (x * rstd) * w
+// rmsnorm      rstd [T] = 1 / sqrt(mean_c(x[t, c]^2) + eps);  norm [T, C] = (x * rstd) * (w + offset)
 // add_rmsnorm  residual_out [T, C] = x + residual, rounded to their dtype; norm and rstd of this rounded sum
 //
 // x, residual, residual_out, norm [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32.
@@ -61,13 +61,13 @@ __device__ __forceinline__ void add_squares(const Vec<T, N>& v, float& sum) {
 }
 
 template <class T, int N>
-__device__ __forceinline__ void store_norm(const Vec<T, N>& v, float rstd, const T* w, T* norm) {
+__device__ __forceinline__ void store_norm(const Vec<T, N>& v, float rstd, const T* w, float offset, T* norm) {
     float values[N], scale[N];
     v.to_float(values);
     Vec<T, N>::load(w).to_float(scale);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        values[i] = values[i] * rstd * scale[i];
+        values[i] = values[i] * rstd * (scale[i] + offset);
     }
     Vec<T, N>::from_float(values).store(norm);
 }
@@ -80,7 +80,7 @@ __device__ __forceinline__ float rstd_of(float sum_of_squares, int columns, floa
 template <class T, int N, int Held, bool WarpRow, bool Add>
 __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
     rmsnorm_kernel(const T* x, const T* residual, const T* w, T* norm, float* rstd_out, T* residual_out, int64_t rows,
-                   int columns, float eps) {
+                   int columns, float eps, float offset) {
     __shared__ float scratch[32];
     const int lane = WarpRow ? threadIdx.x % 32 : threadIdx.x;
     const int lanes = WarpRow ? 32 : blockDim.x;
@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
     for (int k = 0; k < Held; ++k) {
         const int i = lane + k * lanes;
         if (i < vectors) {
-            store_norm(held[k], rstd, w + static_cast<int64_t>(i) * N, norm + start + static_cast<int64_t>(i) * N);
+            const int64_t at = static_cast<int64_t>(i) * N;
+            store_norm(held[k], rstd, w + at, offset, norm + start + at);
         }
     }
 }
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
 template <class T, int N, bool Add>
 __global__ void __launch_bounds__(1024)
     rmsnorm_any_kernel(const T* x, const T* residual, const T* w, T* norm, float* rstd_out, T* residual_out,
-                       int columns, float eps) {
+                       int columns, float eps, float offset) {
     __shared__ float scratch[32];
     const int vectors = columns / N;
     const int64_t start = static_cast<int64_t>(blockIdx.x) * columns;
@@ -132,13 +133,13 @@ __global__ void __launch_bounds__(1024)
     const T* again = Add ? residual_out : x;  // the same thread wrote it
     for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
         const int64_t at = start + static_cast<int64_t>(i) * N;
-        store_norm(Vec<T, N>::load(again + at), rstd, w + static_cast<int64_t>(i) * N, norm + at);
+        store_norm(Vec<T, N>::load(again + at), rstd, w + static_cast<int64_t>(i) * N, offset, norm + at);
     }
 }
 
 template <class T, bool Add>
 void launch(const T* x, const T* residual, const T* w, T* norm, float* rstd, T* residual_out, int64_t rows,
-            int64_t columns_, float eps, const char* op, cudaStream_t stream) {
+            int64_t columns_, float eps, float offset, const char* op, cudaStream_t stream) {
     constexpr int n = vector_width<T>;
     const int columns = to_int(columns_, op, "columns");
     const int blocks = to_int(rows, op, "rows");
@@ -146,15 +147,15 @@ void launch(const T* x, const T* residual, const T* w, T* norm, float* rstd, T* 
     const int vectors = columns / n;
     const auto warp_row = [&](auto kernel) {
         kernel<<<static_cast<unsigned>(ceil_div(rows, kRowsPerBlock)), 32 * kRowsPerBlock, 0, stream>>>(
-            x, residual, w, norm, rstd, residual_out, rows, columns, eps);
+            x, residual, w, norm, rstd, residual_out, rows, columns, eps, offset);
     };
     const auto block_row = [&](auto kernel, int held) {
         const auto threads = static_cast<unsigned>(ceil_div(ceil_div(vectors, held), 32) * 32);
-        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, rows, columns, eps);
+        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, rows, columns, eps, offset);
     };
     const auto any_row = [&](auto kernel, int64_t units) {
         const auto threads = static_cast<unsigned>(units >= 1024 ? 1024 : ceil_div(units, 32) * 32);
-        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, columns, eps);
+        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, columns, eps, offset);
     };
     if (!wide) {
         any_row(rmsnorm_any_kernel<T, 1, Add>, columns);
@@ -186,18 +187,19 @@ void check(const char* op, const void* x, const void* w, const void* norm, const
 
 }  // namespace
 
-void rmsnorm(const void* x, const void* w, void* norm, void* rstd, int64_t rows, int64_t columns, float eps, int dtype,
-             cudaStream_t stream) {
+void rmsnorm(const void* x, const void* w, void* norm, void* rstd, int64_t rows, int64_t columns, float eps,
+             float offset, int dtype, cudaStream_t stream) {
     with_float_type(dtype, "rmsnorm", "x", [&](auto type) {
         using T = typename decltype(type)::type;
         check("rmsnorm", x, w, norm, rstd, rows, columns, dtype);
         launch<T, false>(static_cast<const T*>(x), nullptr, static_cast<const T*>(w), static_cast<T*>(norm),
-                         static_cast<float*>(rstd), nullptr, rows, columns, eps, "rmsnorm", stream);
+                         static_cast<float*>(rstd), nullptr, rows, columns, eps, offset, "rmsnorm",
+                         stream);
     });
 }
 
 void add_rmsnorm(const void* x, const void* residual, const void* w, void* norm, void* rstd, void* residual_out,
-                 int64_t rows, int64_t columns, float eps, int dtype, cudaStream_t stream) {
+                 int64_t rows, int64_t columns, float eps, float offset, int dtype, cudaStream_t stream) {
     with_float_type(dtype, "add_rmsnorm", "x", [&](auto type) {
         using T = typename decltype(type)::type;
         check("add_rmsnorm", x, w, norm, rstd, rows, columns, dtype);
@@ -205,7 +207,7 @@ void add_rmsnorm(const void* x, const void* residual, const void* w, void* norm,
         check_pointer(residual_out, "add_rmsnorm", "residual_out", bytes_of(dtype));
         launch<T, true>(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const T*>(w),
                         static_cast<T*>(norm), static_cast<float*>(rstd), static_cast<T*>(residual_out), rows, columns,
-                        eps, "add_rmsnorm", stream);
+                        eps, offset, "add_rmsnorm", stream);
     });
 }
 

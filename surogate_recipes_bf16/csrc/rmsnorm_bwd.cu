@@ -1,7 +1,7 @@
-// n[t, c] = x[t, c] * rstd[t],  g = dy * w:
+// n[t, c] = x[t, c] * rstd[t],  g = dy * (w + offset):
 //   dx [T, C] = rstd * (g - n * mean_c(g * n)) (+ dresidual)
 //   dw [C]  (+)= sum_t dy * n
-//   norm [T, C] = n * w, with the bits of rmsnorm; not computed if the pointer is null
+//   norm [T, C] = n * (w + offset), with the bits of rmsnorm; not computed if the pointer is null
 //
 // rmsnorm_dgrad computes dx, and norm, alone.
 //
@@ -62,7 +62,7 @@ __device__ __forceinline__ float row_sum(float value, float (&scratch)[2][kMaxTh
 template <class T, int N, int Held, bool WarpRow, bool Residual, bool HasDw, bool HasNorm>
 __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
     rmsnorm_bwd_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx, T* norm,
-                       float* partials, int64_t rows, int columns) {
+                       float* partials, int64_t rows, int columns, float offset) {
     using V = Packed<T, N>;
     __shared__ float scratch[2][kMaxThreads / 32];
     __shared__ float total[WarpRow && HasDw ? Held * 32 * N : 1];
@@ -100,6 +100,10 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
             dys[k].to_float(d);
             xs[k].to_float(v);
             weight[k].to_float(scale);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                scale[i] += offset;
+            }
         };
         float dot = 0;
 #pragma unroll
@@ -179,17 +183,17 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
 template <class T, bool Residual>
 __global__ void __launch_bounds__(1024)
     rmsnorm_dx_any_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx, T* norm,
-                          int columns) {
+                          int columns, float offset) {
     __shared__ float scratch[32];
     const int64_t start = static_cast<int64_t>(blockIdx.x) * columns;
     const float r = rstd[blockIdx.x];
     float dot = 0;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        dot = NormElement{to_float(dy[start + c]), to_float(w[c]), to_float(x[start + c]), r}.add_to(dot);
+        dot = NormElement{to_float(dy[start + c]), to_float(w[c]) + offset, to_float(x[start + c]), r}.add_to(dot);
     }
     dot = block_sum(dot, scratch) / columns;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        const NormElement element{to_float(dy[start + c]), to_float(w[c]), to_float(x[start + c]), r};
+        const NormElement element{to_float(dy[start + c]), to_float(w[c]) + offset, to_float(x[start + c]), r};
         const float out = Residual ? element.dx(dot, to_float(dresidual[start + c])) : element.dx(dot);
         dx[start + c] = from_float<T>(out);
         if (norm != nullptr) {
@@ -205,6 +209,7 @@ struct Buffers {
     float* partials;  // null: no dw
     int64_t rows;
     int columns;
+    float offset;
 };
 
 // Enqueues stage 1 and returns the number of partial rows that it writes.
@@ -217,7 +222,7 @@ int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream)
         kernel<<<to_int(blocks, op, "rows"), static_cast<unsigned>(threads), 0, stream>>>(
             static_cast<const T*>(b.dy), static_cast<const T*>(b.x), static_cast<const T*>(b.w),
             static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx),
-            static_cast<T*>(b.norm), b.partials, b.rows, b.columns);
+            static_cast<T*>(b.norm), b.partials, b.rows, b.columns, b.offset);
         check_launch(op);
         return blocks;
     };
@@ -235,7 +240,7 @@ int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream)
     rmsnorm_dx_any_kernel<T, Residual><<<to_int(b.rows, op, "rows"), static_cast<unsigned>(any_threads), 0, stream>>>(
         static_cast<const T*>(b.dy), static_cast<const T*>(b.x), static_cast<const T*>(b.w),
         static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx),
-        static_cast<T*>(b.norm), b.columns);
+        static_cast<T*>(b.norm), b.columns, b.offset);
     check_launch(op);
     if (!HasDw) {
         return 0;
@@ -278,7 +283,7 @@ int64_t stage_1(const Buffers& b, int dtype, const char* op, cudaStream_t stream
 
 void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
                  void* dw, void* norm, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
-                 bool accumulate_dw, int dtype, int dtype_dw, cudaStream_t stream) {
+                 float offset, bool accumulate_dw, int dtype, int dtype_dw, cudaStream_t stream) {
     constexpr const char* op = "rmsnorm_bwd";
     check_positive(columns, op, "columns");
     check_pointer(dw, op, "dw", bytes_of(dtype_dw));
@@ -287,17 +292,19 @@ void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd,
     const int64_t needed = std::min(rows, kMaxBlocks) * columns * 4;
     SUROGATE_REQUIRE(workspace_bytes >= needed, op,
                      "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(workspace_bytes));
-    const Buffers buffers{
-        dy, x, w, rstd, dresidual, dx, norm, static_cast<float*>(workspace), rows, to_int(columns, op, "columns")};
+    const Buffers buffers{dy,   x,    w,                               rstd, dresidual,
+                          dx,   norm, static_cast<float*>(workspace), rows, to_int(columns, op, "columns"),
+                          offset};
     const int64_t partials = stage_1(buffers, dtype, op, stream);
     sum_partials(buffers.partials, partials, columns, dw, accumulate_dw, dtype_dw, op, stream);
 }
 
 void rmsnorm_dgrad(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
-                   void* norm, int64_t rows, int64_t columns, int dtype, cudaStream_t stream) {
+                   void* norm, int64_t rows, int64_t columns, float offset, int dtype, cudaStream_t stream) {
     constexpr const char* op = "rmsnorm_dgrad";
     check_positive(columns, op, "columns");
-    stage_1({dy, x, w, rstd, dresidual, dx, norm, nullptr, rows, to_int(columns, op, "columns")}, dtype, op, stream);
+    stage_1({dy, x, w, rstd, dresidual, dx, norm, nullptr, rows, to_int(columns, op, "columns"), offset}, dtype, op,
+            stream);
 }
 
 }  // namespace surogate

@@ -16,8 +16,11 @@ from surogate_models.ops import OPS
 from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, rope, rope_bwd
 from surogate_models.rope import Linear
 
-ATTRS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "theta": 100.0, "eps": 1e-5}
-ROPE_ATTRS = {k: v for k, v in ATTRS.items() if k != "eps"} | {"scaling": Linear(3.0), "attention_factor": 1.25}
+ATTRS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "theta": 100.0, "eps": 1e-5, "offset": 0.5}
+ROPE_ATTRS = {k: v for k, v in ATTRS.items() if k not in ("eps", "offset")} | {
+    "scaling": Linear(3.0),
+    "attention_factor": 1.25,
+}
 POSITIONS = torch.tensor([0, 1, 2, 0, 7], dtype=torch.int32)
 Q_WIDTH, K_WIDTH = 24, 12
 
@@ -59,8 +62,8 @@ def test_backward_equals_autograd_through_the_reference() -> None:
 
 def test_v_is_copied_and_rotation_preserves_the_norm_of_a_head() -> None:
     qkv, _, _ = inputs(torch.float64)
-    ones = torch.ones(6, dtype=torch.float64)
-    out = qk_norm_rope(qkv, ones, ones, POSITIONS, **ATTRS)
+    rest = torch.full((6,), 1 - ATTRS["offset"], dtype=torch.float64)
+    out = qk_norm_rope(qkv, rest, rest, POSITIONS, **ATTRS)
     assert torch.equal(out[:, Q_WIDTH + K_WIDTH :], qkv[:, Q_WIDTH + K_WIDTH :])
     heads = out[:, : Q_WIDTH + K_WIDTH].view(5, 6, 6)
     assert torch.allclose(heads.square().mean(-1), torch.ones(5, 6, dtype=torch.float64), atol=1e-4)

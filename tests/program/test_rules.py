@@ -68,15 +68,15 @@ def _linear_pair(b: Builder) -> Value:
     return _dot(b, b.apply("linear_pair", x, w, b.param("y", (T, 2), INIT), b.param("v", (3, 2), INIT)))
 
 
-def _rmsnorm(b: Builder) -> Value:
-    return _dot(b, b.apply("rmsnorm", b.param("x", (T, C), INIT), b.param("w", (C,), INIT), eps=1e-3))
+def _rmsnorm(b: Builder, **attrs: Any) -> Value:
+    return _dot(b, b.apply("rmsnorm", b.param("x", (T, C), INIT), b.param("w", (C,), INIT), eps=1e-3, **attrs))
 
 
-def _add_rmsnorm(b: Builder) -> tuple[Value, Value]:
+def _add_rmsnorm(b: Builder, **attrs: Any) -> tuple[Value, Value]:
     ins = (b.param("x", (T, C), INIT), b.param("r", (T, C), INIT), b.param("w", (C,), INIT))
     x = b.apply("linear", ins[0], b.param("u", (C, C), INIT))
     r = b.apply("swiglu", b.apply("linear", ins[1], b.param("v", (2 * C, C), INIT)))
-    norm, _, residual = b.emit("add_rmsnorm", x, r, ins[2], eps=1e-3)
+    norm, _, residual = b.emit("add_rmsnorm", x, r, ins[2], eps=1e-3, **attrs)
     return norm, residual
 
 
@@ -90,8 +90,8 @@ def _add_rmsnorm_residual(b: Builder) -> Value:
     return _dot(b, residual, next(v for v in b.declared if v.name == "w"))
 
 
-def _add_rmsnorm_both(b: Builder) -> Value:
-    return _dot(b, *_add_rmsnorm(b))
+def _add_rmsnorm_both(b: Builder, **attrs: Any) -> Value:
+    return _dot(b, *_add_rmsnorm(b, **attrs))
 
 
 def _add_rmsnorm_to_itself(b: Builder) -> Value:
@@ -110,10 +110,11 @@ def _swiglu(b: Builder) -> Value:
     return _dot(b, b.apply("swiglu", b.param("gate_up", (T, 6), INIT)))
 
 
-def _cross_entropy(b: Builder) -> Value:
+def _cross_entropy(b: Builder, **attrs: Any) -> Value:
     """The op computes the loss. It is replaced by the op that also computes the gradients."""
     ins = (b.param("x", (T, C), INIT), b.param("w", (V, C), INIT))
-    return b.apply("lm_head_ce", *ins, b.input("targets", (T,), "int32"), b.input("loss_scale", (), "fp32"), chunks=2)
+    given = (b.input("targets", (T,), "int32"), b.input("loss_scale", (), "fp32"))
+    return b.apply("lm_head_ce", *ins, *given, chunks=2, **attrs)
 
 
 def _cross_entropy_inside(b: Builder) -> Value:
@@ -149,6 +150,8 @@ CASES: dict[str, tuple[str, Build]] = {
     "linear_add": ("linear_add", _linear_add),
     "linear_pair": ("linear_pair", _linear_pair),
     "rmsnorm": ("rmsnorm", _rmsnorm),
+    "rmsnorm with offset": ("rmsnorm", partial(_rmsnorm, offset=1.0)),
+    "add_rmsnorm with offset": ("add_rmsnorm", partial(_add_rmsnorm_both, offset=1.0)),
     "add_rmsnorm, norm read": ("add_rmsnorm", _add_rmsnorm_norm),
     "add_rmsnorm, residual read": ("add_rmsnorm", _add_rmsnorm_residual),
     "add_rmsnorm, both read": ("add_rmsnorm", _add_rmsnorm_both),
@@ -157,6 +160,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "attention, windowed": ("attention", partial(_attention, window=2, scale=1.5, softcap=2.0)),
     "swiglu": ("swiglu", _swiglu),
     "lm_head_ce": ("lm_head_ce", _cross_entropy),
+    "lm_head_ce with a cap": ("lm_head_ce", partial(_cross_entropy, softcap=2.0)),
     "lm_head_ce as a part": ("lm_head_ce", _cross_entropy_inside),
     "add": ("add", _add),
     "cast": ("cast", _cast),

@@ -223,6 +223,24 @@ def test_rmsnorm_and_its_backward_are_torchs(scale: float, dtype: torch.dtype) -
     assert all(map(torch.equal, ops.rmsnorm_dgrad_recompute(dy, x, w, rstd), (dx, norm)))
 
 
+def test_the_offset_of_a_norm_is_added_to_its_weight_before_anything_is_rounded() -> None:
+    """A weight of 2^-12 beside 1 is lost in bf16, not in a norm of bf16 values."""
+    x, w = random(9, 32, dtype=torch.bfloat16), torch.full((32,), 2.0**-12, dtype=torch.bfloat16)
+    dy, residual = random(9, 32, dtype=torch.bfloat16, seed=3), random(9, 32, dtype=torch.bfloat16, seed=4)
+    wide = 1 + w.float()
+    norm, rstd = ops.rmsnorm(x.float(), w.float(), eps=1e-5, offset=1.0)
+    assert torch.equal(norm, ops.rmsnorm(x.float(), wide, eps=1e-5)[0])
+    assert not torch.equal(norm, ops.rmsnorm(x.float(), torch.ones(32), eps=1e-5)[0])
+    assert torch.equal(ops.rmsnorm(x, w, eps=1e-5, offset=1.0)[0], norm.bfloat16())
+    both = [
+        ops.add_rmsnorm(x.float(), residual.float(), v, eps=1e-5, offset=o) for v, o in ((w.float(), 1.0), (wide, 0.0))
+    ]
+    assert all(map(torch.equal, *both))
+    given = (dy.float(), x.float())
+    for backward_of in (ops.rmsnorm_bwd_recompute, ops.rmsnorm_dgrad_recompute):
+        assert all(map(torch.equal, backward_of(*given, w.float(), rstd, offset=1.0), backward_of(*given, wide, rstd)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(dtype: torch.dtype) -> None:
     x, residual, w = random(9, 32, dtype=dtype), random(9, 32, dtype=dtype, seed=1), random(32, dtype=dtype)
@@ -296,6 +314,19 @@ def test_cross_entropy_and_its_gradients_are_torchs_in_any_number_of_chunks(dtyp
     close(ops.lm_head_ce(x, w, TARGETS, scale, chunks=chunks), exact_loss(x.double(), w.double()), terms=50)
     close(dx, exact[0], terms=50)
     close(dw, exact[1], terms=50)
+
+
+def test_cross_entropy_of_capped_logits_and_its_gradients_are_torchs() -> None:
+    def exact(x: Tensor, w: Tensor) -> Tensor:
+        capped = 1.5 * (x @ w.T / 1.5).tanh()
+        return 0.25 * F.cross_entropy(capped, TARGETS.long(), ignore_index=-100, reduction="sum")
+
+    x, w = head(torch.float64)
+    loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=3, wrt=BOTH, softcap=1.5)
+    close(loss, exact(x, w), terms=50)
+    close(ops.lm_head_ce(x, w, TARGETS, torch.tensor(0.25), chunks=3, softcap=1.5), exact(x, w), terms=50)
+    for got, want in zip((dx, dw), backward(exact, torch.ones(()), x, w), strict=True):
+        close(got, want, terms=50)
 
 
 @pytest.mark.parametrize("chunks", [1, 4])

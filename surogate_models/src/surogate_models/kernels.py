@@ -26,6 +26,11 @@ def _attention_factor(op: Op) -> float:
     return float(op.attrs.get("attention_factor", 1.0))
 
 
+def _norm(op: Op) -> tuple[float, float]:
+    """Return (eps, offset)."""
+    return float(op.attrs["eps"]), float(op.attrs.get("offset", 0.0))
+
+
 def _frequencies(op: Op, ctx: BindContext) -> int:
     """Return the device address of the inverse frequencies, fp32 [D/2]. The reference computes them."""
     import torch
@@ -67,7 +72,7 @@ def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
         _frequencies(op, ctx),
         op.outs[0],
         *_sizes(op),
-        op.attrs["eps"],
+        *_norm(op),
         _attention_factor(op),
         DTYPES[op.outs[0].dtype].code,
     )
@@ -84,7 +89,7 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
         ctx.workspace,
         _partial_blocks(op),
         *_sizes(op),
-        op.attrs["eps"],
+        *_norm(op),
         _attention_factor(op),
         1 in op.accumulate,
         2 in op.accumulate,
@@ -131,6 +136,7 @@ def _supports_bwd(op: Op, target: Target) -> Support:
 
 
 _ROTATION = ("scaling", "attention_factor")
+_NORM = (*_ROTATION, "offset")
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     kernel
@@ -143,21 +149,21 @@ KERNELS: tuple[KernelDef, ...] = tuple(
         KernelDef(
             op="qk_norm_rope",
             dtypes=(dtype, dtype, dtype, "int32", dtype),
-            attrs=_ROTATION,
+            attrs=_NORM,
             supports=_supports,
             bind=_bind_qk_norm_rope,
         ),
         KernelDef(
             op="qk_norm_rope_dgrad",
             dtypes=(dtype, dtype, dtype, dtype, "int32", dtype),
-            attrs=_ROTATION,
+            attrs=_NORM,
             supports=_supports_rope,
             bind=_bind_qk_norm_rope,
         ),
         KernelDef(
             op="qk_norm_rope_bwd",
             dtypes=(dtype, dtype, dtype, dtype, "int32", dtype, "*", "*"),
-            attrs=_ROTATION,
+            attrs=_NORM,
             supports=_supports_bwd,
             bind=_bind_qk_norm_rope_bwd,
             workspace=_workspace,

@@ -3,13 +3,14 @@
     rope         (qkv [T, (H+2G)D], positions int32 [T];
                   n_heads H, n_kv_heads G, head_dim D, theta, scaling, attention_factor) -> [T, (H+2G)D]
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
-                  the same attributes, and eps) -> [T, (H+2G)D]
+                  the same attributes, eps and offset) -> [T, (H+2G)D]
 
 Columns are [q; k; v] as in `attention`. The v columns are copied. If qkv (dy in the backward ops) is read for the last
 time, the output takes its place, and the v columns stay where they are. RoPE rotates the pairs (i, i + D/2) (half
 layout) by the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a
 `Scaling` of rope.py or None (the default), changes the frequencies. With `rotary_dim` R, the first R elements of a head
-are rotated as if they were the head, and the others are copied; 0 (the default) means all.
+are rotated as if they were the head, and the others are copied; 0 (the default) means all. `offset` (default 0) is
+added to the norm weights.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ _ROTATION: Mapping[str, Any] = {
     "rotary_dim": (int, 0),
 }
 
+_NORM: Mapping[str, Any] = {**_ROTATION, "eps": float, "offset": (float, 0.0)}
+
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope",
@@ -124,7 +127,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope",
         infer=_infer,
-        attrs={**_ROTATION, "eps": float},
+        attrs=_NORM,
         reference=f"{_REFERENCE}:qk_norm_rope",
         vjp=_vjp,
         may_overwrite=lambda op: {0: 0},  # without a backward pass, which reads qkv again
@@ -133,7 +136,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope_bwd",
         infer=_infer_bwd,
-        attrs={**_ROTATION, "eps": float},
+        attrs=_NORM,
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
         rewrites=Rewrites(narrowed=first_output("qk_norm_rope_dgrad")),
         may_overwrite=lambda op: {0: 0},
@@ -142,7 +145,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope_dgrad",
         infer=_infer_dgrad,
-        attrs={**_ROTATION, "eps": float},
+        attrs=_NORM,
         reference=f"{_REFERENCE}:qk_norm_rope_dgrad",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 13 * op.ins[1].size,

@@ -103,9 +103,9 @@ def _rotate_qk(qkv: Tensor, head_dim: int, n_qk: int, cos_sin: tuple[Tensor, Ten
     return torch.cat((rotated.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
 
 
-def _norm_weights(q_norm: Tensor, k_norm: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
-    """Return the norm weights, one row per query head followed by one row per key head."""
-    return torch.cat((up(q_norm).expand(n_heads, -1), up(k_norm).expand(n_kv_heads, -1)))
+def _norm_weights(q_norm: Tensor, k_norm: Tensor, n_heads: int, n_kv_heads: int, offset: float) -> Tensor:
+    """Return the norm weights plus `offset`, one row per query head followed by one row per key head."""
+    return torch.cat((up(q_norm).expand(n_heads, -1), up(k_norm).expand(n_kv_heads, -1))) + offset
 
 
 def qk_norm_rope(
@@ -122,12 +122,13 @@ def qk_norm_rope(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
     rotary_dim: int = 0,
+    offset: float = 0.0,
 ) -> Tensor:
-    """rope(x * rstd * w) of every query and key head, rstd = 1 / sqrt(mean(x^2) + eps)."""
+    """rope(x * rstd * (w + offset)) of every query and key head, rstd = 1 / sqrt(mean(x^2) + eps)."""
     x = qkv.view(qkv.shape[0], -1, head_dim)
     qk, v = up(x[:, : n_heads + n_kv_heads]), x[:, n_heads + n_kv_heads :]
     rstd = torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps)
-    normed = qk * rstd * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads)
+    normed = qk * rstd * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads, offset)
     rotated = _rotate(normed, *angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor))
     return torch.cat((rotated.to(qkv.dtype), v), dim=1).view_as(qkv)
 
@@ -148,10 +149,10 @@ def qk_norm_rope_dgrad(
 ) -> Tensor:
     """Rotate dy by the opposite angles (d), then differentiate the norm.
 
-    dx = rstd * (g - n * mean(g * n)) with n = x * rstd, g = d * w.
+    dx = rstd * (g - n * mean(g * n)) with n = x * rstd, g = d * (w + offset).
     """
     d, normed, rstd = _rotated_back(dy, qkv, positions, **attrs)
-    g = d * _norm_weights(q_norm, k_norm, attrs["n_heads"], attrs["n_kv_heads"])
+    g = d * _norm_weights(q_norm, k_norm, attrs["n_heads"], attrs["n_kv_heads"], attrs.get("offset", 0.0))
     dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd
     v = dy.view(qkv.shape[0], -1, attrs["head_dim"])[:, d.shape[1] :]
     return torch.cat((dx.to(qkv.dtype), v.to(qkv.dtype)), dim=1).view_as(qkv)
@@ -170,6 +171,7 @@ def _rotated_back(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
     rotary_dim: int = 0,
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return d and n [T, H + G, D] and rstd [T, H + G, 1] of the query and key heads."""
     x, d = (up(t.view(t.shape[0], -1, head_dim)[:, : n_heads + n_kv_heads]) for t in (qkv, dy))

@@ -40,6 +40,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "llama3": {"scaling": Llama3(8.0, 1.0, 4.0, 8192)},
     "linear": {"scaling": Linear(4.0)},
     "yarn": {"scaling": Yarn(4.0, 20.0, 46.0), "attention_factor": 1.1386294361119891},
+    "offset": {"offset": 1.0},
 }
 
 
@@ -88,7 +89,7 @@ class Case:
 
     def without_norm(self) -> dict[str, Any]:
         """Return the attributes of `rope`."""
-        return {key: value for key, value in self.attrs.items() if key != "eps"}
+        return {key: value for key, value in self.attrs.items() if key not in ("eps", "offset")}
 
     def values_columns(self, x: Tensor) -> Tensor:
         return x[:, self.n_qk * self.attrs["head_dim"] :]
@@ -261,12 +262,12 @@ def test_errors_name_the_invalid_argument() -> None:
     x = torch.zeros(4096, device="cuda")
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="qk_norm_rope: head_dim must be even and from 2 to 256, got 258"):
-        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 1.0, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
-        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 1.0, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="rope: attention_factor must be positive, got 0"):
         _C.rope(p, p, p, p, 1, 1, 1, 64, 0.0, 0, stream)
     with pytest.raises(ValueError, match="rope_bwd: positions is a null pointer"):
         _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
-        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 1.0, False, True, 0, 0, 1, stream)
+        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 0.0, 1.0, False, True, 0, 0, 1, stream)

@@ -39,14 +39,15 @@ def padded_logits(rows: int, vocab_size: int, dtype: torch.dtype, spread: float)
     return logits.to(dtype)
 
 
-def cross_entropy_truth(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def cross_entropy_truth(logits: Tensor, targets: Tensor, scale: float, cap: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the loss of every row and the gradient of its logits, in fp64."""
     labelled = targets >= 0
     labels = targets.clamp(min=0).long()[:, None]
-    log_probs = logits.double().log_softmax(-1)
+    slopes = (logits.double() / cap).tanh().square().neg() + 1 if cap else torch.ones_like(logits, dtype=torch.float64)
+    log_probs = (cap * (logits.double() / cap).tanh() if cap else logits.double()).log_softmax(-1)
     row_loss = -log_probs.gather(1, labels)[:, 0] * labelled
     gradient = log_probs.exp().scatter_add(1, labels, -torch.ones_like(row_loss)[:, None])
-    return row_loss, gradient * labelled[:, None] * scale
+    return row_loss, gradient * slopes * labelled[:, None] * scale
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -67,7 +68,7 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
     start = padded_logits(rows, vocab_size, TORCH[dtype], spread)
     targets = guarded_copy(random_targets(rows, vocab_size))
     scale = guarded_copy(torch.tensor(0.37, device="cuda"))
-    sizes = (rows, vocab_size, start.shape[1], DTYPES[dtype].code)
+    sizes = (rows, vocab_size, start.shape[1], 0.0, DTYPES[dtype].code)
     row_loss, gradient = cross_entropy_truth(start[:, :vocab_size], targets.tensor, float(scale.tensor))
 
     logits, losses = guarded_copy(start), guarded((rows,), torch.float32)
@@ -97,6 +98,25 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("shape", [(5, 64), (3, 4099)], ids=str)
+def test_cross_entropy_of_capped_logits_matches_fp64(shape: tuple[int, int], dtype: str) -> None:
+    from surogate_recipes_bf16 import _C
+
+    rows, vocab_size = shape
+    start = padded_logits(rows, vocab_size, TORCH[dtype], 30.0)
+    targets, scale = random_targets(rows, vocab_size), torch.tensor(0.37, device="cuda")
+    row_loss, gradient = cross_entropy_truth(start[:, :vocab_size], targets, 0.37, 20.0)
+    sizes = (rows, vocab_size, start.shape[1], 20.0, DTYPES[dtype].code, torch.cuda.current_stream().cuda_stream)
+    logits, losses, alone = start.clone(), torch.empty(rows, device="cuda"), torch.empty(rows, device="cuda")
+    _C.cross_entropy(logits.data_ptr(), targets.data_ptr(), alone.data_ptr(), *sizes)
+    _C.cross_entropy_grads(*(t.data_ptr() for t in (logits, targets, scale, losses)), *sizes)
+    assert_close(losses, row_loss, torch.float32, vocab_size, 1 + row_loss)
+    assert torch.equal(alone, losses)
+    magnitude = 0.37 * 40 * (20 * (start[:, :vocab_size].double() / 20).tanh()).softmax(-1) + 1e-30
+    assert_close(logits[:, :vocab_size], gradient, TORCH[dtype], 1 + vocab_size // 512, magnitude)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("vocab_size", [128, 125])
 def test_minus_infinity_contributes_nothing_and_nan_propagates(vocab_size: int, dtype: str) -> None:
     from surogate_recipes_bf16 import _C
@@ -111,7 +131,7 @@ def test_minus_infinity_contributes_nothing_and_nan_propagates(vocab_size: int, 
     scale = torch.ones((), device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     _C.cross_entropy_grads(
-        *(t.data_ptr() for t in (logits, targets, scale, losses)), 4, vocab_size, 128, DTYPES[dtype].code, stream
+        *(t.data_ptr() for t in (logits, targets, scale, losses)), 4, vocab_size, 128, 0.0, DTYPES[dtype].code, stream
     )
     expected = -start[0, :vocab_size].double().log_softmax(-1)[1]
     assert_close(losses[:1], expected[None], torch.float32, 128, 10.0)

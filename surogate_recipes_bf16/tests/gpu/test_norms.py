@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import DTYPES
+from surogate_core.api import DTYPES, Op, Value
 from surogate_core.reference import ops as reference
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, guarded_copy, same_bits
-from surogate_recipes_bf16.kernels.norms import linear_bgrad_workspace, rmsnorm_bwd_workspace
+from surogate_recipes_bf16.kernels.norms import KERNELS, linear_bgrad_workspace, rmsnorm_bwd_workspace
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +49,7 @@ def test_rmsnorm_matches_fp64(kernels: ModuleType, rows: int, columns: int, dtyp
     w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
     norm, rstd = guarded((rows, columns), dtype, skew=skew), guarded((rows,), FP32)
     eager_and_graph(
-        lambda s: kernels.rmsnorm(*(b.pointer for b in (x, w, norm, rstd)), rows, columns, EPS, CODES[dtype], s),
+        lambda s: kernels.rmsnorm(*(b.pointer for b in (x, w, norm, rstd)), rows, columns, EPS, 0.0, CODES[dtype], s),
         [x, w, norm, rstd],
     )
     truth, scale = reference.rmsnorm(x.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
@@ -68,7 +70,7 @@ def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(
     rstd = guarded((rows,), FP32)
     eager_and_graph(
         lambda s: kernels.add_rmsnorm(
-            *(b.pointer for b in (x, residual, w, norm, rstd, total)), rows, columns, EPS, CODES[dtype], s
+            *(b.pointer for b in (x, residual, w, norm, rstd, total)), rows, columns, EPS, 0.0, CODES[dtype], s
         ),
         [x, residual, w, norm, rstd, total],
     )
@@ -76,7 +78,7 @@ def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(
     alone, alone_rstd = guarded((rows, columns), dtype, skew=skew), guarded((rows,), FP32)
     stream = torch.cuda.current_stream().cuda_stream
     kernels.rmsnorm(
-        *(b.pointer for b in (total, w, alone, alone_rstd)), rows, columns, EPS, CODES[dtype], stream
+        *(b.pointer for b in (total, w, alone, alone_rstd)), rows, columns, EPS, 0.0, CODES[dtype], stream
     )  # as recomputation does
     assert same_bits(alone.tensor, norm.tensor) and same_bits(alone_rstd.tensor, rstd.tensor)
     truth, scale = reference.rmsnorm(total.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
@@ -119,7 +121,7 @@ def test_rmsnorm_bwd_matches_fp64(
             *(b.pointer for b in (dy, x, w, rstd)),
             rest[0].pointer if rest else 0,
             *(dx.pointer, dw.pointer, 0, workspace.pointer),
-            *(nbytes, *shape, accumulate, CODES[dtype], CODES[dw_dtype], s),
+            *(nbytes, *shape, 0.0, accumulate, CODES[dtype], CODES[dw_dtype], s),
         ),
         [dy, x, w, rstd, *rest, dx, dw],
         scratch=[workspace],
@@ -130,7 +132,7 @@ def test_rmsnorm_bwd_matches_fp64(
             lambda s, source=source, target=target: kernels.rmsnorm_dgrad(  # type: ignore[misc]
                 *(b.pointer for b in (source, x, w, rstd)),
                 rest[0].pointer if rest else 0,
-                *(target.pointer, 0, *shape, CODES[dtype], s),
+                *(target.pointer, 0, *shape, 0.0, CODES[dtype], s),
             ),
             [x, w, rstd, *rest, target],
         )
@@ -162,22 +164,51 @@ def test_the_backward_pass_writes_the_bits_of_the_norm_again(
     rstd, dw, dw_again = (guarded((size,), FP32) for size in (rows, columns, columns))
     nbytes = rmsnorm_bwd_workspace(*shape)
     workspace = guarded((nbytes,), torch.uint8)
-    kernels.rmsnorm(x.pointer, w.pointer, norm.pointer, rstd.pointer, *shape, EPS, code, 0)
+    kernels.rmsnorm(x.pointer, w.pointer, norm.pointer, rstd.pointer, *shape, EPS, 0.0, code, 0)
     given = (*(b.pointer for b in (dy, x, w, rstd)), rest)
     for out, dweight, pointer in ((dx, dw, 0), (dx_again, dw_again, norm_again.pointer)):
         scratch = (workspace.pointer, nbytes)
         kernels.rmsnorm_bwd(
-            *given, out.pointer, dweight.pointer, pointer, *scratch, *shape, False, code, CODES[FP32], 0
+            *given, out.pointer, dweight.pointer, pointer, *scratch, *shape, 0.0, False, code, CODES[FP32], 0
         )
     torch.cuda.synchronize()
     assert same_bits(norm_again.tensor, norm.tensor)
     assert same_bits(dx_again.tensor, dx.tensor) and same_bits(dw_again.tensor, dw.tensor)
-    kernels.rmsnorm_dgrad(*given, dx.pointer, 0, *shape, code, 0)
-    kernels.rmsnorm_dgrad(*given, dy.pointer, x.pointer, *shape, code, 0)
+    kernels.rmsnorm_dgrad(*given, dx.pointer, 0, *shape, 0.0, code, 0)
+    kernels.rmsnorm_dgrad(*given, dy.pointer, x.pointer, *shape, 0.0, code, 0)
     torch.cuda.synchronize()
     assert same_bits(x.tensor, norm.tensor) and same_bits(dy.tensor, dx.tensor)
     for buffer in (dy, x, w, rstd, norm, dx, dx_again, norm_again, dw, dw_again):
         buffer.check()
+
+
+@pytest.mark.parametrize("columns", [5, 264, 1024, 4096, 40000])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_norms_with_an_offset_are_those_of_the_sum_of_weight_and_offset(columns: int, dtype: str) -> None:
+    """The kernels add in fp32: a bf16 weight near 0 keeps all its bits beside an offset of 1."""
+    kind, rows = TORCH_DTYPES[dtype], 6
+    dy, x, residual = (normal(rows, columns, dtype=kind) for _ in range(3))
+    w = (0.1 * normal(columns, dtype=kind)).to(kind)
+    rstd = x.float().square().mean(1).add(EPS).rsqrt()
+    shapes = {"w": (columns,), "rstd": (rows,), "dw": (columns,)}
+
+    def value(name: str) -> Value:
+        wide = name in ("rstd", "dw")
+        return Value(name, shapes.get(name, (rows, columns)), "fp32" if wide else dtype, "act")
+
+    contents = {"dy": dy, "x": x, "residual": residual, "w": w, "rstd": rstd}
+    for op_kind, ins, outs in (
+        ("rmsnorm", ("x", "w"), ("norm", "rstd")),
+        ("add_rmsnorm", ("x", "residual", "w"), ("norm", "rstd", "total")),
+        ("rmsnorm_bwd_recompute", ("dy", "x", "w", "rstd"), ("dx", "dw", "norm")),
+        ("rmsnorm_dgrad_recompute", ("dy", "x", "w", "rstd"), ("dx", "norm")),
+    ):
+        attrs = {"offset": 1.0} | ({} if "rstd" in ins else {"eps": EPS})
+        op = Op(op_kind, tuple(map(value, ins)), tuple(map(value, outs)), attrs)
+        results = run_kernel(KERNELS, op, {v: contents[v.name] for v in op.ins})
+        truths = getattr(reference, op_kind)(*(contents[name].double() for name in ins), **attrs)
+        for name, result, truth in zip(outs, results, truths, strict=True):
+            assert_close(result, truth, result.dtype, columns, 5 * float(truth.abs().max())), name
 
 
 @pytest.mark.parametrize("rows", cases([65, 1000], more=[1, 63, 64, 9001]))
@@ -211,16 +242,22 @@ def test_errors_name_the_invalid_argument(kernels: ModuleType) -> None:
     x = guarded((64,), FP32)
     p = x.pointer
     for launch, message in (
-        (lambda: kernels.rmsnorm(0, p, p, p, 1, 8, EPS, 0, 0), "rmsnorm: x is a null pointer"),
-        (lambda: kernels.rmsnorm(p, p, p, p + 2, 1, 8, EPS, 0, 0), "rmsnorm: rstd must be aligned to 4 bytes"),
-        (lambda: kernels.rmsnorm(p, p, p, p, 1, 8, EPS, 2, 0), "rmsnorm: x must be fp32 or bf16, not fp64"),
-        (lambda: kernels.add_rmsnorm(p, p, p, p, p, 0, 1, 8, EPS, 0, 0), "add_rmsnorm: residual_out is a null pointer"),
+        (lambda: kernels.rmsnorm(0, p, p, p, 1, 8, EPS, 0.0, 0, 0), "rmsnorm: x is a null pointer"),
+        (lambda: kernels.rmsnorm(p, p, p, p + 2, 1, 8, EPS, 0.0, 0, 0), "rmsnorm: rstd must be aligned to 4 bytes"),
+        (lambda: kernels.rmsnorm(p, p, p, p, 1, 8, EPS, 0.0, 2, 0), "rmsnorm: x must be fp32 or bf16, not fp64"),
         (
-            lambda: kernels.rmsnorm_bwd(*[p] * 9, 31, 1, 8, False, 0, 0, 0),
+            lambda: kernels.add_rmsnorm(p, p, p, p, p, 0, 1, 8, EPS, 0.0, 0, 0),
+            "add_rmsnorm: residual_out is a null pointer",
+        ),
+        (
+            lambda: kernels.rmsnorm_bwd(*[p] * 9, 31, 1, 8, 0.0, False, 0, 0, 0),
             "rmsnorm_bwd: workspace needs 32 bytes, got 31",
         ),
-        (lambda: kernels.rmsnorm_bwd(*[p] * 9, 32, 1, 8, True, 1, 1, 0), "rmsnorm_bwd: only adds to fp32 outputs"),
-        (lambda: kernels.rmsnorm_dgrad(*[p] * 6, p + 2, 1, 8, 0, 0), "rmsnorm_dgrad: norm must be aligned to 4 bytes"),
+        (lambda: kernels.rmsnorm_bwd(*[p] * 9, 32, 1, 8, 0.0, True, 1, 1, 0), "rmsnorm_bwd: only adds to fp32 outputs"),
+        (
+            lambda: kernels.rmsnorm_dgrad(*[p] * 6, p + 2, 1, 8, 0.0, 0, 0),
+            "rmsnorm_dgrad: norm must be aligned to 4 bytes",
+        ),
         (lambda: kernels.linear_bgrad(p, p, p, 31, 1, 8, False, 0, 0, 0), "linear_bgrad: workspace needs 32 bytes"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -154,8 +154,8 @@ class Fp8Quantizer(Quantizer):
     def quantize_result(self, op: Op, operand: Operand) -> bool:
         """Emit the form of an op that has copies in place of its first output, or beside it if something reads it."""
         kind = f"fp8_{op.kind}"
-        if kind not in self._b.ops:
-            return False
+        if kind not in self._b.ops or not op.attrs.keys() <= self._b.ops[kind].attrs.keys():
+            return False  # the offset of a norm, for example: its result is quantized by an op of its own
         attrs, ins = {**op.attrs, **self._attrs(operand)}, [*op.ins]
         wide = operand.is_wide or self._counts is not None
         if op.kind in ("rmsnorm_bwd", "rmsnorm_dgrad"):

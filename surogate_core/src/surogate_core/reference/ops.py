@@ -87,38 +87,43 @@ def linear_bgrad(dy: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- norms
 
 
-def rmsnorm(x: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """norm = x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps)."""
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """norm = x * rstd * (w + offset), rstd = 1 / sqrt(mean(x^2) + eps)."""
     wide = up(x)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return _norm(x, w, rstd), rstd
+    return _norm(x, w, rstd, offset), rstd
 
 
-def _norm(x: Tensor, w: Tensor, rstd: Tensor) -> Tensor:
-    return (up(x) * rstd[:, None] * up(w)).to(x.dtype)
+def _norm(x: Tensor, w: Tensor, rstd: Tensor, offset: float) -> Tensor:
+    return (up(x) * rstd[:, None] * (up(w) + offset)).to(x.dtype)
 
 
-def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def add_rmsnorm(
+    x: Tensor, residual: Tensor, w: Tensor, *, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """residual = x + residual, rounded; norm = rmsnorm(residual).
 
     The norm is computed from the rounded sum so that it can be recomputed from the stored residual.
     """
     total = (up(x) + up(residual)).to(residual.dtype)
-    norm, rstd = rmsnorm(total, w, eps=eps)
+    norm, rstd = rmsnorm(total, w, eps=eps, offset=offset)
     return norm, rstd, total
 
 
 def rmsnorm_bwd(
-    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """dx of `rmsnorm_dgrad`; dw = sum over tokens of dy * n."""
-    return rmsnorm_dgrad(dy, x, w, rstd, dresidual), (up(dy) * (up(x) * rstd[:, None])).sum(0)
+    dw = (up(dy) * (up(x) * rstd[:, None])).sum(0)
+    return rmsnorm_dgrad(dy, x, w, rstd, dresidual, offset=offset), dw
 
 
-def rmsnorm_dgrad(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None) -> Tensor:
-    """dx = rstd * (g - n * mean(g * n)) + dresidual with n = x * rstd, g = dy * w."""
+def rmsnorm_dgrad(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None, *, offset: float = 0.0
+) -> Tensor:
+    """dx = rstd * (g - n * mean(g * n)) + dresidual with n = x * rstd, g = dy * (w + offset)."""
     normed = up(x) * rstd[:, None]
-    g = up(dy) * up(w)
+    g = up(dy) * (up(w) + offset)
     dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd[:, None]
     if dresidual is not None:
         dx = dx + up(dresidual)
@@ -126,17 +131,17 @@ def rmsnorm_dgrad(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Ten
 
 
 def rmsnorm_bwd_recompute(
-    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the outputs of `rmsnorm_bwd`, and the norm."""
-    return *rmsnorm_bwd(dy, x, w, rstd, dresidual), _norm(x, w, rstd)
+    return *rmsnorm_bwd(dy, x, w, rstd, dresidual, offset=offset), _norm(x, w, rstd, offset)
 
 
 def rmsnorm_dgrad_recompute(
-    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the output of `rmsnorm_dgrad`, and the norm."""
-    return rmsnorm_dgrad(dy, x, w, rstd, dresidual), _norm(x, w, rstd)
+    return rmsnorm_dgrad(dy, x, w, rstd, dresidual, offset=offset), _norm(x, w, rstd, offset)
 
 
 # ------------------------------------------------------------------------------------------------------------- swiglu
@@ -169,31 +174,52 @@ def _chunks(targets: Tensor, chunks: int) -> tuple[Tensor, ...]:
     return (targets >= 0).nonzero().flatten().split(targets.shape[0] // chunks)
 
 
-def lm_head_ce(x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int) -> Tensor:
-    """loss_scale * sum over labelled rows of -log softmax(x w^T)[target]. Logits are rounded to the dtype of x."""
+def _logits(x: Tensor, w: Tensor, softcap: float) -> Tensor:
+    logits = up(linear(x, w))
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+def lm_head_ce(
+    x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int, softcap: float = 0.0
+) -> Tensor:
+    """loss_scale * sum over labelled rows of -log softmax(x w^T)[target]. Products are rounded to the dtype of x.
+
+    softcap: softmax(softcap * tanh(x w^T / softcap)); 0: no cap.
+    """
     loss = torch.zeros((), dtype=accumulator(x.dtype))
     for rows in _chunks(targets, chunks):
-        logits = up(linear(x[rows], w))
+        logits = _logits(x[rows], w, softcap)
         loss = loss + F.cross_entropy(logits, targets[rows].long(), reduction="sum")
     return loss * loss_scale
 
 
 def lm_head_ce_grads(
-    x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int, wrt: Sequence[int]
+    x: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    loss_scale: Tensor,
+    *,
+    chunks: int,
+    wrt: Sequence[int],
+    softcap: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """Return the loss and the gradients of the inputs in `wrt`: 0 selects dx [T, C], 1 selects dw [V, C].
 
-    dlogits = (softmax - onehot) * loss_scale, rounded to the dtype of x.
+    dlogits = (softmax - onehot) * loss_scale, rounded to the dtype of x; with a cap, of capped logits y, times
+    1 - (y / softcap)^2.
     """
     loss = torch.zeros((), dtype=accumulator(x.dtype))
     dx = torch.zeros_like(x) if 0 in wrt else None
     dw = torch.zeros(w.shape, dtype=accumulator(x.dtype)) if 1 in wrt else None
     for rows in _chunks(targets, chunks):
         labels = targets[rows].long()
-        log_probs = up(linear(x[rows], w)).log_softmax(-1)
+        logits = _logits(x[rows], w, softcap)
+        log_probs = logits.log_softmax(-1)
         loss = loss - log_probs.gather(1, labels[:, None]).sum()
         dlogits = log_probs.exp_()
         dlogits[torch.arange(len(rows)), labels] -= 1
+        if softcap:
+            dlogits *= 1 - (logits / softcap).square()
         dlogits = up((dlogits * loss_scale).to(x.dtype))
         if dx is not None:
             dx[rows] = (dlogits @ up(w)).to(x.dtype)

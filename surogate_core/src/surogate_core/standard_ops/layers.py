@@ -48,8 +48,12 @@ def _rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     need(grads[1] is None, "the loss reads rstd, which has no backward rule")
     if dnorm is None:
         return None, None
-    dx, dw = b.emit("rmsnorm_bwd", dnorm, x, w, op.outs[1], label=f"d_{x.label}")
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, x, w, op.outs[1], label=f"d_{x.label}", **_offset(op))
     return dx, dw
+
+
+def _offset(op: Op) -> Attrs:
+    return {name: value for name, value in op.attrs.items() if name == "offset"}
 
 
 def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -66,7 +70,7 @@ def _add_rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     if dnorm is None:
         return dresidual, dresidual, None
     rest = () if dresidual is None else (dresidual,)
-    dx, dw = b.emit("rmsnorm_bwd", dnorm, residual, op.ins[2], rstd, *rest, label="d_residual")
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, residual, op.ins[2], rstd, *rest, label="d_residual", **_offset(op))
     return dx, dx, dw
 
 
@@ -179,6 +183,7 @@ def _lm_head_ce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     need(c == wc, f"x has {c} columns, w has {wc}")
     need(targets.shape == (t,) and targets.dtype == "int32", f"targets must be int32 [{t}]")
     need(scale.shape == (), "loss_scale must be a scalar")
+    need(attrs.get("softcap", 0) >= 0, f"softcap must be positive, or 0 for none, got {attrs.get('softcap')}")
     need(t % attrs["chunks"] == 0, f"{t} tokens cannot be split into {attrs['chunks']} equal chunks")
     return [OutSpec("loss", (), accumulator(x.dtype))]
 
@@ -209,12 +214,13 @@ def _lm_head_workspace(op: Op) -> int:
 
 
 _ATTENTION_REFERENCE = "surogate_core.reference.attention"
-_EPS: Attributes = {"eps": float}
+_OFFSET: Attributes = {"offset": (float, 0.0)}
+_NORM: Attributes = {"eps": float, **_OFFSET}
 _HEADS: Attributes = {
     **{"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int},
     **{"window": (int, 0), "scale": (float | None, None), "softcap": (float, 0.0)},
 }
-_CHUNKS: Attributes = {"chunks": int}
+_HEAD: Attributes = {"chunks": int, "softcap": (float, 0.0)}
 
 LAYERS: tuple[OpDef, ...] = (
     define(
@@ -225,11 +231,11 @@ LAYERS: tuple[OpDef, ...] = (
         param_kinds={1: "embedding"},
     ),
     define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int}),
-    define("rmsnorm", _rmsnorm, attrs=_EPS, vjp=_rmsnorm_vjp, flops=elements(4)),
+    define("rmsnorm", _rmsnorm, attrs=_NORM, vjp=_rmsnorm_vjp, flops=elements(4)),
     define(
         "add_rmsnorm",
         _add_rmsnorm,
-        attrs=_EPS,
+        attrs=_NORM,
         vjp=_add_rmsnorm_vjp,
         rewrites=Rewrites(rematerialise=_add_rmsnorm_rematerialise),
         flops=elements(5),
@@ -238,14 +244,16 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_bwd",
         _rmsnorm_bwd,
+        attrs=_OFFSET,
         rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3)), narrowed=first_output("rmsnorm_dgrad")),
         flops=elements(9),
         memory_efficiency=0.6,
     ),
-    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), flops=elements(10), memory_efficiency=0.6),
+    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), attrs=_OFFSET, flops=elements(10), memory_efficiency=0.6),
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
+        attrs=_OFFSET,
         rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3))),
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
@@ -254,6 +262,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_dgrad_recompute",
         _with_norm(_rmsnorm_dgrad),
+        attrs=_OFFSET,
         may_overwrite=lambda op: {0: 0, 1: 1},
         flops=elements(8),
         memory_efficiency=0.9,
@@ -295,7 +304,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "lm_head_ce",
         _lm_head_ce,
-        attrs=_CHUNKS,
+        attrs=_HEAD,
         loss_with_grads="lm_head_ce_grads",
         loss_grad_ins=(0, 1),
         param_kinds={1: "head"},
@@ -306,7 +315,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "lm_head_ce_grads",
         _lm_head_ce_grads,
-        attrs={**_CHUNKS, "wrt": tuple},
+        attrs={**_HEAD, "wrt": tuple},
         param_kinds={1: "head"},
         flops=_lm_head_flops,
         passes=_lm_head_passes,

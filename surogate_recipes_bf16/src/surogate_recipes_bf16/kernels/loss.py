@@ -50,6 +50,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             *gradients,
             ctx.workspace,
             *_sizes(op),
+            float(op.attrs.get("softcap", 0.0)),
             DTYPES[op.ins[0].dtype].code,
             has_dx,
             DTYPES[op.outs[2].dtype].code if has_dw else NO_DW,
@@ -78,7 +79,7 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _kernel(kind: str, dtypes: tuple[str, ...]) -> KernelDef:
-    return KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=_bind, workspace=_workspace)
+    return KernelDef(op=kind, dtypes=dtypes, attrs=("softcap",), supports=_supports, bind=_bind, workspace=_workspace)
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(

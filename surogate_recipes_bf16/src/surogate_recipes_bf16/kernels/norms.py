@@ -15,7 +15,12 @@ def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
 
     x = op.ins[0]
     launch = getattr(_C, op.kind)
-    return ctx.call(launch, *op.ins, *op.outs, *x.shape, float(op.attrs["eps"]), DTYPES[x.dtype].code)
+    attrs = float(op.attrs["eps"]), _offset(op)
+    return ctx.call(launch, *op.ins, *op.outs, *x.shape, *attrs, DTYPES[x.dtype].code)
+
+
+def _offset(op: Op) -> float:
+    return float(op.attrs.get("offset", 0.0))
 
 
 def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
@@ -37,6 +42,7 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
         ctx.workspace,
         rmsnorm_bwd_workspace(*x.shape),
         *x.shape,
+        _offset(op),
         1 in op.accumulate,
         DTYPES[x.dtype].code,
         DTYPES[dw.dtype].code,
@@ -49,9 +55,8 @@ def _bind_rmsnorm_dgrad(op: Op, ctx: BindContext) -> Call:
 
     dx, *norm = op.outs
     dresidual = op.ins[4] if len(op.ins) == 5 else 0
-    return ctx.call(
-        _C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, norm[0] if norm else 0, *dx.shape, DTYPES[dx.dtype].code
-    )
+    tensors = (*op.ins[:4], dresidual, dx, norm[0] if norm else 0)
+    return ctx.call(_C.rmsnorm_dgrad, *tensors, *dx.shape, _offset(op), DTYPES[dx.dtype].code)
 
 
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
@@ -89,17 +94,18 @@ def linear_bgrad_workspace(rows: int, columns: int) -> int:
 
 KERNELS: tuple[KernelDef, ...] = (
     *(
-        KernelDef(op="rmsnorm", dtypes=(dtype, dtype, dtype, "fp32"), supports=supports_write, bind=_bind_rmsnorm)
+        KernelDef(op=kind, dtypes=dtypes, attrs=("offset",), supports=supports_write, bind=_bind_rmsnorm)
         for dtype in FLOATS
-    ),
-    *(
-        KernelDef(op="add_rmsnorm", dtypes=(*[dtype] * 4, "fp32", dtype), supports=supports_write, bind=_bind_rmsnorm)
-        for dtype in FLOATS
+        for kind, dtypes in (
+            ("rmsnorm", (dtype, dtype, dtype, "fp32")),
+            ("add_rmsnorm", (*[dtype] * 4, "fp32", dtype)),
+        )
     ),
     *(
         KernelDef(
             op=kind,
             dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, dw, *norm),
+            attrs=("offset",),
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
             workspace=lambda op, target: rmsnorm_bwd_workspace(*op.ins[1].shape),
@@ -112,6 +118,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op=kind,
             dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, *norm),
+            attrs=("offset",),
             supports=supports_write,
             bind=_bind_rmsnorm_dgrad,
         )
