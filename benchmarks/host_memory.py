@@ -121,7 +121,8 @@ def print_row(name: str, keys: list[str], model: Path, *, update_only: bool) -> 
     gc.collect()
     torch.cuda.empty_cache()
     update, target = plan.assembly.only("update"), plan.target.device
-    cost = program_cost(update, OpCosts(plan.inputs.ops, target)) if update_only else plan.report.step
+    costs = OpCosts(plan.inputs.ops, target, plan.kernels.kernel)
+    cost = program_cost(update, costs) if update_only else plan.report.step
     gib = plan.report.device_bytes["total"] / GIB
     print(f"  {name:<46}{took:>9.1f}{cost.seconds * 1e3:>10.1f}{gib:>12.2f}", flush=True)
 

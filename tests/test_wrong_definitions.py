@@ -86,8 +86,13 @@ WRONG_DEFINITIONS = [
     ("share is text", 'change("SGD", zero_copy="x")', "OpDef.zero_copy is 'x', expected a number"),
     (
         "share in percent",
-        'change("SGD", memory_efficiency=80)',
-        "OpDef.memory_efficiency is 80, expected less than or equal to 1",
+        'change("KERNEL", memory_efficiency=80)',
+        "KernelDef.memory_efficiency is 80, expected less than or equal to 1",
+    ),
+    (
+        "attention without sizes",
+        'change("SGD", attention="forward")',
+        "is attention and lacks the attributes head_dim and seq_len, by which plans price it",
     ),
     (
         "kind of a param is unknown",

@@ -50,7 +50,7 @@ class MadeUpCard:
     def profile(self, config: Path) -> StepProfile:
         self.runs.append(config)
         plan = run.plan(run.load(config), self.device, 1)
-        costs = OpCosts(plan.inputs.ops, self.device)
+        costs = OpCosts(plan.inputs.ops, self.device, plan.kernels.kernel)
         ops = [
             OpTime(name, index, op, 2.0, SLOWER * costs(op).bytes / self.copy_rate, costs(op), 1.0)
             for name, program in plan.assembly.programs.items()

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from models.harness import plan_inputs
 
-from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Target, Value
+from surogate_core.api import DeviceInfo, KernelDef, Op, OpDef, PrecisionRequest, Program, Support, Target, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB, cpu, device
+from surogate_core.machine.prices import GPU as PRICES_OF_GPUS
 from surogate_core.machine.prices import arithmetic_share
 from surogate_core.memory.cost import Cost, OpCosts, op_cost, program_cost
 from surogate_core.planning.report import Report, largest_values, summarise
@@ -172,7 +173,7 @@ def test_flops_of_qwen3_0_6b_are_those_computed_by_hand(batch_size: int, seq_len
             flops[op.kind] = flops.get(op.kind, 0) + OPS[op.kind].flops(op)
         assert sum(n for kind, n in flops.items() if kind in PRODUCTS) == 6 * n_matmul * tokens
         assert sum(n for kind, n in flops.items() if kind.startswith("attention")) == attention
-        total = program_cost(assembly.programs[name], OpCosts(OPS, H200)).flops
+        total = program_cost(assembly.programs[name], OpCosts(OPS, H200, assembly.kernels.kernel)).flops
         assert 1 <= total / (6 * n_matmul * tokens + attention) < 1.01
     evaluate = [op for op in assembly.programs["evaluate"].ops if op.kind in PRODUCTS]
     assert sum(OPS[op.kind].flops(op) for op in evaluate) == 2 * n_matmul * tokens
@@ -192,7 +193,8 @@ def test_recomputing_blocks_adds_a_forward_pass() -> None:
 def test_the_cost_of_a_step_is_that_of_its_micro_steps_and_an_update() -> None:
     assembly, given = assembled(TINY)
     first, following, update = (
-        program_cost(assembly.programs[name], OpCosts(OPS, H200)) for name in ("micro_first", "micro_next", "update")
+        program_cost(assembly.programs[name], OpCosts(OPS, H200, assembly.kernels.kernel))
+        for name in ("micro_first", "micro_next", "update")
     )
     for steps in (1, 2, 5):
         report = summarise(assembly, replace(given, grad_accum_steps=steps))
@@ -230,7 +232,7 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         return Op("work", values, ())
 
     def seconds(*program: Op) -> tuple[float, float, float]:
-        cost = program_cost(Program("p", program), OpCosts(ops, device))
+        cost = program_cost(Program("p", program), OpCosts(ops, device, lambda op: WHOLE))
         return cost.seconds, cost.comm_seconds, cost.waiting_seconds
 
     for program, expected in (
@@ -250,7 +252,7 @@ def test_kernels_concurrent_with_a_collective_take_longer_by_its_share() -> None
     value = Value("g", (int(0.5 * H200.link.bandwidth),), "uint8", "grad")
     program = Program("p", (summed(value), Op("work", (), ())))
     device = replace(H200, link=replace(H200.link, taken=0.2))
-    cost = program_cost(program, OpCosts(ops, device))
+    cost = program_cost(program, OpCosts(ops, device, lambda op: WHOLE))
     assert (cost.seconds, cost.waiting_seconds) == pytest.approx((1.1, 0.1), abs=1e-4)
 
 
@@ -282,8 +284,21 @@ def toy_definition(flops: int, traffic: int | None) -> OpDef:
         reference="",
         flops=lambda op: flops,
         traffic=None if traffic is None else lambda op: traffic,
-        memory_efficiency=1.0,
     )
+
+
+def toy_kernel(memory_efficiency: float | None) -> KernelDef:
+    return KernelDef(
+        op="toy",
+        dtypes=("*", "*", "*"),
+        supports=lambda op, target: Support(True),
+        bind=lambda op, context: (print, ()),
+        memory_efficiency=memory_efficiency,
+    )
+
+
+WHOLE = toy_kernel(1.0)
+"""A kernel that moves bytes at the bandwidth of its device."""
 
 
 @pytest.mark.parametrize("name", list(DEVICES))
@@ -299,7 +314,7 @@ def test_the_time_of_an_op_is_a_launch_and_the_longer_of_arithmetic_and_traffic(
     ):
         total = d.launch_seconds + seconds
         expected = Cost(flops, traffic, total, product_seconds=total if seconds == arithmetic else 0.0)
-        assert op_cost(toy(4), toy_definition(flops, traffic), d) == expected
+        assert op_cost(toy(4), toy_definition(flops, traffic), d, WHOLE) == expected
 
 
 @pytest.mark.parametrize(("rate", "oldest"), [("fp8", 89), ("fp4", 100)])
@@ -310,7 +325,7 @@ def test_an_op_is_priced_by_the_rate_that_it_names_and_in_fp32_where_no_kernel_c
     definition = replace(toy_definition(10**15, 1), math=lambda op: rate)
     for d in DEVICES.values():
         assert (rate in d.flops) == (d.sm is not None and d.sm >= oldest), d.name
-        seconds = op_cost(toy(4), definition, d).seconds - d.launch_seconds
+        seconds = op_cost(toy(4), definition, d, WHOLE).seconds - d.launch_seconds
         assert seconds == pytest.approx(10**15 / d.flops[rate if rate in d.flops else "fp32"])
 
 
@@ -323,9 +338,14 @@ def test_fp4_is_at_least_twice_as_fast_as_fp8_on_every_device_that_has_it() -> N
     }
 
 
-def test_attention_that_no_table_knows_has_half_the_rate_of_products() -> None:
-    cost = op_cost(toy(4), replace(toy_definition(10**15, 1), is_attention=True), H200)
-    assert cost.seconds == cost.attention_seconds == H200.launch_seconds + 2 * 10**15 / H200.flops["bf16"]
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_attention_of_a_plugin_has_the_price_of_attention(way: Any) -> None:
+    """An op says what its work is; the price does not depend on its name."""
+    sizes = {"head_dim": 128, "seq_len": 2048}
+    definition = replace(toy_definition(10**15, 1), attention=way)
+    cost = op_cost(replace(toy(4), attrs=sizes), definition, H200)
+    share = PRICES_OF_GPUS.attention[way].share(replace(toy(4), attrs=sizes), 10**15, H200.flops["bf16"])
+    assert cost.seconds == cost.attention_seconds == H200.launch_seconds + 10**15 / (share * H200.flops["bf16"])
 
 
 def test_the_parts_of_the_time_of_a_program_add_up() -> None:
@@ -337,15 +357,21 @@ def test_the_parts_of_the_time_of_a_program_add_up() -> None:
 
 def test_passes_come_on_top_of_arithmetic() -> None:
     definition = replace(toy_definition(10**15, 10**9), passes=lambda op: 10**12)
-    cost = op_cost(toy(4), definition, H200)
+    cost = op_cost(toy(4), definition, H200, WHOLE)
     assert cost.bytes == 10**9 + 10**12
     expected = H200.launch_seconds + 10**15 / H200.flops["bf16"] + 10**12 / H200.bandwidth
     assert cost.seconds == pytest.approx(expected)
 
 
-def test_traffic_and_passes_reach_the_share_of_the_bandwidth_that_the_op_says() -> None:
-    definition = replace(toy_definition(0, 10**12), passes=lambda op: 10**12, memory_efficiency=0.5)
-    assert op_cost(toy(4), definition, H200).seconds == H200.launch_seconds + 2 * (10**12 / (0.5 * H200.bandwidth))
+@pytest.mark.parametrize(
+    ("d", "kernel", "share"),
+    [(H200, toy_kernel(0.5), 0.5), (H200, toy_kernel(None), 0.8), (H200, None, 0.8), (cpu(), None, 0.4)],
+)
+def test_bytes_take_the_share_of_the_kernel_or_of_the_class_of_devices(
+    d: DeviceInfo, kernel: KernelDef | None, share: float
+) -> None:
+    definition = replace(toy_definition(0, 10**12), passes=lambda op: 10**12)
+    assert op_cost(toy(4), definition, d, kernel).seconds == d.launch_seconds + 2 * (10**12 / (share * d.bandwidth))
 
 
 def attention(rows: int, seq_len: int, heads: int, head_dim: int, kind: str = "attention", **more: int) -> Op:

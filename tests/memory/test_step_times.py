@@ -3,7 +3,8 @@
 `step_times.json` holds the measured times of the rows of benchmarks/rows.py, and tables of benchmarks/h200.md and
 h100.md those of benchmarks/promise.py, with the plans. When kernels become faster, measure the rows again (`python
 benchmarks/compare.py`) and adjust the constants of the estimate to the new times, never to single models: rates and
-launches in `machine/devices.py`, attention in `machine/prices.py`, bandwidth and passes of ops in `standard_ops/`.
+launches in `machine/devices.py`, attention in `machine/prices.py`, shares of the bandwidth in the kernels
+(`KernelDef.memory_efficiency`), passes of ops in `standard_ops/`.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def update_seconds(plan: Plan) -> float:
     """Return the seconds of the update without collectives."""
     update = plan.assembly.only("update")
     alone = replace(update, ops=tuple(op for op in update.ops if op.lane != "comm"))
-    return program_cost(alone, OpCosts(plan.inputs.ops, plan.report.device)).seconds
+    return program_cost(alone, OpCosts(plan.inputs.ops, plan.report.device, plan.kernels.kernel)).seconds
 
 
 @pytest.mark.parametrize("steps", [1, 3])

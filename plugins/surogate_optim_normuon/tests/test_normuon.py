@@ -18,6 +18,7 @@ from surogate_core.memory.cost import op_cost
 from surogate_core.testing.devices import device
 from surogate_core.testing.programs import initialise, load_registry
 from surogate_optim_normuon.iterations import METHODS
+from surogate_optim_normuon.kernels import KERNELS
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
 from surogate_optim_normuon.reference import normuon, orthogonalized
 from surogate_optim_normuon.scaling import factor
@@ -196,9 +197,11 @@ def test_its_time_is_that_of_products_in_bf16_and_of_the_bytes_of_element_wise_k
     elements = sum(grad.size for grad in op.ins[4 : 4 + n])
     rows = sum(v.size for v in op.ins[4 + 3 * n :])
     assert passes(op) == 30 * elements + 8 * rows + sum(v.nbytes for v in op.ins[:4])
-    bandwidth = NORMUON_OP.memory_efficiency * gpu.bandwidth
+    (kernel,) = KERNELS
+    assert kernel.memory_efficiency is not None
+    bandwidth = kernel.memory_efficiency * gpu.bandwidth
     products = max(flops(op) / gpu.flops["bf16"], traffic(op) / bandwidth)
-    assert op_cost(op, NORMUON_OP, gpu).seconds == gpu.launch_seconds + products + passes(op) / bandwidth
+    assert op_cost(op, NORMUON_OP, gpu, kernel).seconds == gpu.launch_seconds + products + passes(op) / bandwidth
 
 
 @pytest.mark.parametrize("target", ["h200", "cpu"])

@@ -229,7 +229,6 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _WIDE,
         rewrites=Rewrites(rematerialise=_rematerialise(1)),
         flops=_elements(4),
-        memory_efficiency=0.97,
     ),
     _quantizing(
         "fp8_swiglu_bwd",
@@ -237,9 +236,8 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _swiglu_bwd_own,
         {**_WIDE, "hidden": (str, "")},
         flops=_elements(10),
-        memory_efficiency=0.92,
     ),
-    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11), memory_efficiency=0.6),
+    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11)),
     _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, _NORM_BWD, flops=_elements(9)),
 )
 

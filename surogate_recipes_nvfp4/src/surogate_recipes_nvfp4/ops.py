@@ -244,7 +244,6 @@ OPS: tuple[OpDef, ...] = (
         _swiglu,
         flops=lambda op: 3 * op.outs[0].size,
         math=lambda op: "fp32",
-        memory_efficiency=0.9,
     ),
     _define(
         "nvfp4_swiglu_bwd",
@@ -252,6 +251,5 @@ OPS: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 1},
         flops=lambda op: 6 * op.ins[0].size,
         math=lambda op: "fp32",
-        memory_efficiency=0.9,
     ),
 )

@@ -184,7 +184,7 @@ def _measure_examples(bench: Bench, card: Card, kernel: KernelDef, found: dict[i
     definition = bench.registry.ops[kernel.op]
     for sample in examples(definition, bench):
         if not refusal(kernel, definition, sample.op, Target(card.device)):
-            cost = op_cost(sample.op, definition, card.device)
+            cost = op_cost(sample.op, definition, card.device, kernel)
             _keep(found, kernel, Timed(sample.op, cost, card.seconds(kernel, sample)))
 
 

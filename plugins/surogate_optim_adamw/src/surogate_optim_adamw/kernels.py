@@ -50,5 +50,6 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_supports,
         bind=_bind_adamw,
         workspace=lambda op, target: WORKSPACE_BYTES,
+        memory_efficiency=0.96,  # measured on an H200
     ),
 )

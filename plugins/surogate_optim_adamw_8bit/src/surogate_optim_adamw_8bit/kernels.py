@@ -78,5 +78,6 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_supports,
         bind=_bind_adamw_8bit,
         workspace=lambda op, target: WORKSPACE_BYTES,
+        memory_efficiency=0.95,  # measured on an H200
     ),
 )

@@ -212,5 +212,6 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_supports,
         bind=_bind,
         workspace=lambda op, target: library_bytes(target) + workspace_bytes(op),
+        memory_efficiency=0.55,  # 59 ms of element-wise kernels of 8B, measured on an H200
     ),
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from ..dtypes import KernelDtype
 from ..origin import Count, Definition, Name
@@ -88,6 +90,9 @@ class KernelDef(Definition):
                 depends on the version of a library, an upper bound over all versions.
     notice      (op, target) -> a line about this kernel for the user of `surogate plan`, or "". Must be cheap. In a
                 run, `bind` gives the notice instead.
+    memory_efficiency
+                share of the device's bandwidth at which it moves `OpDef.traffic` and `OpDef.passes`, measured inside of
+                steps, for plans. None: that of most kernels of the class of devices (`machine/prices.py`).
     module      import name of the compiled module that `bind` imports ("my_package._C"), built by
                 SurogateKernels.cmake. A run is refused early if it is missing or has no code for the GPU. "": no check.
     """
@@ -99,4 +104,5 @@ class KernelDef(Definition):
     attrs: tuple[str, ...] = ()
     workspace: Callable[[Op, Target], Count] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     module: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
 
 if TYPE_CHECKING:
-    from ..api import DeviceInfo, OpDef
+    from ..api import DeviceInfo, KernelDef, OpDef
 
 COPIES: tuple[Lane, ...] = ("to_host", "to_device")
+KernelOf = Callable[[Op], "KernelDef | None"]
+"""Returns the kernel that runs an op; None: the torch reference does."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Cost:
     comm_seconds       time of the collectives, which overlap with the other ops
     waiting_seconds    the part of `seconds` that waits for side lanes, or for the link to values on the host
     copy_seconds       time of the link to the host: of copies, the longer of both directions, and of ops that use it
-    attention_seconds  the part of `seconds` of attention (`OpDef.is_attention`)
+    attention_seconds  the part of `seconds` of attention (`OpDef.attention`)
     product_seconds    the part of `seconds` of other ops whose arithmetic takes longer than their traffic
     """
 
@@ -53,9 +55,12 @@ class Cost:
         return Cost(*(getattr(self, f.name) * count for f in fields(self)))
 
 
-def op_cost(op: Op, definition: OpDef, device: DeviceInfo, route: Route | None = None) -> Cost:
+def op_cost(
+    op: Op, definition: OpDef, device: DeviceInfo, kernel: KernelDef | None = None, route: Route | None = None
+) -> Cost:
     """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes.
 
+    `kernel` runs it; None: the torch reference does.
     `route` is the way of collectives; None: the link of the device, without latency.
     """
     if op.lane in COPIES:
@@ -65,13 +70,13 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo, route: Route | None =
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     rate = arithmetic_rate(op, definition, device)
     arithmetic = flops / (rate * arithmetic_share(op, definition, flops, rate, device)) if flops else 0.0
-    bandwidth = device.bandwidth * memory_share(definition, device)
+    bandwidth = device.bandwidth * memory_share(kernel, device)
     longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     host = _host_traffic(op) / link if traffic else 0.0
     waiting = max(0.0, host - longest)
     seconds = device.launch_seconds + longest + passes / bandwidth
-    attention = seconds if definition.is_attention else 0.0
+    attention = seconds if definition.attention else 0.0
     products = seconds if longest == arithmetic > 0 and not attention else 0.0
     return Cost(flops, traffic + passes, seconds + waiting, 0.0, waiting, host, attention, products)
 
@@ -86,16 +91,20 @@ def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
 class OpCosts:
     """The costs of ops on a device. Ops of equal signature cost the same, so each signature is priced once."""
 
-    def __init__(self, ops: Mapping[str, OpDef], device: DeviceInfo, route: Route | None = None) -> None:
+    def __init__(
+        self, ops: Mapping[str, OpDef], device: DeviceInfo, kernel_of: KernelOf, route: Route | None = None
+    ) -> None:
         self._ops = ops
         self._device = device
+        self._kernel_of = kernel_of
         self._route = route
         self._costs: dict[Signature, Cost] = {}
 
     def __call__(self, op: Op) -> Cost:
         """Return `op_cost` of `op`."""
         if op.signature not in self._costs:
-            self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device, self._route)
+            kernel = self._kernel_of(op)
+            self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device, kernel, self._route)
         return self._costs[op.signature]
 
     def taken(self, op: Op) -> float:

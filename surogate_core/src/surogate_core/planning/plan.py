@@ -57,7 +57,7 @@ class Plan:
     def eval_seconds(self, rows: int) -> float:
         """Return the planned time of an evaluation of `rows` rows."""
         batches = -(-rows // (self.inputs.batch_size * self.report.devices))
-        costs = OpCosts(self.inputs.ops, self.report.device)
+        costs = OpCosts(self.inputs.ops, self.report.device, self.kernels.kernel)
         return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
 
     def verify(self) -> None:

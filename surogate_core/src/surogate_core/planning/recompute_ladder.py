@@ -128,7 +128,7 @@ def _choices(assembly: Assembly, inputs: PlanInputs) -> list[_Choice]:
     by_block = _by_block(program)
     kind_of = [tuple(op.signature for op in ops) for ops in by_block]
     first_of_kind = dict(zip(reversed(kind_of), reversed(by_block), strict=True))
-    costs = OpCosts(inputs.ops, inputs.target.device)
+    costs = OpCosts(inputs.ops, inputs.target.device, lambda op: inputs.kernel_for(op).kernel)
     choices = []
     for more in (frozenset[str](), *CHOICES):
         parts = inputs.recompute | more

@@ -139,7 +139,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     way = route(device, inputs.world_size, inputs.nodes, inputs.ranks_per_device)
     runs = _runs(assembly, inputs)
-    step, alone = _step_cost(runs, OpCosts(inputs.ops, device, way))
+    step, alone = _step_cost(runs, OpCosts(inputs.ops, device, assembly.kernels.kernel, way))
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},

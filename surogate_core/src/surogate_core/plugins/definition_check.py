@@ -22,6 +22,8 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
         return
     if isinstance(definition, OpDef):
         yield from (f"op '{name}': {text}" for text in _wrong_reference(definition.reference))
+        if definition.attention and not {"head_dim", "seq_len"} <= definition.attrs.keys():
+            yield f"op '{name}' is attention and lacks the attributes head_dim and seq_len, by which plans price it"
     module = definition.module if isinstance(definition, KernelDef) else ""
     if module and importlib.util.find_spec(module.partition(".")[0]) is None:
         yield f"KernelDef.module is {module!r}, which is in no package that is installed"

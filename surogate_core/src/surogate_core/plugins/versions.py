@@ -21,6 +21,7 @@ PAGE: Final = "docs/reference/hooks.md"
 
 _ONE_FOR_EACH: Final = "SUROGATE_API has a number for each hook"
 _OPS: Final = "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites"
+_OPS_PRICES: Final = "memory_efficiency is of KernelDef; is_attention is attention"
 _LAUNCHERS: Final = (
     "task.work(world, notice) is what surogate_core.run.work was; Member, join_members and TcpStore are in api"
 )
@@ -44,7 +45,7 @@ _FIRST: Final = Served(1, 1, {1: _ONE_FOR_EACH})
 
 SERVED: Final[Mapping[str, Served]] = {
     "models": _FIRST,
-    "ops": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_OPS}"}),
+    "ops": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_OPS}; {_OPS_PRICES}"}),
     "kernels": _FIRST,
     "recipes": _FIRST,
     "lowerings": _FIRST,

@@ -93,7 +93,7 @@ def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, no
 def _op_times(plan: Plan, times: Times) -> list[OpTime]:
     """The ops that ran, by program and in its order."""
     device = plan.report.device
-    cost_of = OpCosts(plan.inputs.ops, device)
+    cost_of = OpCosts(plan.inputs.ops, device, plan.kernels.kernel)
     found = []
     for name, program in plan.assembly.all_programs.items():
         for index, op in enumerate(program.ops):

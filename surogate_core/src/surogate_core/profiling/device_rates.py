@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..machine.measured_rates import MeasuredRates
-from ..program.opdef import OpDef
+from ..machine.prices import GPU
 
 Clock = Callable[[Callable[[], object], float, float], float]
 """(work, settle, seconds) -> seconds that `work` takes, repeated for `settle` seconds and then timed for `seconds`."""
@@ -121,7 +121,7 @@ def _products(
     taken off.
     """
     total_flops = total_seconds = 0.0
-    written_per_second = bandwidth * OpDef.memory_efficiency
+    written_per_second = bandwidth * GPU.memory
     for width, inner in sizes.widths:
         shapes = list(_shapes(sizes.tokens, width, inner))
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, Protocol, get_args
-
-from pydantic import Field
+from typing import Any, Final, Literal, Protocol, get_args
 
 from ..dtypes import DtypeName
 from ..errors import ProgramError
@@ -122,10 +120,6 @@ class OpDef(Definition):
     flops       floating-point operations
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
     passes      further bytes, of kernels that run before or after the arithmetic and do not overlap with it
-    memory_efficiency
-                share of a GPU's bandwidth at which its kernels move `traffic` and `passes`. Default: what element-wise
-                kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone. On a CPU all ops
-                have one share (`machine/prices.py`).
     link        bytes that a device sends to others
     workspace   bytes of workspace that every implementation needs
     training_only
@@ -133,8 +127,8 @@ class OpDef(Definition):
     takes_chunks
                 it has the attr `chunks`, 1 by default (`attn_bwd_chunks`): kernels process the rows in that many equal
                 parts, in the workspace of one. Outputs do not depend on it.
-    is_attention
-                plans price its arithmetic as that of attention, and show its time so
+    attention   "forward" or "backward": its arithmetic is that of attention, of which devices have prices by the attrs
+                `head_dim` and `seq_len`, and plans show its time so
     always_recomputed
                 recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
                 them
@@ -172,12 +166,11 @@ class OpDef(Definition):
     flops: Callable[[Op], Count] = _none
     traffic: Callable[[Op], Count] | None = None
     passes: Callable[[Op], Count] = _none
-    memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
     link: Callable[[Op], Count] = _none
     workspace: Callable[[Op], Count] = _none
     training_only: bool = False
     takes_chunks: bool = False
-    is_attention: bool = False
+    attention: Literal["", "forward", "backward"] = ""
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False

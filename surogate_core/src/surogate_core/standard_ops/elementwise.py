@@ -75,7 +75,6 @@ ELEMENTWISE: tuple[OpDef, ...] = (
         _accumulate_rounded,
         attrs={"stream": int},
         flops=elements(1),
-        memory_efficiency=1.0,
         positioned=True,
     ),
     define("copy", _copy),

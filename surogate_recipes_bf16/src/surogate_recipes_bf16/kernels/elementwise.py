@@ -120,10 +120,13 @@ KERNELS: tuple[KernelDef, ...] = (
     *(KernelDef(op="fill", dtypes=(dtype,), supports=supports_write, bind=_bind_fill) for dtype in FLOATS),
     KernelDef(op="copy", dtypes=("*", "*"), supports=supports_write, bind=_bind_copy),
     KernelDef(op="commit", dtypes=("fp32", "*", "*", "*"), supports=_commit_supports, bind=_bind_commit),
-    *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=supports_write, bind=_bind_swiglu) for dtype in FLOATS),
     *(
-        KernelDef(op=kind, dtypes=(dtype,) * values, supports=supports_write, bind=_bind_swiglu_bwd)
-        for kind, values in (("swiglu_bwd", 3), ("swiglu_bwd_recompute", 4))
+        KernelDef(op=kind, dtypes=(dtype,) * values, supports=supports_write, bind=bind, memory_efficiency=share)
+        for kind, values, bind, share in (
+            ("swiglu", 2, _bind_swiglu, 0.97),
+            ("swiglu_bwd", 3, _bind_swiglu_bwd, 0.97),
+            ("swiglu_bwd_recompute", 4, _bind_swiglu_bwd, 0.94),
+        )
         for dtype in FLOATS
     ),
     *(

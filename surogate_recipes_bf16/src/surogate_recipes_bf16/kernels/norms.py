@@ -94,11 +94,18 @@ def linear_bgrad_workspace(rows: int, columns: int) -> int:
 
 KERNELS: tuple[KernelDef, ...] = (
     *(
-        KernelDef(op=kind, dtypes=dtypes, attrs=("offset",), supports=supports_write, bind=_bind_rmsnorm)
+        KernelDef(
+            op=kind,
+            dtypes=dtypes,
+            attrs=("offset",),
+            supports=supports_write,
+            bind=_bind_rmsnorm,
+            memory_efficiency=share,
+        )
         for dtype in FLOATS
-        for kind, dtypes in (
-            ("rmsnorm", (dtype, dtype, dtype, "fp32")),
-            ("add_rmsnorm", (*[dtype] * 4, "fp32", dtype)),
+        for kind, dtypes, share in (
+            ("rmsnorm", (dtype, dtype, dtype, "fp32"), None),
+            ("add_rmsnorm", (*[dtype] * 4, "fp32", dtype), 0.93),
         )
     ),
     *(
@@ -109,6 +116,7 @@ KERNELS: tuple[KernelDef, ...] = (
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
             workspace=lambda op, target: rmsnorm_bwd_workspace(*op.ins[1].shape),
+            memory_efficiency=0.6,
         )
         for dtype, dw in product(FLOATS, FLOATS)
         for dresidual in ((), (dtype,))
@@ -121,10 +129,11 @@ KERNELS: tuple[KernelDef, ...] = (
             attrs=("offset",),
             supports=supports_write,
             bind=_bind_rmsnorm_dgrad,
+            memory_efficiency=share,
         )
         for dtype in FLOATS
         for dresidual in ((), (dtype,))
-        for kind, norm in (("rmsnorm_dgrad", ()), ("rmsnorm_dgrad_recompute", (dtype,)))
+        for kind, norm, share in (("rmsnorm_dgrad", (), 0.86), ("rmsnorm_dgrad_recompute", (dtype,), 0.9))
     ),
     *(
         KernelDef(

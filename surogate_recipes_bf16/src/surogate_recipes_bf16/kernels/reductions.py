@@ -105,6 +105,7 @@ KERNELS: tuple[KernelDef, ...] = (
             dtypes=(addend, "bf16", "int32", "int64", "bf16"),
             supports=supports_write,
             bind=_bind_accumulate_rounded,
+            memory_efficiency=1.0,
         )
         for addend in ("fp32", "bf16")
     ),

@@ -133,7 +133,8 @@ KERNELS: tuple[KernelDef, ...] = (
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
             workspace=_rmsnorm_bwd_workspace,
+            memory_efficiency=share,
         )
-        for kind in ("fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad")
+        for kind, share in (("fp8_rmsnorm_bwd", 0.6), ("fp8_rmsnorm_dgrad", None))
     ),
 )

@@ -142,6 +142,7 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_swiglu_supports,
         bind=_bind_swiglu,
         workspace=_measured_workspace,
+        memory_efficiency=0.97,
     ),
     KernelDef(
         op="fp8_swiglu_bwd",
@@ -150,6 +151,7 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_swiglu_bwd_supports,
         bind=_bind_swiglu_bwd,
         workspace=_measured_workspace,
+        memory_efficiency=0.92,
     ),
     *(
         KernelDef(op="fp8_transpose", dtypes=(dtype, dtype), supports=_plain_supports, bind=_bind_transpose)

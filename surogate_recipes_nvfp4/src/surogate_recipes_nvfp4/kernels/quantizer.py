@@ -76,7 +76,7 @@ KERNELS: tuple[KernelDef, ...] = (
         workspace=lambda op, target: 0 if op.attrs.get("measured") else MEASURED_BYTES,
     ),
     *(
-        KernelDef(op=op, dtypes=dtypes, supports=_supports_swiglu, bind=bind)
+        KernelDef(op=op, dtypes=dtypes, supports=_supports_swiglu, bind=bind, memory_efficiency=0.9)
         for op, dtypes, bind in (
             ("nvfp4_swiglu", ("bf16", "bf16", "fp32"), _bind_swiglu),
             ("nvfp4_swiglu_bwd", ("bf16", "bf16", "bf16", "fp32"), _bind_swiglu_bwd),
