@@ -6,6 +6,7 @@ Imports are inside the hooks, so that listing plugins stays cheap.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pluggy
 
@@ -22,7 +23,7 @@ def surogate_ops() -> Iterable[OpDef]:
 
 
 @hookimpl
-def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
+def surogate_dataset_formats() -> Iterable[DatasetFormatDef[Any]]:
     from .data.chat.conversation import CONVERSATION
     from .data.chat.instruction import INSTRUCTION
     from .data.formats import TEXT
@@ -31,14 +32,14 @@ def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
 
 
 @hookimpl
-def surogate_loggers() -> Iterable[LoggerDef]:
+def surogate_loggers() -> Iterable[LoggerDef[Any]]:
     from .reporting.builtin import LOGGERS
 
     return LOGGERS
 
 
 @hookimpl
-def surogate_launchers() -> Iterable[LauncherDef]:
+def surogate_launchers() -> Iterable[LauncherDef[Any]]:
     from .world.local import LAUNCHERS
 
     return LAUNCHERS

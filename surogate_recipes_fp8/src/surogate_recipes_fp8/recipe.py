@@ -65,9 +65,9 @@ def supports(device: DeviceInfo, precision: Precision, options: object = None) -
     return Support(True)
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Family, context: LowerContext[Fp8Options]) -> Family:
     """Lower the products of the blocks, and keep scales and FP8 weights up to date."""
-    options: Fp8Options = context.options
+    options = context.options
     settings = _settings(family, context, options)
     quantizers = Quantizers(context.builder)
 

@@ -121,7 +121,7 @@ def backend(options: Nvfp4Options, context: LowerContext) -> str:
     return options.fp4_backend
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Family, context: LowerContext[Nvfp4Options]) -> Family:
     """Lower the products of the blocks, and keep the quantized weights up to date."""
     return _lowered(family, context, context.options)
 

@@ -19,7 +19,7 @@ class SGDOptions(BaseModel):
     acme_momentum: float = Field(0.9, ge=0, lt=1, description="Decay of the velocity.")
 
 
-def update(context: UpdateContext) -> None:
+def update(context: UpdateContext[SGDOptions]) -> None:
     """velocity = momentum * velocity + gradient; param -= lr * (velocity + decay * param)."""
     b, scalars = context.builder, context.scalars
     for p in context.params:

@@ -18,7 +18,7 @@ class AdamWOptions(BaseModel):
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def update(context: UpdateContext) -> None:
+def update(context: UpdateContext[AdamWOptions]) -> None:
     """Emit one `adamw` op over the params. Moments are states in `optimizer_state_dtype`. Only matrices have decay.
 
     The op also writes `ParamGrad.amax`, where the recipe reads it.
@@ -36,7 +36,7 @@ def update(context: UpdateContext) -> None:
     )
 
 
-def _moment(context: UpdateContext, name: str, p: ParamGrad) -> Value:
+def _moment(context: UpdateContext[AdamWOptions], name: str, p: ParamGrad) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
     return context.builder.state(f"adamw.{name}.{p.name}", p.param.shape, dtype, Init(kind="zeros"))
 

@@ -34,7 +34,7 @@ def is_quantized(p: ParamGrad) -> bool:
     return p.stored and p.kind == "matrix" and prod(p.shape) >= SMALLEST
 
 
-def update(context: UpdateContext) -> None:
+def update(context: UpdateContext[AdamW8bitOptions]) -> None:
     """Emit one `adamw_8bit` op over the params. Only matrices have decay.
 
     The op also writes `ParamGrad.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments, and
@@ -69,7 +69,7 @@ def update(context: UpdateContext) -> None:
     )
 
 
-def _moment(context: UpdateContext, name: str, p: ParamGrad, zero: int) -> Value:
+def _moment(context: UpdateContext[AdamW8bitOptions], name: str, p: ParamGrad, zero: int) -> Value:
     """Declare a moment: the codes of zeros, or fp32 zeros."""
     state, shape = f"adamw_8bit.{name}.{p.name}", p.param.shape
     if is_quantized(p):
@@ -77,7 +77,7 @@ def _moment(context: UpdateContext, name: str, p: ParamGrad, zero: int) -> Value
     return context.builder.state(state, shape, "fp32", Init(kind="zeros"))
 
 
-def _scale(context: UpdateContext, name: str, p: ParamGrad) -> Value:
+def _scale(context: UpdateContext[AdamW8bitOptions], name: str, p: ParamGrad) -> Value:
     """Declare the scales of a moment: the largest magnitude of each block."""
     blocks = -(-p.param.size // BLOCK)
     return context.builder.state(f"adamw_8bit.{name}_scale.{p.name}", (blocks,), "fp32", Init(kind="zeros"))

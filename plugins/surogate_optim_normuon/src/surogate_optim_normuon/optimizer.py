@@ -44,7 +44,7 @@ def is_orthogonalized(p: ParamGrad | ParamInfo) -> bool:
     return p.stored and p.kind == "matrix" and bool(p.matrices)
 
 
-def update(context: UpdateContext) -> None:
+def update(context: UpdateContext[NorMuonOptions]) -> None:
     """Emit one `normuon` op over the matrices, and one `adamw` op over the other params."""
     matrices = [p for p in context.params if is_orthogonalized(p)]
     others = [p for p in context.params if not is_orthogonalized(p)]
@@ -54,7 +54,7 @@ def update(context: UpdateContext) -> None:
         _adamw(context, others)
 
 
-def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
+def _normuon(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]) -> None:
     options = context.options
     momenta = [_state(context, "momentum", p, p.param.shape) for p in params]
     b = context.builder
@@ -74,7 +74,7 @@ def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     )
 
 
-def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
+def _adamw(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]) -> None:
     options = context.options
     moments = [[_state(context, f"adamw.{name}", p, p.param.shape) for p in params] for name in ("m", "v")]
     emit_update(
@@ -89,7 +89,7 @@ def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     )
 
 
-def _state(context: UpdateContext, name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
+def _state(context: UpdateContext[NorMuonOptions], name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
     return context.builder.state(f"normuon.{name}.{p.name}", shape, dtype, Init(kind="zeros"))
 

@@ -25,7 +25,7 @@ from ..program.shards import Sharding, chunk_size, part_size
 from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
-from .data import DatasetFormatDef, Encoded, Omission
+from .data import DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
 from .models import Dims, HFTensor, Layout, Matrix, ModelDef, WeightMap
@@ -139,6 +139,7 @@ __all__ = [
     "SystemInfo",
     "Target",
     "Task",
+    "Tokenizer",
     "UpdateContext",
     "Value",
     "WeightFormatDef",

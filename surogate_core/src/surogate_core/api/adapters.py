@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..origin import Definition, Name
 from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.value import Value
+from .base import Options
 from .models import WeightMap
 from .recipes import Precision
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..program.builder import Builder
 
 ADAPTER_LABEL = "adapter"
@@ -25,7 +26,7 @@ unless `recompute_lora` is set: a branch's thin intermediate values."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterDef(Definition):
+class AdapterDef(Definition, Generic[Options]):
     """An adapter: a rewrite of the forward program before differentiation, and the files of what was trained.
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
@@ -58,18 +59,18 @@ class AdapterDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel]
-    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Any], Program]
-    trainable: Callable[[Value, WeightMap | None, Any], bool]
-    save: Callable[[Mapping[str, Any], Path, str, Any], None]
-    load: Callable[[Path, Any], Mapping[str, Any]]
+    options: type[Options]
+    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Options], Program]
+    trainable: Callable[[Value, WeightMap | None, Options], bool]
+    save: Callable[[Mapping[str, Tensor], Path, str, Options], None]
+    load: Callable[[Path, Options], Mapping[str, Tensor]]
     merge: Callable[[Path], Merge]
     config_file: str
     library: str
     check: Callable[[Path, Path], None]
-    commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
-    start: Callable[[Builder, Mapping[str, Value], Sequence[WeightMap], Any], None] | None = None
-    fuse: Callable[[Program, Any], Program] = lambda program, options: program
+    commands: Callable[[Path, str, Options], Sequence[tuple[str, str]]]
+    start: Callable[[Builder, Mapping[str, Value], Sequence[WeightMap], Options], None] | None = None
+    fuse: Callable[[Program, Options], Program] = lambda program, options: program
     recognises: Callable[[Path], bool] = lambda folder: True
 
 
@@ -86,7 +87,7 @@ class Merge:
     """
 
     base_model: str
-    changes: Mapping[str, Callable[[Any], Any]]
+    changes: Mapping[str, Callable[[Tensor], Tensor]]
     may_lack: Sequence[str] = ()
     check: Callable[[Mapping[str, Any]], None] = lambda base: None
     base_revision: str = ""

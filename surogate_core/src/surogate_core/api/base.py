@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from ..origin import Declared
+
+Options = TypeVar("Options", bound=BaseModel)
+"""The class of a definition's options, which its functions get an instance of."""
 
 
 class NoOptions(BaseModel):

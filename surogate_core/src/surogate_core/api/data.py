@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from pydantic import BaseModel
+from typing import Any, Generic, Literal, Protocol
 
 from ..origin import Definition, Name
+from .base import Options
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,31 @@ class Encoded:
     left_out: str = ""
 
 
+class Tokenizer(Protocol):
+    """The tokenizer of a model, by a `tokenizers.Tokenizer`. Ids are None where it has no such token."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def adds_bos(self) -> bool:
+        """Whether it starts every text with bos."""
+
+    def encode_ids(self, text: str) -> list[int]:
+        """Return the tokens of `text` without bos and eos. Special tokens in the text are recognised."""
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return `encode_ids`, and of each token its first character and the one after its last."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class DatasetFormatDef(Definition):
+class DatasetFormatDef(Definition, Generic[Options]):
     """A dataset type: how a row becomes a document.
 
     options     pydantic model of the type's keys in an entry of `datasets:` ("text_field" ...)
     matches     (names of the columns with content in at least one row) -> whether `type: auto` should select this type
-    encode      (row, tokenizer, options) -> Encoded. The tokenizer is backed by a `tokenizers.Tokenizer` and has
-                `encode_ids(text) -> list[int]`, `bos_id` and `eos_id` (None if the tokenizer has none).
+    encode      (row, tokenizer, options) -> Encoded
     fields      (options) -> names of the columns that `encode` reads
     optional    (options) -> those of `fields` that a row may lack; `encode` then gets None
     guess       (the same names as `matches`) -> keys that `type: auto` sets if the entry does not
@@ -57,10 +73,10 @@ class DatasetFormatDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel]
+    options: type[Options]
     matches: Callable[[Sequence[str]], bool]
-    fields: Callable[[Any], Sequence[str]]
-    encode: Callable[[Mapping[str, Any], Any, Any], Encoded]
+    fields: Callable[[Options], Sequence[str]]
+    encode: Callable[[Mapping[str, Any], Tokenizer, Options], Encoded]
     guess: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
     truncation: Literal["split", "delete"] = "split"
-    optional: Callable[[Any], Sequence[str]] = field(default=lambda options: ())
+    optional: Callable[[Options], Sequence[str]] = field(default=lambda options: ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import SkipValidation
 
@@ -27,6 +27,10 @@ class Dims(Protocol):
     @property
     def max_positions(self) -> int:
         """Longest sequence in tokens that `config.json` allows."""
+
+
+ModelDims = TypeVar("ModelDims", bound=Dims)
+"""The class of the sizes of a model."""
 
 
 @runtime_checkable
@@ -86,7 +90,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelDef(Definition):
+class ModelDef(Definition, Generic[ModelDims]):
     """A model architecture.
 
     architectures   values of `config.json["architectures"]` that select it
@@ -107,9 +111,9 @@ class ModelDef(Definition):
     summary: str
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    dims: Callable[[Mapping[str, Any]], SkipValidation[Dims]]
-    build: Callable[[Builder, Any, BatchInputs], Value | Sequence[Value]]
-    weights: Callable[[Any], Sequence[WeightMap]]
-    ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
-    tied_copies: Callable[[Any], Mapping[str, str]] = lambda dims: {}
+    dims: Callable[[Mapping[str, Any]], SkipValidation[ModelDims]]
+    build: Callable[[Builder, ModelDims, BatchInputs], Value | Sequence[Value]]
+    weights: Callable[[ModelDims], Sequence[WeightMap]]
+    ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
+    tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
     in_transformers: bool = True

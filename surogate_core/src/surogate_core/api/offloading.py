@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..origin import Definition, Name
 from ..program.value import Value
-from .base import NoOptions, Target
+from .base import NoOptions, Options, Target
 from .recipes import Family, ParamInfo
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadContext:
+class OffloadContext(Generic[Options]):
     """Arguments of `OffloadDef.schedule` and `on_host` besides the programs.
 
     builder           declares states and emits ops
@@ -32,11 +30,11 @@ class OffloadContext:
     target: Target | None
     params: Mapping[Value, ParamInfo]
     optimizer_states: Sequence[Value]
-    options: Any
+    options: Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadDef(Definition):
+class OffloadDef(Definition, Generic[Options]):
     """An offload strategy. A run uses every installed strategy that its keys select, in order of their names.
 
     selected  options -> whether the user's keys select the strategy
@@ -55,8 +53,8 @@ class OffloadDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel] = NoOptions
-    selected: Callable[[Any], bool]
-    on_host: Callable[[Family, OffloadContext], Iterable[Value]] | None = None
-    schedule: Callable[[Family, OffloadContext], Family] | None = None
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    selected: Callable[[Options], bool]
+    on_host: Callable[[Family, OffloadContext[Options]], Iterable[Value]] | None = None
+    schedule: Callable[[Family, OffloadContext[Options]], Family] | None = None
     proposed: Sequence[Mapping[str, Any]] = ()

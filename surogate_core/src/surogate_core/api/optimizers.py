@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Generic
 
 from ..dtypes import DtypeName
 from ..origin import Definition, Name
 from ..program.inputs import Scalars
 from ..program.opdef import ParamKind
 from ..program.value import Value
-from .base import NoOptions
+from .base import NoOptions, Options
 from .models import Matrix
 from .recipes import ParamInfo, Precision
 
@@ -55,7 +53,7 @@ class ParamGrad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateContext:
+class UpdateContext(Generic[Options]):
     """Arguments of `OptimizerDef.update`: a group of params and the scalars of a step.
 
     builder       emits ops and declares states
@@ -73,11 +71,11 @@ class UpdateContext:
     scalars: Scalars
     precision: Precision
     weight_decay: float
-    options: Any
+    options: Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerDef(Definition):
+class OptimizerDef(Definition, Generic[Options]):
     """An optimizer.
 
     update  (context): emits the update of the params of a group. Core calls it once for each group: what it computes
@@ -97,7 +95,7 @@ class OptimizerDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel] = NoOptions
-    update: Callable[[UpdateContext], None]
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    update: Callable[[UpdateContext[Options]], None]
     granularity: Callable[[ParamInfo], int] | None = None
     state_dtypes: tuple[DtypeName, ...] = ("fp32", "bf16")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from ..dtypes import DtypeName
 from ..origin import Declared, Definition, Name, Share
@@ -14,7 +12,7 @@ from ..program.inputs import Scalars
 from ..program.op import Op, Program
 from ..program.opdef import ParamKind
 from ..program.value import Value
-from .base import DeviceInfo, NoOptions, Support, Target
+from .base import DeviceInfo, NoOptions, Options, Support, Target
 from .models import Matrix
 
 if TYPE_CHECKING:
@@ -171,7 +169,7 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowerContext:
+class LowerContext(Generic[Options]):
     """Arguments of `RecipeDef.lower` besides the programs.
 
     builder  declares states and emits ops
@@ -188,18 +186,18 @@ class LowerContext:
     precision: Precision
     scalars: Scalars
     params: Mapping[Value, ParamInfo]
-    options: Any
+    options: Options
     numerics: bool = False
     stored: Mapping[Value, Sequence[Value]] = field(default_factory=dict)
     layout: str = ""
 
 
-def _exact(precision: Precision, options: Any) -> float:
+def _exact(precision: Precision, options: object) -> float:
     return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeDef(Definition):
+class RecipeDef(Definition, Generic[Options]):
     """A precision recipe.
 
     precision      (request, options) -> Precision. Raises ConfigError with the valid combinations.
@@ -219,12 +217,12 @@ class RecipeDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel] = NoOptions
-    precision: Callable[[PrecisionRequest, Any], Precision]
-    supports: Callable[[DeviceInfo, Precision, Any], Support]
-    lower: Callable[[Family, LowerContext], Family]
-    reads_amax: Callable[[ParamInfo, Precision, Any], bool] = lambda info, precision, options: False
-    product_error: Callable[[Precision, Any], Share] = _exact
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    precision: Callable[[PrecisionRequest, Options], Precision]
+    supports: Callable[[DeviceInfo, Precision, Options], Support]
+    lower: Callable[[Family, LowerContext[Options]], Family]
+    reads_amax: Callable[[ParamInfo, Precision, Options], bool] = lambda info, precision, options: False
+    product_error: Callable[[Precision, Options], Share] = _exact
     kernels_of: tuple[Name, ...] = ()
     products: tuple[tuple[DtypeName, DtypeName], ...] | None = None
 
@@ -245,7 +243,7 @@ class LoweringDef(Definition):
     gradient: DtypeName
     summary: str
     supports: Callable[[DeviceInfo, Precision], Support]
-    lower: Callable[[Family, LowerContext], Family]
+    lower: Callable[[Family, LowerContext[Any]], Family]
     product_error: Callable[[Precision], Share] = lambda precision: 0.0
 
     @property

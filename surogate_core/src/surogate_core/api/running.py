@@ -6,12 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-from pydantic import BaseModel
+from typing import Any, Generic, Protocol, runtime_checkable
 
 from ..origin import Definition, Name
-from .base import NoOptions
+from .base import NoOptions, Options
 from .recipes import NumericsColumn, QuantizedTensor
 
 
@@ -166,7 +164,7 @@ class Logger(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggerDef(Definition):
+class LoggerDef(Definition, Generic[Options]):
     """A destination of reports.
 
     open    (info, options) -> Logger. Called before the first step. Raises ConfigError if the user must act.
@@ -175,8 +173,8 @@ class LoggerDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel] = NoOptions
-    open: Callable[[RunInfo, Any], Logger]
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    open: Callable[[RunInfo, Options], Logger]
     always: bool = False
 
 

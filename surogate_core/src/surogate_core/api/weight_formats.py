@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..origin import Declared, Definition, Name
 from ..program.op import Op
 from ..program.value import Value
-from .base import DeviceInfo, Support
+from .base import DeviceInfo, Options, Support
 from .models import HFTensor
 from .recipes import ParamInfo
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..program.builder import Builder
 
 
-def _anywhere(device: DeviceInfo, options: Any) -> Support:
+def _anywhere(device: DeviceInfo, options: object) -> Support:
     return Support(True)
 
 
-def _nothing(tensors: Sequence[HFTensor], options: Any) -> str:
+def _nothing(tensors: Sequence[HFTensor], options: object) -> str:
     return ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointForm(Declared):
+class CheckpointForm(Declared, Generic[Options]):
     """The form of matrices of a weight format in Hugging Face checkpoints.
 
     "Config" is `quantization_config` of config.json.
@@ -51,19 +51,19 @@ class CheckpointForm(Declared):
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
-    check: Callable[[Mapping[str, Any], Any], None]
+    check: Callable[[Mapping[str, Any], Options], None]
     kept: Callable[[Mapping[str, Any]], Sequence[str] | None] = lambda config: None
-    parts: Callable[[str, Any], Sequence[str]]
+    parts: Callable[[str, Options], Sequence[str]]
     ignored: Sequence[str] = ()
-    load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]
-    save: Callable[[HFTensor, Sequence[Any], str, Any], Mapping[str, Any]]
-    config: Callable[[Sequence[str], Any], Mapping[str, Any]]
-    notice: Callable[[Sequence[HFTensor], Any], str] = _nothing
+    load: Callable[[HFTensor, Mapping[str, Tensor], Options], Sequence[Tensor]]
+    save: Callable[[HFTensor, Sequence[Tensor], str, Options], Mapping[str, Tensor]]
+    config: Callable[[Sequence[str], Options], Mapping[str, Any]]
+    notice: Callable[[Sequence[HFTensor], Options], str] = _nothing
     loaded_by: Collection[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightFormatDef(Definition):
+class WeightFormatDef(Definition, Generic[Options]):
     """A form in which frozen matrices are stored: fewer bits than the model's dtype, with scales.
 
     A run uses the installed format whose `key` is true, for every frozen matrix of the model's blocks. Core quantizes
@@ -90,14 +90,14 @@ class WeightFormatDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel]
+    options: type[Options]
     key: str
-    quantize: Callable[[Builder, ParamInfo, Any], Sequence[Value]]
-    dequantize: Callable[[Builder, ParamInfo, Sequence[Value], Any], Value]
-    copies: Callable[[Builder, ParamInfo, Sequence[Value], Any, Op, Sequence[int]], Sequence[Value] | None] | None = (
-        None
-    )
-    supports: Callable[[DeviceInfo, Any], Support] = _anywhere
+    quantize: Callable[[Builder, ParamInfo, Options], Sequence[Value]]
+    dequantize: Callable[[Builder, ParamInfo, Sequence[Value], Options], Value]
+    copies: (
+        Callable[[Builder, ParamInfo, Sequence[Value], Options, Op, Sequence[int]], Sequence[Value] | None] | None
+    ) = None
+    supports: Callable[[DeviceInfo, Options], Support] = _anywhere
     layout: str = ""
-    checkpoints: CheckpointForm | None = None
+    checkpoints: CheckpointForm[Options] | None = None
     bits: float | None = None

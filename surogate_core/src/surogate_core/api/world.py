@@ -6,12 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
-
-from pydantic import BaseModel
+from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 from ..origin import Definition, Name
-from .base import NoOptions
+from .base import NoOptions, Options
 
 Span = tuple[int, int, str]
 """Elements in memory: (address, elements, dtype). On a GPU an address of the device, on a CPU of the host."""
@@ -243,7 +241,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherDef(Definition):
+class LauncherDef(Definition, Generic[Options]):
     """Joins the processes of a run, and starts them if they are not running yet.
 
     join        (here, options) -> World. Called in every process before the run is planned; returns when all
@@ -259,8 +257,8 @@ class LauncherDef(Definition):
 
     name: Name
     summary: str
-    options: type[BaseModel] = NoOptions
-    join: Callable[[Here, Any], World] | None = None
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    join: Callable[[Here, Options], World] | None = None
     recognises: Callable[[Mapping[str, str]], str] = lambda environment: ""
     key: str = ""
-    start: Callable[[Task, Any, Callable[[str], None]], Any] | None = None
+    start: Callable[[Task, Options, Callable[[str], None]], Any] | None = None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..api import DatasetFormatDef, Encoded
+from ..api import DatasetFormatDef, Encoded, Tokenizer
 from ..errors import ConfigError
-
-if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
-    from .tokenizer import Tokenizer
 
 
 class TextOptions(BaseModel):

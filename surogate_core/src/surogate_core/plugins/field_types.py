@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from ..origin import STRICT
 from ..program.builder import Builder
 
-_NAMES: Final = {"Builder": Builder}
-"""Names in annotations that are not imported at run time."""
+_NAMES: Final = {"Builder": Builder, "Tensor": Any}
+"""Names in annotations that are not imported at run time. Torch is not imported to check a value."""
 
 _WORDS: Final = {
     "callable": "a function",
@@ -35,10 +35,7 @@ def wrong_result(cls: type, function: str, result: object) -> str:
 
 @cache
 def _of_class(cls: type) -> TypeAdapter[Any]:
-    adapter: TypeAdapter[Any] = TypeAdapter(cls)
-    if not adapter.pydantic_complete:
-        adapter.rebuild(_types_namespace=_NAMES | vars(sys.modules[cls.__module__]))
-    return adapter
+    return _complete(TypeAdapter(cls), cls)
 
 
 @cache
@@ -46,7 +43,13 @@ def _of_result(cls: type, function: str) -> TypeAdapter[Any]:
     """The result is validated as a tuple of one, because `config` cannot be given for a dataclass."""
     hint = get_type_hints(cls, localns=_NAMES, include_extras=True)[function]
     call = hint if isinstance(get_args(hint)[0], list) else get_args(hint)[0]  # of Callable[...] | None
-    return TypeAdapter(tuple[get_args(call)[-1]], config=STRICT)  # type: ignore[misc, arg-type]
+    return _complete(TypeAdapter(tuple[get_args(call)[-1]], config=STRICT), cls)  # type: ignore[misc, arg-type]
+
+
+def _complete(adapter: TypeAdapter[Any], cls: type) -> TypeAdapter[Any]:
+    if not adapter.pydantic_complete:
+        adapter.rebuild(_types_namespace=_NAMES | vars(sys.modules[cls.__module__]))
+    return adapter
 
 
 def _misfit(adapter: TypeAdapter[Any], value: object, place: str) -> str:

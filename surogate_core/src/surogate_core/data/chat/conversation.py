@@ -316,7 +316,7 @@ CONVERSATION = DatasetFormatDef(
     matches=lambda columns: any(name in columns for name in _COLUMNS),
     fields=_fields,
     optional=_optional,
-    encode=encode_conversation,
+    encode=encode_conversation,  # type: ignore[arg-type]  # of core's tokenizer it needs the chat template
     guess=_guess,
     truncation="delete",
 )

@@ -154,7 +154,7 @@ INSTRUCTION = DatasetFormatDef(
     matches=lambda columns: _pair(columns) is not None,
     fields=_fields,
     optional=_optional,
-    encode=encode_instruction,
+    encode=encode_instruction,  # type: ignore[arg-type]  # of core's tokenizer it needs the chat template
     guess=_guess,
     truncation="delete",
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import ConfigError, DatasetFormatDef, Encoded, provides
+from surogate_core.api import ConfigError, DatasetFormatDef, Encoded, Tokenizer, provides
 
 SUROGATE_API = {"dataset_formats": 1}
 
@@ -21,7 +21,7 @@ class Options(BaseModel):
     answer_field: str = Field("answer", description="Column of the text that the model learns to produce.")
 
 
-def encode(row: Mapping[str, Any], tokenizer: Any, options: Options) -> Encoded:
+def encode(row: Mapping[str, Any], tokenizer: Tokenizer, options: Options) -> Encoded:
     """Return a document: its tokens, and for each of them whether it is trained."""
     texts = row[options.question_field], row[options.answer_field]
     if not all(isinstance(text, str) for text in texts):

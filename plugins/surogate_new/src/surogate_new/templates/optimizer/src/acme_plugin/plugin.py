@@ -24,7 +24,7 @@ class Options(BaseModel):
     acme_toy_momentum: float = Field(0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
 
 
-def update(context: UpdateContext) -> None:
+def update(context: UpdateContext[Options]) -> None:
     """Emit the update of each param. What changes from step to step is a value, everything else an attribute."""
     b, scalars = context.builder, context.scalars
     for p in context.params:

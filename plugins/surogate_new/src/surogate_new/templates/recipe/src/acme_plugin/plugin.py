@@ -48,7 +48,7 @@ ROUND = OpDef(
 )
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Family, context: LowerContext[NoOptions]) -> Family:
     """Change all programs of a run that multiply. A recipe that keeps states also appends to `derive` and `update`."""
     b = context.builder
     return replace(family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b))
