@@ -176,7 +176,7 @@ def merge(folder):
     return Merge(json.loads((folder / "acme.json").read_text())["base"], {n: change(n) for n in trained})
 
 ADAPTER = AdapterDef(name="acme", summary="", options=AdapterOptions, config_file="acme.json", library="acme",
-                     apply=lambda program, b, precision, weights, scalars, options: program,
+                     apply=lambda program, scalars, context: program,
                      trainable=lambda param, stored, options: param.name == options.acme_train,
                      save=save, load=load, merge=merge, check=lambda folder, base: None,
                      commands=lambda folder, base, options: [("acme", f"acme {folder}")])
@@ -198,12 +198,13 @@ OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=s
 class WeightOptions(NoOptions):
     acme_weights: bool = False
 
-def quantize(b, info, options):
-    stored = b.state(f"{info.param.name}.acme", info.param.shape, "bf16", None, derived=True)
-    return b.emit("cast", info.param, outs=[stored], dtype="bf16")
+def quantize(context):
+    b, matrix = context.builder, context.param.param
+    stored = b.state(f"{matrix.name}.acme", matrix.shape, "bf16", None, derived=True)
+    return b.emit("cast", matrix, outs=[stored], dtype="bf16")
 
-def dequantize(b, info, stored, options):
-    return b.apply("cast", *stored, label="weight", dtype=info.param.dtype)
+def dequantize(stored, context):
+    return context.builder.apply("cast", *stored, label="weight", dtype=context.param.param.dtype)
 
 def load_weight(tensor, parts, options):
     import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import surogate_core.assembly.pass_runner
 from surogate_core.api import (
+    AdapterContext,
     AdapterDef,
     Family,
     HFTensor,
@@ -33,7 +34,6 @@ from surogate_core.api import (
     OffloadDef,
     Op,
     OptimizerDef,
-    Precision,
     PrecisionRequest,
     Program,
     Scalars,
@@ -84,15 +84,9 @@ def persistent_bits(model: PlannedModel, *roles: str) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------- adapters, offloading
 
 
-def low_rank(
-    forward: Program,
-    b: Builder,
-    precision: Precision,
-    weights: Sequence[WeightMap],
-    scalars: Scalars,
-    options: NoOptions,
-) -> Program:
+def low_rank(forward: Program, scalars: Scalars, context: AdapterContext[NoOptions]) -> Program:
     """y = W x + B (A x) for every linear op."""
+    b, precision = context.builder, context.precision
     ops: list[Op] = []
     for op in forward.ops:
         if op.kind != "linear":
@@ -181,7 +175,7 @@ def without_the_first_op(family: Family, context: LowerContext) -> Family:
 @pytest.mark.parametrize(
     ("change", "pass_name"),
     [
-        ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
+        ({"adapters": [(replace(LOW_RANK, apply=lambda p, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
         ({"adapters": [(replace(LOW_RANK, fuse=lambda p, o: replace(p, ops=p.ops[1:])), NoOptions())]}, "fuse"),
         ({"recipe": replace(BF16, lower=without_the_first_op)}, "lower"),
         (offload(lambda f, c: f.with_micro_steps(lambda p: replace(p, ops=p.ops[1:]))), "offload"),
@@ -410,7 +404,7 @@ def test_recomputing_an_adapted_block_is_bit_identical() -> None:
 
 
 def test_an_adapter_must_leave_the_loss_alone() -> None:
-    wrong = replace(LOW_RANK, apply=lambda p, b, *_: replace(p, outputs=()))
+    wrong = replace(LOW_RANK, apply=lambda p, *_: replace(p, outputs=()))
     with pytest.raises(ProgramError, match="adapter low_rank returned 0 outputs"):
         assemble(plan_inputs(adapters=[(wrong, NoOptions())]))
 

@@ -38,7 +38,7 @@ def checked(**functions: Callable[..., Any]) -> CheckedForm:
         options=BaseModel,
         key="acme",
         quantize=lambda *arguments: [],
-        dequantize=lambda *arguments: arguments[2][0],
+        dequantize=lambda stored, context: stored[0],
         origin=ORIGIN,
     )
     return CheckedForm(format, replace(FORM, **functions), None)

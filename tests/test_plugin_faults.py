@@ -52,13 +52,14 @@ def case(name: str, patch: str, message: str, *command: str, **config: Any) -> A
 ADAPTED: dict[str, Any] = {"adapter": "acme", "from_scratch": False}
 GPU = ("plan", "--device", "h200")
 START_WRITES = """
-def start(b, params, weights, options):
-    b.emit("cast", params["head"], outs=[params["head"]], dtype=params["head"].dtype)
+def start(params, context):
+    context.builder.emit("cast", params["head"], outs=[params["head"]], dtype=params["head"].dtype)
 
 change("ADAPTER", start=start)
 """
 START_READS = """
-def start(b, params, weights, options):
+def start(params, context):
+    b = context.builder
     b.emit("cast", b.activation("lost", (8,), "fp32"), dtype="bf16")
 
 change("ADAPTER", start=start)
@@ -116,7 +117,10 @@ other = lambda family, context: dataclasses.replace(family, clip_coef=family.mic
 mixed = lambda family, context: dataclasses.replace(family, micro=added(family.micro, {}))
 swapped = lambda family, context: dataclasses.replace(family, micro=family.evaluate)
 """
-STORED = 'b.emit("cast", info.param, outs=[b.state("head.acme", {}, "bf16", None, derived=True)], dtype="bf16")'
+STORED = (
+    'context.builder.emit("cast", context.param.param, outs=[context.builder.state("head.acme", {}, "bf16", None, '
+    'derived=True)], dtype="bf16")'
+)
 
 FAULTS = [
     # what a plugin's pass drops
@@ -217,7 +221,7 @@ FAULTS = [
     *(
         case(
             f"quantize {what}",
-            f'change("WEIGHT_FORMAT", quantize=lambda b, info, options: {result})',
+            f'change("WEIGHT_FORMAT", quantize=lambda context: {result})',
             f"weight format acme of acme 0.1.0 failed in quantize: {message}",
             acme_weights=True,
             quantize_lm_head=True,
@@ -226,7 +230,11 @@ FAULTS = [
         )
         for what, result, message in (
             ("declares another shape", STORED.format("(8,)"), r".*head.acme:bf16\[8\] should have shape"),
-            ("returns what it does not write", "[b.state('acme', (8,), 'bf16', None)]", "returned acme:.*not write"),
+            (
+                "returns what it does not write",
+                "[context.builder.state('acme', (8,), 'bf16', None)]",
+                "returned acme:.*not write",
+            ),
         )
     ),
     case(

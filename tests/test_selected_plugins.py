@@ -114,7 +114,7 @@ def test_a_launcher_is_selected_by_its_name_with_its_options(tmp_path: Path, ins
 
 
 def test_a_launcher_that_starts_its_processes_needs_no_join(tmp_path: Path, install: Install) -> None:
-    start = "lambda task, options, notice: task.work(World(started_by='acme'), notice)"
+    start = "lambda task, notice, options: task.work(World(started_by='acme'), notice)"
     install("acme", "0.1.0", "zz", f'change("LAUNCHER", join=None, start={start})')
     assert run.train(run.load(write_config(tmp_path, launcher="acme"))).steps == 1
 

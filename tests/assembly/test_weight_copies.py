@@ -13,9 +13,8 @@ from fp8_model import LAYERS, PRODUCTS, Model, differing, lora_rank_8, operands_
 from models.harness import OPS, tiny_config
 from torch import Tensor
 
-from surogate_core.api import WEIGHT_LABEL, Op, ParamInfo, Program, Value, WeightFormatDef
+from surogate_core.api import WEIGHT_LABEL, Op, Program, StorageContext, Value, WeightFormatDef
 from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
 from surogate_core.reference.ops import load
 from surogate_core.testing.kernels import same_bits
 from surogate_qlora_fp4.format import FP4
@@ -125,10 +124,8 @@ def _stored(name: str, w: Tensor) -> Callable[..., Any]:
 
 
 def test_a_format_that_returns_none_is_dequantized() -> None:
-    def none(
-        b: Builder, info: ParamInfo, stored: Sequence[Value], options: Any, op: Op, outputs: Sequence[int]
-    ) -> None:
-        assert op.kind == "fp8_quantize" and op.ins == (info.param,)
+    def none(stored: Sequence[Value], op: Op, outputs: Sequence[int], context: StorageContext[Any]) -> None:
+        assert op.kind == "fp8_quantize" and op.ins == (context.param.param,)
         assert outputs and all(0 <= i < len(op.outs) for i in outputs)
 
     direct, generic = model("fp8-hybrid", "fp8", copies=none), model("fp8-hybrid", "fp8", copies=None)
@@ -138,10 +135,8 @@ def test_a_format_that_returns_none_is_dequantized() -> None:
 
 
 def test_a_copy_must_be_like_that_of_the_recipe() -> None:
-    def wrong(
-        b: Builder, info: ParamInfo, stored: Sequence[Value], options: Any, op: Op, outputs: Sequence[int]
-    ) -> Sequence[Value]:
-        return [b.apply("cast", stored[1], label=WEIGHT_LABEL, dtype="bf16") for _ in outputs]
+    def wrong(stored: Sequence[Value], op: Op, outputs: Sequence[int], context: StorageContext[Any]) -> Sequence[Value]:
+        return [context.builder.apply("cast", stored[1], label=WEIGHT_LABEL, dtype="bf16") for _ in outputs]
 
     with pytest.raises(ProgramError, match=r"copies of weight format fp8 returned .*bf16.* expected e4m3\["):
         model("fp8-hybrid", "fp8", copies=wrong)

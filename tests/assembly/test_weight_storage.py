@@ -18,13 +18,12 @@ from surogate_core.api import (
     NoOptions,
     OffloadContext,
     OffloadDef,
-    ParamInfo,
     RecipeDef,
+    StorageContext,
     Value,
     WeightFormatDef,
 )
 from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.program.builder import Builder
 from surogate_recipes_bf16.recipe import BF16
 
 MATRICES = 4
@@ -35,13 +34,14 @@ class Options(BaseModel):
     dtype: str = "bf16"
 
 
-def quantize(b: Builder, info: ParamInfo, options: Options) -> Sequence[Value]:
-    stored = b.state(f"{info.param.name}.stored", info.param.shape, options.dtype, None, derived=True)
-    return b.emit("cast", info.param, outs=[stored], dtype=options.dtype)
+def quantize(context: StorageContext[Options]) -> Sequence[Value]:
+    b, matrix, dtype = context.builder, context.param.param, context.options.dtype
+    stored = b.state(f"{matrix.name}.stored", matrix.shape, dtype, None, derived=True)
+    return b.emit("cast", matrix, outs=[stored], dtype=dtype)
 
 
-def dequantize(b: Builder, info: ParamInfo, stored: Sequence[Value], options: Options) -> Value:
-    return b.apply("cast", *stored, label=WEIGHT_LABEL, dtype=info.param.dtype)
+def dequantize(stored: Sequence[Value], context: StorageContext[Options]) -> Value:
+    return context.builder.apply("cast", *stored, label=WEIGHT_LABEL, dtype=context.param.param.dtype)
 
 
 CAST = WeightFormatDef(name="cast", summary="", options=Options, key="cast", quantize=quantize, dequantize=dequantize)
@@ -152,8 +152,8 @@ def test_a_run_that_trains_every_matrix_is_refused() -> None:
 
 
 def test_a_format_must_yield_the_matrix() -> None:
-    def wrong(b: Builder, info: ParamInfo, stored: Sequence[Value], options: Options) -> Value:
-        return b.apply("cast", *stored, label=WEIGHT_LABEL, dtype="fp32")
+    def wrong(stored: Sequence[Value], context: StorageContext[Options]) -> Value:
+        return context.builder.apply("cast", *stored, label=WEIGHT_LABEL, dtype="fp32")
 
     with pytest.raises(ProgramError, match=r"dequantize of weight format cast returned .*fp32.* expected bf16\["):
         model("bf16", weight_format=(replace(CAST, dequantize=wrong), Options()))

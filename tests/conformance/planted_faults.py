@@ -495,7 +495,8 @@ FAULTS = [
     ),
     Fault(
         "quantize declares another shape",
-        "def flat(b, info, options):\n"
+        "def flat(context):\n"
+        "    b, info = context.builder, context.param\n"
         "    codes = b.state(f'{info.param.name}.codes', (info.param.size,), 'uint8', None, derived=True)\n"
         "    scale = b.state(f'{info.param.name}.scale', (info.param.shape[0], 1), 'fp32', None, derived=True)\n"
         "    return b.emit('acme_int8', info.param, outs=[codes, scale])\n"

@@ -101,7 +101,7 @@ ADAPTER = AdapterDef(
     name="acme",
     summary="trains the LM head",
     options=AdapterOptions,
-    apply=lambda program, b, precision, weights, scalars, options: program,
+    apply=lambda program, scalars, context: program,
     trainable=lambda param, stored, options: param.name == options.acme_train,
     save=save,
     load=load,
@@ -135,15 +135,16 @@ FROM_INT8 = OpDef(
 )
 
 
-def quantize(b: Any, info: Any, options: Any) -> Any:
-    name, shape = info.param.name, info.param.shape
+def quantize(context: Any) -> Any:
+    b, matrix = context.builder, context.param.param
+    name, shape = matrix.name, matrix.shape
     codes = b.state(f"{name}.codes", shape, "uint8", None, derived=True)
     scale = b.state(f"{name}.scale", (shape[0], 1), "fp32", None, derived=True)
-    return b.emit("acme_int8", info.param, outs=[codes, scale])
+    return b.emit("acme_int8", matrix, outs=[codes, scale])
 
 
-def dequantize(b: Any, info: Any, stored: Any, options: Any) -> Any:
-    return b.apply("acme_from_int8", *stored, label="weight", dtype=info.param.dtype)
+def dequantize(stored: Any, context: Any) -> Any:
+    return context.builder.apply("acme_from_int8", *stored, label="weight", dtype=context.param.param.dtype)
 
 
 CHECKPOINTS = CheckpointForm(

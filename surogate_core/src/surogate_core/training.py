@@ -53,7 +53,7 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
     options = loaded.options["launcher", config.launcher]
     loaded.require_datasets()
     if world is None and launcher.start is not None:
-        result: TrainResult = launcher.start(task_of(loaded), options, notice)
+        result: TrainResult = launcher.start(task_of(loaded), notice, options)
         return result
     here = usable_device()
     if world is None:

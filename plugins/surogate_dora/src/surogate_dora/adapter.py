@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from surogate_core.api import (
     ADAPTER_LABEL,
+    AdapterContext,
     Builder,
     ConfigError,
     Init,
@@ -45,19 +46,13 @@ class _Projection:
     rows: int
 
 
-def apply(
-    forward: Program,
-    b: Builder,
-    precision: Precision,
-    weights: Sequence[WeightMap],
-    scalars: Scalars,
-    options: DoraOptions,
-) -> Program:
+def apply(forward: Program, scalars: Scalars, context: AdapterContext[DoraOptions]) -> Program:
     """Give every target its A [r, K], drawn as PEFT draws it, its B [N, r], zero, and its m [N].
 
     Raises ConfigError for a target that the model does not have, naming what it has.
     """
-    chosen = _chosen(forward, weights, options.dora_target_modules)
+    b, precision, options = context.builder, context.precision, context.options
+    chosen = _chosen(forward, context.weights, options.dora_target_modules)
     made: dict[str, tuple[Value, Value, Value]] = {}
     ops: list[Op] = []
     for op in forward.ops:
@@ -122,9 +117,10 @@ def _dtype_of_products(precision: Precision) -> str:
     return precision.matmul if precision.matmul in ("fp64", "fp32", "bf16") else precision.model
 
 
-def start(b: Builder, params: Mapping[str, Value], weights: Sequence[WeightMap], options: DoraOptions) -> None:
+def start(params: Mapping[str, Value], context: AdapterContext[DoraOptions]) -> None:
     """Emit what computes each m: the norms of the rows of W, which are those of W + s B A, because B is zero."""
-    for weight in weights:
+    b = context.builder
+    for weight in context.weights:
         found = [(p, params[p.module + MAGNITUDE]) for p in _projections(weight) if p.module + MAGNITUDE in params]
         if found:
             stored = params[weight.param]

@@ -12,7 +12,7 @@ from .options import RayOptions
 SUROGATE_API = {"launchers": 1}
 
 
-def _start(task: Task, options: RayOptions, notice: Callable[[str], None]) -> Any:
+def _start(task: Task, notice: Callable[[str], None], options: RayOptions) -> Any:
     from .driver import start
 
     return start(task, options.distributed, notice)

@@ -14,6 +14,7 @@ from zlib import crc32
 from surogate_core.api import (
     ADAPTER_LABEL,
     DTYPES,
+    AdapterContext,
     AdapterDef,
     Builder,
     ConfigError,
@@ -60,23 +61,17 @@ class _Packed:
     up: Value
 
 
-def apply(
-    forward: Program,
-    b: Builder,
-    precision: Precision,
-    weights: Sequence[WeightMap],
-    scalars: Scalars,
-    options: LoraOptions,
-) -> Program:
+def apply(forward: Program, scalars: Scalars, context: AdapterContext[LoraOptions]) -> Program:
     """Give every target its A [r, K], drawn as PEFT draws it, and its B [N, r], zero: the model starts as its base.
 
     Raises ConfigError for a target, pattern or module that the model does not have, naming what it has.
     """
+    b, weights, options = context.builder, context.weights, context.options
     saved_modules.check(forward, weights, options.lora_modules_to_save)
     chosen = _chosen(forward, weights, options.lora_target_modules)
     _check_patterns(options, [p.module for projections in chosen.values() for p in projections])
     adapted = {op: chosen[op.ins[1].name] for op in forward.ops if op.kind == "linear" and chosen.get(op.ins[1].name)}
-    matrices = _Matrices(b, precision, options)
+    matrices = _Matrices(b, context.precision, options)
     packed: dict[Op, _Packed] = {}
     ops: list[Op] = []
     for op in forward.ops:

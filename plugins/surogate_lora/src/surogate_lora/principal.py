@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from surogate_core.api import Builder, ConfigError, Value, WeightMap
+from surogate_core.api import AdapterContext, ConfigError, Value
 
 from .options import LoraOptions
 
@@ -30,9 +30,10 @@ FIRST_DOWN, FIRST_UP = ".lora_A_first", ".lora_B_first"
 _WEIGHT = ".weight"
 
 
-def start(b: Builder, params: Mapping[str, Value], weights: Sequence[WeightMap], options: LoraOptions) -> None:
+def start(params: Mapping[str, Value], context: AdapterContext[LoraOptions]) -> None:
     """Emit what computes A, B, A0 and B0 of each projection."""
-    for weight in weights:
+    b, options = context.builder, context.options
+    for weight in context.weights:
         row = 0
         for tensor in weight.tensors:
             module, rows = tensor.name.removesuffix(_WEIGHT), tensor.rows[0]

@@ -23,7 +23,7 @@ from ..program.op import Op, Program
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, Rewrites, first_output
 from ..program.shards import Sharding, chunk_size, part_size
 from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
-from .adapters import ADAPTER_LABEL, AdapterDef, Merge
+from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
@@ -55,7 +55,7 @@ from .running import (
     StepReport,
     SystemInfo,
 )
-from .weight_formats import CheckpointForm, WeightFormatDef
+from .weight_formats import CheckpointForm, StorageContext, WeightFormatDef
 from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "DTYPES",
     "IN_OUTPUTS",
     "WEIGHT_LABEL",
+    "AdapterContext",
     "AdapterDef",
     "BatchInputs",
     "BindContext",
@@ -132,6 +133,7 @@ __all__ = [
     "Sharding",
     "Span",
     "StepReport",
+    "StorageContext",
     "Store",
     "StoreLost",
     "Support",

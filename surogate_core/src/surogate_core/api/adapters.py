@@ -26,18 +26,34 @@ unless `recompute_lora` is set: a branch's thin intermediate values."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterContext(Generic[Options]):
+    """Arguments of `AdapterDef.apply` and `start` besides what they work on.
+
+    builder    declares params and emits ops
+    precision  the dtypes of the run
+    weights    the model's weight maps
+    options    the adapter's validated options
+    """
+
+    builder: Builder
+    precision: Precision
+    weights: Sequence[WeightMap]
+    options: Options
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdapterDef(Definition, Generic[Options]):
     """An adapter: a rewrite of the forward program before differentiation, and the files of what was trained.
 
-    apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
-                only output is the loss. Values that it adds have the label of the output that they belong to, and are
-                recomputed with it, or ADAPTER_LABEL. Raises ConfigError if the options do not fit the model. In a
-                micro-step, the scalars micro_step and seed are those of the micro-step; lr and step are those of the
-                last update: 0 before the first, or those of the checkpoint after a resume.
-    start       (builder, all params by name, the model's weight maps, options): emits ops that write params of the
-                adapter from the loaded weights of the model, which they only read. They run once, at the start of a
-                fresh run without `adapter_path`. Of weights that are stored in a weight format they read what training
-                reads. None: `Init` says how all params start.
+    apply       (program, scalars, context) -> the rewritten program, with the same outputs. Values that it adds have
+                the label of the output that they belong to, and are recomputed with it, or ADAPTER_LABEL. Raises
+                ConfigError if the options do not fit the model. In a micro-step, the scalars micro_step and seed are
+                those of the micro-step; lr and step are those of the last update: 0 before the first, or those of the
+                checkpoint after a resume.
+    start       (all params by name, context): emits ops that write params of the adapter from the loaded weights of the
+                model, which they only read. They run once, at the start of a fresh run without `adapter_path`. Of
+                weights that are stored in a weight format they read what training reads. None: `Init` says how all
+                params start.
     fuse        (micro-step program, options) -> the program with fewer ops for the same gradients. Called after
                 differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
@@ -60,7 +76,7 @@ class AdapterDef(Definition, Generic[Options]):
     name: Name
     summary: str
     options: type[Options]
-    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Options], Program]
+    apply: Callable[[Program, Scalars, AdapterContext[Options]], Program]
     trainable: Callable[[Value, WeightMap | None, Options], bool]
     save: Callable[[Mapping[str, Tensor], Path, str, Options], None]
     load: Callable[[Path, Options], Mapping[str, Tensor]]
@@ -69,7 +85,7 @@ class AdapterDef(Definition, Generic[Options]):
     library: str
     check: Callable[[Path, Path], None]
     commands: Callable[[Path, str, Options], Sequence[tuple[str, str]]]
-    start: Callable[[Builder, Mapping[str, Value], Sequence[WeightMap], Options], None] | None = None
+    start: Callable[[Mapping[str, Value], AdapterContext[Options]], None] | None = None
     fuse: Callable[[Program, Options], Program] = lambda program, options: program
     recognises: Callable[[Path], bool] = lambda folder: True
 

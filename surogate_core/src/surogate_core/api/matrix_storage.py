@@ -28,17 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..errors import ProgramError
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import WEIGHT_LABEL, Value
-from .base import Support, Target
+from .base import Options, Support, Target
 from .recipes import ParamInfo
+from .weight_formats import StorageContext
 
 if TYPE_CHECKING:
-    from ..program.builder import Builder
+    pass
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -70,7 +71,7 @@ def supports(op: Op, target: Target) -> Support:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixStorage:
+class MatrixStorage(Generic[Options]):
     """A state in which a format stores a part of a matrix.
 
     kind       prefix of the kinds of the four ops
@@ -91,15 +92,16 @@ class MatrixStorage:
     reference: str
     states: Callable[[Shape, Attrs], Specs]
     read: Callable[[Ins, Attrs], tuple[Shape, Attrs]]
-    attrs: Callable[[ParamInfo, Any], Attrs]
-    writing: Callable[[Any], Attrs] = lambda options: {}
+    attrs: Callable[[ParamInfo, Options], Attrs]
+    writing: Callable[[Options], Attrs] = lambda options: {}
     reading: Callable[[ParamInfo], Attrs] = lambda info: {}
     declares: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]] = ({}, {}, {})
 
     # ------------------------------------------------------------------------------------------------- weight format
 
-    def quantize(self, b: Builder, info: ParamInfo, options: Any) -> Sequence[Value]:
+    def quantize(self, context: StorageContext[Options]) -> Sequence[Value]:
         """`WeightFormatDef.quantize`. The last state is the amax."""
+        b, info, options = context.builder, context.param, context.options
         param, attrs = info.param, {**self._attrs(info, options), **self.writing(options)}
         specs = self._quantize((param,), attrs)
         states = [b.state(f"{param.name}.{s.label}", s.shape, s.dtype, None, derived=True) for s in specs]
@@ -107,30 +109,32 @@ class MatrixStorage:
         amax = b.state(f"{param.name}.amax", (len(info.matrices), 2), "fp32", None, derived=True)
         return *stored, *b.emit(f"{self.kind}_amax", *stored, outs=[amax], **self._reading(info, options))
 
-    def dequantize(self, b: Builder, info: ParamInfo, stored: Ins, options: Any) -> Value:
+    def dequantize(self, stored: Ins, context: StorageContext[Options]) -> Value:
         """`WeightFormatDef.dequantize`."""
-        return b.apply(f"{self.kind}_dequantize", *stored[:-1], **self._reading(info, options))
+        attrs = self._reading(context.param, context.options)
+        return context.builder.apply(f"{self.kind}_dequantize", *stored[:-1], **attrs)
 
     def copies(
-        self, b: Builder, info: ParamInfo, stored: Ins, options: Any, op: Op, outputs: Sequence[int]
+        self, stored: Ins, op: Op, outputs: Sequence[int], context: StorageContext[Options]
     ) -> Sequence[Value] | None:
         """`WeightFormatDef.copies`, of an op that makes E4M3 copies with one scale (`OpDef.copies_to`).
 
         Each copy is written by an op of its own: forward products read one, and backward products may read the other.
         """
+        b, info = context.builder, context.param
         sizes = (*(matrix.rows for matrix in info.matrices), info.param.shape[1])
         if b.ops[op.kind].copies_to(op) != "e4m3" or any(size % E4M3_MULTIPLE for size in sizes):
             return None
-        attrs, scale = self._reading(info, options), len(op.outs) - 1
+        attrs, scale = self._reading(info, context.options), len(op.outs) - 1
         made: dict[int, Value] = {}
         for index in [i for i in outputs if i != scale] or [0]:
             made[index], made[scale] = b.emit(f"{self.kind}_to_e4m3", *stored, **attrs, transposed=index == 1)
         return [made[i] for i in outputs]
 
-    def _attrs(self, info: ParamInfo, options: Any) -> dict[str, Any]:
+    def _attrs(self, info: ParamInfo, options: Options) -> dict[str, Any]:
         return {"rows": tuple(matrix.rows for matrix in info.matrices), **self.attrs(info, options)}
 
-    def _reading(self, info: ParamInfo, options: Any) -> dict[str, Any]:
+    def _reading(self, info: ParamInfo, options: Options) -> dict[str, Any]:
         return {**self._attrs(info, options), **self.reading(info), "dtype": info.param.dtype}
 
     # ----------------------------------------------------------------------------------------------------------- ops

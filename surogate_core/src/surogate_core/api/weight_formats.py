@@ -28,6 +28,20 @@ def _nothing(tensors: Sequence[HFTensor], options: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StorageContext(Generic[Options]):
+    """Arguments of `WeightFormatDef.quantize`, `dequantize` and `copies` besides what they read.
+
+    builder  declares states and emits ops
+    param    the matrix, or several that are fused
+    options  the format's validated options
+    """
+
+    builder: Builder
+    param: ParamInfo
+    options: Options
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointForm(Declared, Generic[Options]):
     """The form of matrices of a weight format in Hugging Face checkpoints.
 
@@ -71,16 +85,15 @@ class WeightFormatDef(Definition, Generic[Options]):
     backward pass, first reads it. Neither the recipe nor the adapter needs to know the format.
 
     key         the boolean field of `options` that selects the format
-    quantize    (builder, param, options) -> the states that hold the matrix. Declares them, `derived`, and emits the op
-                that writes them from `param.param`. Raises ConfigError if the format cannot store its shape. A param of
-                several logical matrices (`param.matrices`) is stored as if each were a tensor of its own: each of its
+    quantize    context -> the states that hold the matrix. Declares them, `derived`, and emits the op that writes them
+                from `context.param.param`. Raises ConfigError if the format cannot store its shape. A param of several
+                logical matrices (`context.param.matrices`) is stored as if each were a tensor of its own: each of its
                 states is the concatenation of theirs along the first dimension.
-    dequantize  (builder, param, those states, options) -> an activation of the param's shape and dtype. Emits the op
-                that computes it.
-    copies      (builder, param, those states, options, op, outputs) -> activations like the outputs of `op` with these
-                indices, or None. `op` is an op of `derive` by which the recipe makes its copies of the param. Emits ops
-                that compute the same bits from the states; after None, the param is dequantized and `op` reads that.
-                Called in front of the first op that reads such a copy, for those that this op reads.
+    dequantize  (those states, context) -> an activation of the param's shape and dtype. Emits the op that computes it.
+    copies      (those states, op, outputs, context) -> activations like the outputs of `op` with these indices, or
+                None. `op` is an op of `derive` by which the recipe makes its copies of the param. Emits ops that
+                compute the same bits from the states; after None, the param is dequantized and `op` reads that. Called
+                in front of the first op that reads such a copy, for those that this op reads.
     supports    (device, options) -> Support. Never raises.
     layout      name of what the states hold, for recipes whose products read them in place of the param; "": none do
     checkpoints how files hold the format; None: they do not
@@ -92,11 +105,11 @@ class WeightFormatDef(Definition, Generic[Options]):
     summary: str
     options: type[Options]
     key: str
-    quantize: Callable[[Builder, ParamInfo, Options], Sequence[Value]]
-    dequantize: Callable[[Builder, ParamInfo, Sequence[Value], Options], Value]
-    copies: (
-        Callable[[Builder, ParamInfo, Sequence[Value], Options, Op, Sequence[int]], Sequence[Value] | None] | None
-    ) = None
+    quantize: Callable[[StorageContext[Options]], Sequence[Value]]
+    dequantize: Callable[[Sequence[Value], StorageContext[Options]], Value]
+    copies: Callable[[Sequence[Value], Op, Sequence[int], StorageContext[Options]], Sequence[Value] | None] | None = (
+        None
+    )
     supports: Callable[[DeviceInfo, Options], Support] = _anywhere
     layout: str = ""
     checkpoints: CheckpointForm[Options] | None = None

@@ -250,7 +250,7 @@ class LauncherDef(Definition, Generic[Options]):
     recognises  environment -> the variables by which `launcher: auto` selects this launcher, such as
                 "RANK, WORLD_SIZE"; "" if it does not apply
     key         of its options, by which `launcher: auto` selects this launcher if the config has it
-    start       (task, options, notice) -> what `task.work(world, notice)` returns in process 0. Starts
+    start       (task, notice, options) -> what `task.work(world, notice)` returns in process 0. Starts
                 processes that call it, each with its World, waits for them, and ends them if it is interrupted.
                 Raises what it raises. None: the user starts the processes, and `join` is called in them instead.
     """
@@ -261,4 +261,4 @@ class LauncherDef(Definition, Generic[Options]):
     join: Callable[[Here, Options], World] | None = None
     recognises: Callable[[Mapping[str, str]], str] = lambda environment: ""
     key: str = ""
-    start: Callable[[Task, Options, Callable[[str], None]], Any] | None = None
+    start: Callable[[Task, Callable[[str], None], Options], Any] | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Family, LowerContext, ParamInfo, Scalars, WeightMap
+from pydantic import BaseModel
+
+from ..api import AdapterContext, BatchInputs, Family, LowerContext, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
@@ -55,10 +57,9 @@ class Recorder:
 
     def adapt(self, forward: Program, weights: Sequence[WeightMap]) -> Program:
         """Apply the adapters to the forward program."""
-        precision = self.inputs.precision
         count = len(forward.outputs)
         for adapter, options in self.inputs.adapters:
-            adapted = adapter.apply(forward, self.b, precision, weights, self.scalars, options)
+            adapted = adapter.apply(forward, self.scalars, self._adapter_context(weights, options))
             changed = {*adapted.ops} - {*forward.ops}
             _refuse_layouts(adapter.name, {v.name for op in changed for v in op.ins}, weights)
             forward = self.passed("adapter", forward, adapted, (adapter, "apply"))
@@ -68,6 +69,9 @@ class Recorder:
                         f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the losses are {count}"
                     )
         return forward
+
+    def _adapter_context(self, weights: Sequence[WeightMap], options: BaseModel) -> AdapterContext[BaseModel]:
+        return AdapterContext(builder=self.b, precision=self.inputs.precision, weights=weights, options=options)
 
     def evaluation(self, forward: Program, total: Value) -> Program:
         """Return the evaluation program, which writes the first loss to `total`."""
@@ -283,7 +287,7 @@ class Recorder:
             if adapter.start is None:
                 continue
             with blaming(adapter.origin, "start"), self.b.record("start") as emitted:
-                adapter.start(self.b, declared, weights, options)
+                adapter.start(declared, self._adapter_context(weights, options))
                 others = [v for op in emitted for v in op.written if v.role != "act"]
                 if wrong := [v for v in others if v.role != "param" or v.name in of_model]:
                     raise ProgramError(f"writes {wrong[0]!r}, expected params of the adapter alone")

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..api import Family, ParamInfo, ParamKind, WeightFormatDef
+from ..api import Family, ParamInfo, ParamKind, StorageContext, WeightFormatDef
 from ..errors import ConfigError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
@@ -47,6 +47,10 @@ class WeightStorage:
     writing: Sequence[Op]
     copies: Mapping[Value, Op] = field(default_factory=dict)
 
+    def context(self, param: Value, b: Builder) -> StorageContext[Any]:
+        """Return what functions of the format get for a param."""
+        return StorageContext(builder=b, param=self.params[param], options=self.options)
+
 
 _Now = dict[Value, Value]
 """{stored param, or copy of one that a recipe makes: the activation that has its contents}"""
@@ -65,7 +69,7 @@ def store_weights(
     checked = Checked()
     for info in params.values():
         with blaming(format.origin, "quantize"), b.record("derive", info.param.block) as emitted:
-            states[info.param] = tuple(format.quantize(b, info, options))
+            states[info.param] = tuple(format.quantize(StorageContext(builder=b, param=info, options=options)))
             verify(Program("derive", tuple(emitted), stage="derive"), b.ops, "quantize", checked)
             written = {value for op in emitted for value in op.outs}
             if forgotten := [value for value in states[info.param] if value not in written]:
@@ -160,7 +164,7 @@ def _materialise(value: Value, wanted: Sequence[Value], storage: WeightStorage, 
     copying, format = storage.copies.get(value), storage.format
     if copying is None:
         with blaming(format.origin, "dequantize"):
-            found = format.dequantize(b, storage.params[value], storage.states[value], storage.options)
+            found = format.dequantize(storage.states[value], storage.context(value, b))
             _check("dequantize", format, found, value)
         now[value] = found
         return
@@ -184,7 +188,7 @@ def _copies(copying: Op, outputs: Sequence[int], storage: WeightStorage, b: Buil
         return None
     (param,) = copying.ins
     with blaming(format.origin, "copies"):
-        copies = format.copies(b, storage.params[param], storage.states[param], storage.options, copying, outputs)
+        copies = format.copies(storage.states[param], copying, outputs, storage.context(param, b))
         for found, index in zip(copies or (), outputs, strict=copies is not None):
             _check("copies", format, found, copying.outs[index])
     return copies

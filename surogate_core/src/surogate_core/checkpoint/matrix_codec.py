@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import HFTensor, Init, Matrix, Op, OpDef, ParamInfo, Value, WeightFormatDef
+from ..api import HFTensor, Init, Matrix, Op, OpDef, ParamInfo, StorageContext, Value, WeightFormatDef
 from ..errors import ProgramError
 from ..program.builder import Builder
 from ..reference.ops import load
@@ -45,10 +45,11 @@ class MatrixCodec:
         b = Builder(self.ops, self.dtype)
         param = b.param(tensor.name, tensor.rows, Init())
         info = ParamInfo(param=param, stored=True, kind="matrix", matrices=(Matrix(tensor.name, tensor.rows[0]),))
+        context = StorageContext(builder=b, param=info, options=self.options)
         with b.record("derive") as writing:
-            states = self.format.quantize(b, info, self.options)
+            states = self.format.quantize(context)
         with b.record("forward") as reading:
-            result = self.format.dequantize(b, info, states, self.options)
+            result = self.format.dequantize(states, context)
         return param, states, writing, reading, result
 
 

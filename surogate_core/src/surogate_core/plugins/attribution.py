@@ -149,8 +149,8 @@ def _overwritten(result: Any, args: Sequence[Any]) -> str:
 
 
 def _copies(result: Any, args: Sequence[Any]) -> str:
-    fits = result is None or len(result) == len(args[5])
-    return "" if fits else f"None or a Value for each of the outputs {list(args[5])}"
+    fits = result is None or len(result) == len(args[2])
+    return "" if fits else f"None or a Value for each of the outputs {list(args[2])}"
 
 
 _FITTING: Final[Mapping[tuple[str, str], Check]] = {

@@ -23,9 +23,14 @@ _ONE_FOR_EACH: Final = "SUROGATE_API has a number for each hook"
 _OPS: Final = "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites"
 _OPS_PRICES: Final = "memory_efficiency is of KernelDef; is_attention is attention"
 _LAUNCHERS: Final = (
-    "task.work(world, notice) is what surogate_core.run.work was; Member, join_members and TcpStore are in api"
+    "task.work(world, notice) is what surogate_core.run.work was; start(task, notice, options) has its options last; "
+    "Member, join_members and TcpStore are in api"
 )
 
+_ADAPTERS: Final = "apply(program, scalars, context) and start(params, context) get an AdapterContext"
+_FORMATS: Final = (
+    "quantize(context), dequantize(states, context) and copies(states, op, outputs, context) get a StorageContext"
+)
 _LOGGERS: Final = "Logger.report(report) takes the place of step, eval, gpu and numerics"
 
 
@@ -49,9 +54,9 @@ SERVED: Final[Mapping[str, Served]] = {
     "kernels": _FIRST,
     "recipes": _FIRST,
     "lowerings": _FIRST,
-    "adapters": _FIRST,
+    "adapters": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_ADAPTERS}"}),
     "optimizers": _FIRST,
-    "weight_formats": _FIRST,
+    "weight_formats": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_FORMATS}"}),
     "offload_strategies": _FIRST,
     "dataset_formats": _FIRST,
     "launchers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LAUNCHERS}"}),

@@ -4,29 +4,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from acme_plugin.plugin import ADDED, load, merge, save
+from acme_plugin.plugin import FACTORS, FORMAT
 
 from surogate_core import run
 from surogate_core.api import ConfigError, NoOptions
 
 ROOT = Path(__file__).parents[1]
+MODULE = "model.layers.0.mlp.down_proj"
 
 
-def test_only_the_added_matrices_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_factors_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     planned = run.plan(run.load("example/run.yaml", ["model=example/model"]), device="h100")
-    added = [param for param in planned.assembly.trainable if param.name.endswith(ADDED)]
-    assert len(added) == len(planned.assembly.trainable) == 2 * 2  # o and down of two blocks
+    factors = [param for param in planned.assembly.trainable if param.name.endswith(FACTORS)]
+    assert len(factors) == len(planned.assembly.trainable) == 2 * 2  # o and down of two blocks
 
 
-def test_what_is_saved_is_loaded_and_added_to_the_weight(tmp_path: Path) -> None:
-    save({f"down.weight{ADDED}": torch.tensor([[2.0, 3.0]])}, tmp_path, "base", NoOptions())
-    assert load(tmp_path, NoOptions())[f"down.weight{ADDED}"].tolist() == [[2.0, 3.0]]
-    merged = merge(tmp_path)
-    assert merged.base_model == "base"
-    assert merged.changes["down.weight"](torch.ones(1, 2)).tolist() == [[3.0, 4.0]]
+def test_what_is_saved_is_loaded_and_scales_the_rows_of_the_weight(tmp_path: Path) -> None:
+    FORMAT.save({MODULE + FACTORS: torch.tensor([[2.0], [3.0]])}, tmp_path, "base", NoOptions())
+    assert FORMAT.load(tmp_path, NoOptions())[MODULE + FACTORS].tolist() == [[2.0], [3.0]]
+    change = FORMAT.merge(tmp_path).changes[f"{MODULE}.weight"]
+    assert change(torch.ones(2, 2)).tolist() == [[2.0, 2.0], [3.0, 3.0]]
 
 
 def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Name the folder of an adapter"):
-        load(tmp_path, NoOptions())
+    with pytest.raises(ConfigError, match="Name the folder that has it"):
+        FORMAT.load(tmp_path, NoOptions())

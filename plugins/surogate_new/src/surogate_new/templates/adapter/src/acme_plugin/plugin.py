@@ -1,63 +1,77 @@
-"""An adapter for Surogate: a matrix that is added to each weight W whose output leaves a block, y = (W + D) x"""
+"""An adapter for Surogate: a trained factor for each output of a projection, y = l * (W x), as in (IA)^3 of PEFT"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surogate_core.api import (
-    AdapterDef,
-    Builder,
-    ConfigError,
+    AdapterContext,
     Init,
-    Merge,
     NoOptions,
     Op,
-    Precision,
+    OpDef,
+    OutSpec,
     Program,
+    ProgramError,
     Scalars,
-    WeightMap,
+    Value,
     provides,
 )
+from surogate_core.api.peft import PeftFormat
 
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
 
-SUROGATE_API = {"adapters": 1}
-CONFIG_FILE, TENSORS, ADDED = "acme_toy.json", "acme_toy.safetensors", ".added"
+SUROGATE_API = {"ops": 1, "adapters": 1}
+FACTORS = ".ia3_l"
+
+# -------------------------------------------------------------------------------------------------------------- the op
+
+
+def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """Return label, shape and dtype of each output."""
+    if len(ins) != 2 or ins[1].shape != (ins[0].shape[-1], 1):
+        raise ProgramError(f"acme_toy_scale takes y [T, N] and l [N, 1], got {ins}")
+    return [OutSpec("acme_toy", ins[0].shape, ins[0].dtype)]
+
+
+def acme_toy_scale(y: Tensor, factors: Tensor) -> Tensor:
+    """What the op computes: the reference, and what runs on a CPU."""
+    return (y.float() * factors.float().flatten()).to(y.dtype)
+
+
+SCALE = OpDef(
+    kind="acme_toy_scale",
+    infer=infer,
+    reference=f"{__name__}:acme_toy_scale",
+    flops=lambda op: op.ins[0].size,
+    math=lambda op: "fp32",
+)
 
 # ------------------------------------------------------------------------------------------------------------ in a run
 
 
-def apply(
-    forward: Program,
-    b: Builder,
-    precision: Precision,
-    weights: Sequence[WeightMap],
-    scalars: Scalars,
-    options: NoOptions,
-) -> Program:
-    """Add a product to those of blocks whose weight is one tensor of the checkpoint: o and down.
+def apply(forward: Program, scalars: Scalars, context: AdapterContext[NoOptions]) -> Program:
+    """Scale the outputs of products in blocks whose weight is one tensor of the checkpoint: o and down.
 
-    D is zero at first, so the model starts as its base. Values that are added have the label of the output, with which
-    they are recomputed.
+    The factors are one at first, so the model starts as its base. Values that are added have the label of the output,
+    with which they are recomputed.
     """
-    tensors = {weight.param: weight.tensors[0].name for weight in weights if len(weight.tensors) == 1}
+    b = context.builder
+    modules = {w.param: w.tensors[0].name.removesuffix(".weight") for w in context.weights if len(w.tensors) == 1}
     ops: list[Op] = []
     for op in forward.ops:
-        if op.kind != "linear" or op.block < 0 or op.ins[1].name not in tensors:
+        if op.kind != "linear" or op.block < 0 or op.ins[1].name not in modules:
             ops.append(op)
             continue
-        x, weight, (y,) = op.ins[0], op.ins[1], op.outs
+        weight, (y,) = op.ins[1], op.outs
         with b.record("forward", op.block) as emitted:
-            added = b.param(tensors[weight.name] + ADDED, weight.shape, Init(kind="zeros"), precision.adapter)
+            name, shape = modules[weight.name] + FACTORS, (weight.shape[0], 1)
+            factors = b.param(name, shape, Init(kind="ones"), context.precision.adapter)
             product = b.apply("linear", *op.ins, label=y.label, **op.attrs)
-            more = b.apply("linear", x, b.apply("cast", added, label=y.label, dtype=x.dtype), label=y.label)
-            b.emit("add", product, more, outs=[y])
+            b.emit("acme_toy_scale", product, factors, outs=[y])
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -65,51 +79,31 @@ def apply(
 # ------------------------------------------------------------------------------------------------------------ in files
 
 
-def save(trained: Mapping[str, Tensor], folder: Path, base: str, options: NoOptions) -> None:
-    from safetensors.torch import save_file
-
-    save_file(dict(trained), folder / TENSORS)
-    (folder / CONFIG_FILE).write_text(json.dumps({"base_model": base}))
+def merged(weight: Tensor, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Tensor:
+    """Return the weight that computes the same without the adapter."""
+    return weight * parts[FACTORS]
 
 
-def load(folder: Path, options: NoOptions) -> Mapping[str, Tensor]:
-    from safetensors.torch import load_file
+FORMAT = PeftFormat(
+    peft_type="IA3",
+    parts={FACTORS: FACTORS},
+    merged=merged,
+    values={"feedforward_modules": ([],)},  # their inputs would be scaled
+    inert=("init_ia3_weights",),
+)
 
-    if not (folder / TENSORS).is_file():
-        raise ConfigError(f"{folder}: has no {TENSORS}. Name the folder of an adapter.")
-    return load_file(folder / TENSORS)
+SUROGATE_EXAMPLES = {"adapter acme_toy": [{"learning_rate": 0.3}]}
+"""Options for `surogate plugins test`: few factors need large steps."""
 
-
-def merge(folder: Path) -> Merge:
-    base = json.loads((folder / CONFIG_FILE).read_text())["base_model"]
-    added = load(folder, NoOptions())
-    return Merge(base, {name.removesuffix(ADDED): partial(total, added=matrix) for name, matrix in added.items()})
-
-
-def total(weight: Tensor, added: Tensor) -> Tensor:
-    return (weight.float() + added.float()).to(weight.dtype)
-
-
-def check(folder: Path, base: Path) -> None:
-    """Raise an error unless the adapter loads as its users load it. No other library knows this kind."""
-    load(folder, NoOptions())
-
-
+surogate_ops = provides([SCALE])
 surogate_adapters = provides(
     [
-        AdapterDef(
+        FORMAT.adapter(
             name="acme_toy",
-            summary="a matrix that is added to each weight whose output leaves a block",
+            summary="a trained factor for each output of a projection, in PEFT's format",
             options=NoOptions,
             apply=apply,
             trainable=lambda param, stored, options: stored is None,
-            save=save,
-            load=load,
-            merge=merge,
-            config_file=CONFIG_FILE,
-            library="acme-plugin",
-            check=check,
-            commands=lambda folder, base, options: [],
         )
     ]
 )

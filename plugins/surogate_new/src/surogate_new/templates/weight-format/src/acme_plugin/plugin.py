@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Builder, OpDef, OutSpec, ParamInfo, Value, WeightFormatDef, provides
+from surogate_core.api import OpDef, OutSpec, StorageContext, Value, WeightFormatDef, provides
 
 if TYPE_CHECKING:  # `surogate plan` runs without torch
     from torch import Tensor
@@ -68,18 +68,20 @@ DEQUANTIZE = OpDef(
 # -------------------------------------------------------------------------------------------------------------- format
 
 
-def quantize(b: Builder, info: ParamInfo, options: Options) -> Sequence[Value]:
+def quantize(context: StorageContext[Options]) -> Sequence[Value]:
     """Declare the states that hold a matrix, and emit the op that writes them when the matrix is loaded."""
+    b, matrix = context.builder, context.param.param
     states = [
-        b.state(f"{info.param.name}.acme_toy.{spec.label}", spec.shape, spec.dtype, None, derived=True)
-        for spec in infer_quantize([info.param], {})
+        b.state(f"{matrix.name}.acme_toy.{spec.label}", spec.shape, spec.dtype, None, derived=True)
+        for spec in infer_quantize([matrix], {})
     ]
-    return b.emit("acme_toy_quantize", info.param, outs=states)
+    return b.emit("acme_toy_quantize", matrix, outs=states)
 
 
-def dequantize(b: Builder, info: ParamInfo, stored: Sequence[Value], options: Options) -> Value:
+def dequantize(stored: Sequence[Value], context: StorageContext[Options]) -> Value:
     """Emit the op that computes the matrix, where a pass first reads it."""
-    return b.apply("acme_toy_dequantize", *stored, label="weight", dtype=info.param.dtype)
+    dtype = context.param.param.dtype
+    return context.builder.apply("acme_toy_dequantize", *stored, label="weight", dtype=dtype)
 
 
 surogate_ops = provides([QUANTIZE, DEQUANTIZE])
