@@ -22,7 +22,8 @@ KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/*
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
 COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_recipes_nvfp4 surogate_models \
 	plugins/surogate_optim_adamw plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
-	plugins/surogate_dora plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4
+	plugins/surogate_dora plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4 \
+	plugins/surogate_models_gemma
 PURE := plugins/surogate_conformance plugins/surogate_launch_env plugins/surogate_launch_ray \
 	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_new plugins/surogate_offload_residual \
 	plugins/surogate_offload_states plugins/surogate_models_mistral .

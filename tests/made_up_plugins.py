@@ -60,6 +60,7 @@ FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     *("env", "ray"),
     "models_mistral",
+    "models_gemma",
     "offload_residual",
     "offload_states",
     *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),

@@ -81,6 +81,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "sliding_window": 6},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 6, "tie_word_embeddings": True},
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 6, "rope_parameters": None, "tie_word_embeddings": True},
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 

@@ -29,6 +29,8 @@ from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_models.qwen2 import QWEN2
 from surogate_models.qwen3 import QWEN3
+from surogate_models_gemma.gemma import GEMMA2, GEMMA3
+from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_qlora_fp4.ops import OPS as FP4_OPS
@@ -41,9 +43,19 @@ from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
 OPS = {
     definition.kind: definition
-    for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *DORA_OPS, *FP8_OPS, *NVFP4_OPS, *STORAGE_OPS, ADAMW_OP)
+    for definition in (
+        *STANDARD_OPS,
+        *MODEL_OPS,
+        *GEMMA_OPS,
+        *LORA_OPS,
+        *DORA_OPS,
+        *FP8_OPS,
+        *NVFP4_OPS,
+        *STORAGE_OPS,
+        ADAMW_OP,
+    )
 }
-MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL)}
+MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3)}
 NO_LABEL = -100
 
 Document = Sequence[int]
@@ -240,4 +252,6 @@ class PlannedModel:
             if value.role in ("param", "input"):
                 buffers.persistent(value).copy_(self.buffers.persistent(value))
         ReferenceExecutor({"logits": program}, OPS, buffers, poison=True).run("logits")
-        return buffers.view(norm, "logits") @ buffers.persistent(lm_head).T
+        logits = buffers.view(norm, "logits") @ buffers.persistent(lm_head).T
+        cap = head.attrs.get("softcap", 0.0)
+        return cap * (logits / cap).tanh() if cap else logits

@@ -31,6 +31,14 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
+GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True}
+GEMMA3_ROPE: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_tied": {"tie_word_embeddings": True},
@@ -47,9 +55,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
     "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
     "mistral": MISTRAL,
+    "gemma2": GEMMA | {"model_type": "gemma2", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
+    "gemma2_untied": GEMMA | {"model_type": "gemma2", "tie_word_embeddings": False, "attention_bias": True},
+    "gemma3_text": GEMMA | GEMMA3_ROPE | {"sliding_window_pattern": 2},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -145,7 +156,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
     assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased", "mistral"])
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased", "mistral", "gemma2", "gemma3_text"])
 def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])

@@ -24,6 +24,8 @@ QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "use_sliding_window": False, "r
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 500000.0, "vocab_size": 128256, "rms_norm_eps": 1e-5}
 LLAMA |= {"attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "rope_theta": 1000000.0, "rms_norm_eps": 1e-5}
+GEMMA: dict[str, Any] = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA3 = {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 512}
 PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool, int]] = {
     # keys common to the family; (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
     # intermediate_size); tied; number of parameters, each counted once, from the model's files on the hub
@@ -60,6 +62,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool,
         False,
         7_241_732_096,
     ),
+    "gemma-2-2b": (
+        GEMMA | {"model_type": "gemma2", "vocab_size": 256000},
+        (2304, 26, 8, 4, 9216),
+        True,
+        2_614_341_888,
+    ),
+    "gemma-3-1b-pt": (GEMMA | GEMMA3 | {"vocab_size": 262144}, (1152, 26, 4, 1, 6912), True, 999_885_952),
     "Mistral-Nemo-Base-2407": (
         MISTRAL | {"sliding_window": None, "vocab_size": 131072, "head_dim": 128},
         (5120, 40, 32, 8, 14336),
@@ -129,6 +138,13 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
         ("llama", {"head_dim": 15}),
         ("llama", {"num_key_value_heads": 3}),
         ("mistral", {"sliding_window": 0}),
+        ("gemma2", {"hidden_activation": "gelu"}),
+        ("gemma2", {"final_logit_softcapping": -1}),
+        ("gemma2", {"layer_types": ["sliding_attention"]}),
+        ("gemma3_text", {"use_bidirectional_attention": True, "rope_parameters": None}),
+        ("gemma3_text", {"vision_config": {"hidden_size": 8}}),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
         ("ministral", {"layer_types": ["full_attention", "chunked_attention"] * 2}),
         ("ministral", {"layer_types": ["full_attention", "sliding_attention"]}),

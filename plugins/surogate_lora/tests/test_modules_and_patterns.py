@@ -48,6 +48,10 @@ PATTERNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama", "mlp_bias": True},
         {"lora_rank_pattern": {r"layers\.0\..*proj": 2, ".*k_proj": 6, r"^model.layers.1.mlp.gate_proj": 7}},
     ),
+    "norms with an offset": (
+        {"model_type": "gemma3_text", "rope_parameters": None, "sliding_window": 6, **TIED},
+        {"lora_modules_to_save": ["norm"]},
+    ),
     "sliding window": ({"model_type": "mistral", "sliding_window": 6}, {}),
     "rslora": ({}, {"lora_use_rslora": True, "lora_rank_pattern": {"k_proj": 9}, "lora_alpha_pattern": {"k_proj": 3}}),
 }

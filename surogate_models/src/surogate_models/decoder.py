@@ -127,8 +127,8 @@ def rotate(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, qkv: Value
     if d.qk_norm:
         if rope is None:
             raise ProgramError(f"{name}: norms of queries and keys without RoPE are not supported yet")
-        norms = [norm_weight(b, f"{name}.{which}_norm", d.head_dim) for which in "qk"]
-        attrs = {**d.heads, **rope.of_rows(batch.seq_len).attrs, "eps": d.norm_eps}
+        norms = [norm_weight(b, f"{name}.{which}_norm", d.head_dim, offset=d.norm_offset) for which in "qk"]
+        attrs = {**d.heads, **rope.of_rows(batch.seq_len).attrs, **d.norm}
         return b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **attrs)
     if rope is None:
         return qkv
@@ -146,17 +146,17 @@ def mlp(b: Builder, d: DecoderDims, name: str, x: Value, *, gated: str = "swiglu
 
 def add_norm(b: Builder, d: DecoderDims, stream: Stream, name: str, *, label: str = "residual") -> tuple[Value, Value]:
     """Emit the sum of the stream and its RMS norm: (norm, sum). `label`: that of the sum."""
-    weight = norm_weight(b, name, d.d_model)
+    weight = norm_weight(b, name, d.d_model, offset=d.norm_offset)
     if stream.pending is None:
-        return b.apply("rmsnorm", stream.residual, weight, eps=d.norm_eps), stream.residual
+        return b.apply("rmsnorm", stream.residual, weight, **d.norm), stream.residual
     labels = ("norm", "rstd", label)
-    norm, _, residual = b.emit("add_rmsnorm", stream.pending, stream.residual, weight, label=labels, eps=d.norm_eps)
+    norm, _, residual = b.emit("add_rmsnorm", stream.pending, stream.residual, weight, label=labels, **d.norm)
     return norm, residual
 
 
-def norm_weight(b: Builder, name: str, size: int) -> Value:
-    """Declare the weight of an RMS norm, [size]."""
-    return b.param(name, (size,), Init(kind="ones"))
+def norm_weight(b: Builder, name: str, size: int, *, offset: float = 0.0) -> Value:
+    """Declare the weight of an RMS norm, [size]. A new model starts with 1, or with 0 and an offset of 1."""
+    return b.param(name, (size,), Init(kind="zeros" if offset == 1 else "ones"))
 
 
 def linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool = False) -> Value:

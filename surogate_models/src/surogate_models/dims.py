@@ -21,6 +21,7 @@ class DecoderDims:
     qkv_bias  the query, key and value projections have a bias
     o_bias    the attention output projection has a bias
     mlp_bias  all three projections of the MLP have a bias
+    norm_offset  what RMS norms add to their weights
     """
 
     n_layers: int
@@ -39,6 +40,12 @@ class DecoderDims:
     rope: Rope
     max_positions: int
     init_std: float
+    norm_offset: float = 0.0
+
+    @property
+    def norm(self) -> dict[str, float]:
+        """Attributes of the ops that have an RMS norm."""
+        return {"eps": self.norm_eps} | ({"offset": self.norm_offset} if self.norm_offset else {})
 
     @property
     def q_rows(self) -> int:

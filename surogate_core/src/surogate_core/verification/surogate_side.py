@@ -103,7 +103,8 @@ class _Watcher:
         if self._plan.assembly.loss in op.outs and head is not None and LOGITS not in self._observed.states:
             x, w = (self._buffers.view(op.ins[i], name) for i in (0, head))
             rows = x[self._positions[:LOGIT_POSITIONS].to(x.device)]
-            self._observed.states[LOGITS] = (rows @ w.T).float().cpu()
+            logits, cap = (rows @ w.T).float().cpu(), op.attrs.get("softcap", 0.0)
+            self._observed.states[LOGITS] = cap * (logits / cap).tanh() if cap else logits
 
     def _keep(self, name: str, value: Tensor, most: int | None = None) -> None:
         self._observed.states[name] = value[self._positions[:most].to(value.device)].float().cpu()

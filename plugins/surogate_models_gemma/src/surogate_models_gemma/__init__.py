@@ -1,0 +1,1 @@
+"""Gemma models for Surogate."""

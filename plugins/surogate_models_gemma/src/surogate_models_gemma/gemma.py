@@ -1,0 +1,240 @@
+"""Gemma 2 and Gemma 3, text: sliding windows by layer, norms on both sides of attention and MLP, GeGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surogate_core.api import BatchInputs, Builder, ModelDef, Value, WeightMap
+from surogate_models.api import (
+    DecoderDims,
+    Rope,
+    Stream,
+    add_norm,
+    attention,
+    attention_weights,
+    boolean,
+    decoder,
+    head_loss,
+    integer,
+    is_given,
+    mlp,
+    mlp_weights,
+    n_kv_heads_of,
+    positive,
+    qk_norm_weights,
+    read_dims,
+    read_rope,
+    vocabulary,
+    weight_map,
+    wrong,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaDims(DecoderDims):
+    """Sizes of a model.
+
+    windows      of each layer, how many tokens a token sees, itself included; 0: all before it
+    ropes        RoPE of each layer
+    score_scale  what products of queries and keys are multiplied by
+    score_cap    soft cap of the scores; 0: none
+    logit_cap    soft cap of the logits; 0: none
+    """
+
+    windows: tuple[int, ...]
+    ropes: tuple[Rope, ...]
+    score_scale: float
+    score_cap: float
+    logit_cap: float
+
+
+# -------------------------------------------------------------------------------------------------- from config.json
+
+
+def layer_types(config: Mapping[str, Any], n_layers: int, *, pattern: int) -> list[str]:
+    """Return `layer_types`, or without them every `pattern`-th layer global and the others local."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(n_layers)]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
+        raise wrong("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
+    return list(kinds)
+
+
+def cap(config: Mapping[str, Any], key: str, *, default: float = 0.0) -> float:
+    """Return a soft cap. Null means none, which is 0."""
+    if key in config and config[key] is None:
+        return 0.0
+    return positive(config, key, default=default) if is_given(config, key) else default
+
+
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what these models may have and the program has not."""
+    if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+        raise wrong("hidden_activation", "must be gelu_pytorch_tanh", config["hidden_activation"])
+    if config.get("vision_config") is not None:
+        raise wrong("vision_config", "vision towers are not supported; use a text model", config["vision_config"])
+    if boolean(config, "use_bidirectional_attention"):
+        raise wrong("use_bidirectional_attention", "must be false", True)
+
+
+def read_gemma(
+    config: Mapping[str, Any], *, pattern: int, max_positions: int, qk_norm: bool, **caps: float
+) -> GemmaDims:
+    """Read what both generations have. `caps`: score_cap and logit_cap.
+
+    The RoPE is that of transformers: one for all layers, or `rope_parameters` by layer type.
+    """
+    refuse_unsupported(config)
+    head_dim = integer(config, "head_dim", default=256)
+    local, whole = local_rope(config, head_dim, qk_norm), global_rope(config, head_dim, qk_norm)
+    bias = boolean(config, "attention_bias")
+    sizes = read_dims(
+        {"tie_word_embeddings": True, **config, "hidden_act": "silu"},  # checked above, by the key of this family
+        n_kv_heads=n_kv_heads_of(config, absent=4),
+        head_dim=head_dim,
+        rope=local,
+        max_positions=integer(config, "max_position_embeddings", default=max_positions),
+        qk_norm=qk_norm,
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    kinds = layer_types(config, sizes.n_layers, pattern=pattern)
+    window = integer(config, "sliding_window", default=4096)
+    return GemmaDims(
+        **vars(sizes) | {"norm_offset": 1.0},
+        windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+        ropes=tuple(local if kind == "sliding_attention" else whole for kind in kinds),
+        score_scale=positive(config, "query_pre_attn_scalar", default=256.0) ** -0.5,
+        **caps,
+    )
+
+
+def local_rope(config: Mapping[str, Any], head_dim: int, by_layer_type: bool) -> Rope:
+    """Return the RoPE of layers with a window."""
+    return rope_of(config, head_dim, "sliding_attention", {}, "rope_local_base_freq", 10_000.0, by_layer_type)
+
+
+def global_rope(config: Mapping[str, Any], head_dim: int, by_layer_type: bool) -> Rope:
+    """Return the RoPE of layers without a window, which alone `rope_scaling` of transformers 4 is for."""
+    scaling = config.get("rope_scaling") or {}
+    return rope_of(config, head_dim, "full_attention", scaling, "rope_theta", 1_000_000.0, by_layer_type)
+
+
+def rope_of(
+    config: Mapping[str, Any],
+    head_dim: int,
+    kind: str,
+    scaling: Mapping[str, Any],
+    base: str,
+    default_theta: float,
+    by_layer_type: bool,
+) -> Rope:
+    """Return the RoPE of layers of a kind. `base`: the key of its base in transformers 4."""
+    if not by_layer_type:
+        return read_rope(config, head_dim, default_theta=10_000.0)
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
+        raise wrong("rope_parameters", "must have a mapping for full_attention and for sliding_attention", given)
+    theta = config[base] if is_given(config, base) else default_theta
+    own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
+    rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_parameters", "rope_theta")}
+    return read_rope({**rest, "rope_parameters": own}, head_dim)
+
+
+def gemma2_dims(config: Mapping[str, Any]) -> GemmaDims:
+    """Read the sizes of a Gemma 2 from a parsed `config.json` of transformers 4 or 5.
+
+    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
+    missing or invalid, or if the model needs an unsupported feature.
+    """
+    caps = {
+        "score_cap": cap(config, "attn_logit_softcapping", default=50.0),
+        "logit_cap": cap(config, "final_logit_softcapping", default=30.0),
+    }
+    return read_gemma(config, pattern=2, max_positions=8192, qk_norm=False, **caps)
+
+
+def gemma3_dims(config: Mapping[str, Any]) -> GemmaDims:
+    """Read the sizes of a Gemma 3, text, as `gemma2_dims` does."""
+    if config.get("attn_logit_softcapping") is not None:
+        reason = "must be null: transformers ignores it in Gemma 3"
+        raise wrong("attn_logit_softcapping", reason, config["attn_logit_softcapping"])
+    pattern = integer(config, "sliding_window_pattern", default=6)
+    logit_cap = cap(config, "final_logit_softcapping")
+    return read_gemma(config, pattern=pattern, max_positions=131072, qk_norm=True, score_cap=0.0, logit_cap=logit_cap)
+
+
+# ------------------------------------------------------------------------------------------------------- the program
+
+
+def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Value:
+    """Emit the forward program. Return the loss."""
+    embedding = vocabulary(b, d, "embedding")
+    embedded = b.apply("embedding", batch.tokens, embedding)
+    stream = Stream(b.apply("scale", embedded, factor=d.d_model**0.5))
+    for i in range(d.n_layers):
+        with b.block(i):
+            stream = block(b, d, batch, i, stream)
+    return head_loss(b, d, batch, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
+
+
+def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+    """Emit the block x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). Rows that fit in a window have none."""
+    name = f"layers.{i}"
+    scores = {
+        "window": d.windows[i] if d.windows[i] < batch.seq_len else 0,
+        "scale": d.score_scale,
+        "softcap": d.score_cap,
+    }
+    norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
+    attn_out = attention(b, d, batch, f"{name}.attn", norm, rope=d.ropes[i], **scores)
+    mixed = post_norm(b, d, f"{name}.attn.post_norm", attn_out)
+    norm, residual = add_norm(b, d, Stream(residual, mixed), f"{name}.mlp.norm", label="residual_mid")
+    mlp_out = mlp(b, d, f"{name}.mlp", norm, gated="geglu")
+    return Stream(residual, post_norm(b, d, f"{name}.mlp.post_norm", mlp_out))
+
+
+def post_norm(b: Builder, d: GemmaDims, name: str, x: Value) -> Value:
+    """Emit the norm of the output of attention or MLP."""
+    return add_norm(b, d, Stream(x), name)[0]
+
+
+def block_weights(d: GemmaDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `block`."""
+    norms = {
+        "attn.norm": "input_layernorm",
+        "attn.post_norm": "post_attention_layernorm",
+        "mlp.norm": "pre_feedforward_layernorm",
+        "mlp.post_norm": "post_feedforward_layernorm",
+    }
+    return [
+        *attention_weights(d, f"{name}.attn", f"{source}.self_attn"),
+        *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
+        *(weight_map(f"{name}.{ours}", (f"{source}.{theirs}.weight", d.d_model)) for ours, theirs in norms.items()),
+        *qk_norm_weights(d, f"{name}.attn", f"{source}.self_attn"),
+    ]
+
+
+def _model(
+    name: str, summary: str, architecture: str, model_type: str, dims: Callable[[Mapping[str, Any]], GemmaDims]
+) -> ModelDef:
+    model = decoder(
+        name=name,
+        summary=summary,
+        architecture=architecture,
+        model_type=model_type,
+        dims=dims,
+        block=block,
+        block_weights=block_weights,
+    )
+    return replace(model, build=build)
+
+
+GEMMA2 = _model("gemma2", "Gemma 2: windows, soft caps, GeGLU", "Gemma2ForCausalLM", "gemma2", gemma2_dims)
+GEMMA3 = _model(
+    "gemma3", "Gemma 3, text: windows, QK-norm, two RoPE bases, GeGLU", "Gemma3ForCausalLM", "gemma3_text", gemma3_dims
+)

@@ -1,0 +1,70 @@
+"""Ops and configurations of Gemma. Parity with transformers, exports and refused keys are tested for all families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fp8_model import Model
+from models.harness import MODELS, tiny_config
+from torch import Tensor
+
+from surogate_core.testing.ops import check_op
+from surogate_models.rope import Linear, Rope
+from surogate_models_gemma import reference
+from surogate_models_gemma.ops import OPS
+
+KINDS = {definition.kind: definition for definition in OPS}
+GEMMA2: dict[str, Any] = {"model_type": "gemma2", "sliding_window": 6}
+GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "rope_parameters": None, "sliding_window": 6}
+
+
+def test_geglu_and_its_gradient_are_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate_up = 3 * torch.randn(9, 12, generator=generator, dtype=torch.float64)
+    dy = torch.randn(9, 6, generator=generator, dtype=torch.float64)
+
+    def exact(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=1)
+        return F.gelu(gate, approximate="tanh") * up
+
+    leaf = gate_up.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(exact(leaf), leaf, dy)
+    assert torch.allclose(check_op(KINDS["geglu"], gate_up)[0], exact(gate_up), rtol=1e-14)
+    assert torch.allclose(check_op(KINDS["geglu_bwd"], dy, gate_up)[0], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_the_factor_of_the_embedding_is_rounded_to_its_dtype() -> None:
+    """transformers multiplies bf16 embeddings of 3,072 channels by 55.5, not by 55.4256."""
+    ones = torch.ones(2, 2)
+    assert float(reference.scale(ones.bfloat16(), factor=3072**0.5)[0, 0]) == 55.5
+    assert float(reference.scale(ones, factor=3072**0.5)[0, 0]) == pytest.approx(55.4256, abs=1e-4)
+
+
+def test_both_generations_of_config_json_give_the_same_ropes() -> None:
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    new = {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        }
+    }
+    without = {key: item for key, item in tiny_config(**GEMMA3).items() if key != "rope_parameters"}
+    for given in (old, new):
+        dims = MODELS["gemma3_text"].dims({**without, **given, "sliding_window_pattern": 4})
+        assert dims.windows == (6, 6, 6, 0)
+        assert [(rope.theta, rope.scaling) for rope in dims.ropes] == [(2e4, None)] * 3 + [(5e5, Linear(8.0))]
+        assert dims.max_positions == 128
+    assert [rope.theta for rope in MODELS["gemma3_text"].dims(without).ropes] == [1e4] * 4
+    assert isinstance(MODELS["gemma2"].dims(tiny_config(**GEMMA2)).ropes[0], Rope)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_no_pass_drops_what_a_norm_adds_to_its_weight(fp8: bool) -> None:
+    """The norms that quantize their result for FP8 have no offset: here the result must be quantized apart."""
+    programs = Model(tiny_config(**GEMMA3), fp8=fp8, recompute=frozenset({"block"})).assembly.programs
+    norms = [op for op in programs["micro_first"].ops if "norm" in op.kind and "weight" not in op.kind]
+    assert {"rmsnorm", "add_rmsnorm", "rmsnorm_bwd", "qk_norm_rope", "qk_norm_rope_bwd"} <= {op.kind for op in norms}
+    assert all(op.attrs["offset"] == 1.0 for op in norms), {op.kind for op in norms}
