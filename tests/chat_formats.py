@@ -1,6 +1,6 @@
 """Chat templates, our own and published ones, and small tokenizers with their special tokens.
 
-The templates in this file are written anew after three public formats: headers, ends of turn, think blocks, tool calls
+The templates in this file are written anew after four public formats: headers, ends of turn, think blocks, tool calls
 and responses are those of the models' own; the fixed sentences around tools are shortened.
 """
 
@@ -176,6 +176,41 @@ def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ..
 
 
 # --------------------------------------------------------------------------------------------------- published models
+
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set content = messages[0]['content'] -%}
+    {%- set first_user_prefix = (content if content is string else content[0]['text']) + '\n\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = '' -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else '') }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception('Invalid content type') }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\n' }}
+{%- endif -%}
+"""
 
 TEMPLATES = Path(__file__).parent / "data/templates"
 

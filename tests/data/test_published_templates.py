@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_formats import PUBLISHED, published_tokenizer, template_text
+from chat_formats import GEMMA3, PUBLISHED, published_tokenizer, template_text
 
 from surogate_core.api import Encoded
 from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
@@ -145,6 +145,16 @@ def test_the_trained_tokens_are_those_the_model_produces_after_the_prompt_of_a_s
         assert list(encoded.tokens[:start]) == server.tokens(prompt)
         end = encoded.tokens[stop - 1]
         assert end in server.backend.get_added_tokens_decoder() and end not in encoded.tokens[start : stop - 1]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "gemma"])
+def test_a_template_of_gemma_3_trains_answers_alone_and_puts_the_system_prompt_into_the_first_turn(
+    kind: str, tmp_path: Path
+) -> None:
+    tokenizer = published_tokenizer(tmp_path / "model", "gemma-2", kind, GEMMA3)
+    assert brackets(encode_chat(TWO_ROUNDS, None, tokenizer, "default"), tokenizer) == BY_HAND["gemma-2"]
+    told = encode_chat([{"role": "system", "content": "Guard."}, *TWO_ROUNDS], None, tokenizer, "default")
+    assert brackets(told, tokenizer) == BY_HAND["gemma-2"].replace("user\nWho", "user\nGuard.\n\nWho")
 
 
 ODD_ANSWERS = (
