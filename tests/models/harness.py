@@ -29,6 +29,7 @@ from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_models.qwen2 import QWEN2
 from surogate_models.qwen3 import QWEN3
+from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
@@ -55,7 +56,7 @@ OPS = {
         ADAMW_OP,
     )
 }
-MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3)}
+MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3)}
 NO_LABEL = -100
 
 Document = Sequence[int]

@@ -30,6 +30,7 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 
 QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
+SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
 GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True}
 GEMMA3_ROPE: dict[str, Any] = {
@@ -54,13 +55,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama_dynamic": LLAMA | scaled("dynamic"),
     "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
     "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
+    "smollm3": SMOLLM3 | {"tie_word_embeddings": True},
     "mistral": MISTRAL,
     "gemma2": GEMMA | {"model_type": "gemma2", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
     "gemma2_untied": GEMMA | {"model_type": "gemma2", "tie_word_embeddings": False, "attention_bias": True},
     "gemma3_text": GEMMA | GEMMA3_ROPE | {"sliding_window_pattern": 2},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text")
+FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 

@@ -10,8 +10,9 @@ from .llama import LLAMA
 from .ops import OPS
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
+from .smollm3 import SMOLLM3
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
-surogate_models = provides([LLAMA, QWEN2, QWEN3])
+surogate_models = provides([LLAMA, QWEN2, QWEN3, SMOLLM3])
 surogate_ops = provides(OPS)
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models", KERNELS)
