@@ -60,7 +60,7 @@ html_context = {
 
 _SECTION = re.compile(r"^## (?P<heading>.+)\n(?P<body>(?:(?!^## ).*\n?)*)", re.M)
 _ENTRY = re.compile(r"^- \[(?P<title>[^\]]+)\]\((?P<path>[^)#]+)\.md\)", re.M)
-_EXECUTED = re.compile(r"^<!-- test: ", re.M)
+_EXECUTED = re.compile(r"^<!-- test: (?!setup)", re.M)
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:

@@ -10,6 +10,10 @@ A comment on the line before a fenced block says how to test it. Readers do not 
     <!-- test: output -->                 the block must occur in the output of the last block that ran
     <!-- test: quote train/loop.py -->    the block must occur, line by line, in this file of the repository
 
+A comment without a block is a command of bash that runs there, for what a reader has already:
+
+    <!-- test: setup mkdir model -->
+
 The blocks of a document share a new directory with a link to `examples/`, and a new virtual environment with
 everything that `make install` installs. A block may `pip install` more. Blocks without a comment are not run.
 """
@@ -43,7 +47,11 @@ DOCUMENTS = sorted(
 )
 SOURCE_FOLDERS = [ROOT, CORE, *ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*"), *ROOT.glob("surogate_recipes_*")]
 
-_FENCE = re.compile(r"(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_FENCE = re.compile(
+    r"^<!-- test: setup (?P<setup>[^>]*?) -->$"
+    r"|(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]*))?\)")
 _HEADING = re.compile(r"^#+ (?P<text>.*)$", re.M)
 _SOURCE = re.compile(r"`(?P<path>[a-z_]+/[\w/.]*\.(?:py|cu|cmake|sh|h))`")
@@ -65,6 +73,9 @@ class Block:
 def blocks(document: Path) -> Iterator[Block]:
     content = document.read_text()
     for match in _FENCE.finditer(content):
+        if match["setup"]:
+            yield Block("bash", match["setup"], "run", "", 0, content.count("\n", 0, match.start()) + 1)
+            continue
         words = (match["todo"] or "").split()
         line = content.count("\n", 0, match.start("language")) + 1
         where = f"{document.name}:{line}"

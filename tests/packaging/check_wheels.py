@@ -217,6 +217,25 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
     assert "Traceback" not in case.surogate("doctor")
 
 
+def test_the_dockerfile_copies_builds_and_installs_what_there_is(case: Case) -> None:
+    """All that can be said without Docker: its files and its target of make exist, and pip resolves its packages."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    instructions = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    assert {name for name, _ in instructions} <= {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "ENTRYPOINT"}
+    copied = [rest.split()[0] for name, rest in instructions if name == "COPY" and not rest.startswith("--from")]
+    assert copied == [".", "constraints/cpu.txt"] and (ROOT / copied[1]).is_file()
+    (targets,) = re.findall(r"make -C /source (.+)", text)
+    assert set(targets.split()) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"**/{line}" for line in (ROOT / ".gitignore").read_text().splitlines()} <= set(ignored)
+
+    (install,) = re.findall(r"RUN pip (install .+)", text)
+    arguments = shlex.split(install.replace("/wheels/constraints.txt", str(ROOT / "constraints/cpu.txt")))
+    told = case.environment.pip(*(str(DIST) if word == "/wheels" else word for word in arguments), "--dry-run")
+    (line,) = re.findall("Would install (.*)", told.stdout)
+    assert {"surogate-0.1.0", "surogate-adapter-dora-0.1.0", "surogate-log-wandb-0.1.0"} <= set(line.split())
+
+
 def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
