@@ -57,6 +57,12 @@ def test_the_page_of_the_standard_ops_is_that_of_their_definitions() -> None:
     )
 
 
+def test_the_page_of_what_is_supported_is_that_of_the_definitions_and_plans() -> None:
+    assert (REFERENCE / "supported.md").read_text() == generator("supported").page(), (
+        "run `python docs/reference/supported.py > docs/reference/supported.md`"
+    )
+
+
 @pytest.mark.parametrize("definition", STANDARD_OPS, ids=lambda definition: definition.kind)
 def test_the_inputs_of_an_op_are_called_as_in_its_reference(definition: OpDef) -> None:
     shown = generator("ops").EXAMPLES[definition.kind]
