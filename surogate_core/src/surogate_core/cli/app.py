@@ -278,6 +278,17 @@ def plugins(
     return plugins_command(config, as_json)
 
 
+@app.command(help="Print the JSON Schema of configs with the installed plugins, for editors.")
+def schema(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="PATH", help="Also keys of the files that this YAML file names.")
+    ] = None,
+) -> int:
+    from .schema import schema_command
+
+    return schema_command(config)
+
+
 @app.command(help="Check this machine: versions, memory, GPUs.")
 def doctor(
     as_json: JsonOption = False,

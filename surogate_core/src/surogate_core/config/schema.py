@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ..api import Deterministic, PrecisionRequest, Sharding
 from .distribution import DistributionKeys
@@ -120,7 +120,11 @@ class ModelKeys(Keys):
     max_model_len: Annotated[Int, Field(ge=2)] | None = Field(
         None, description="Longest sequence the model may see; null: what its `config.json` allows."
     )
-    rope_scaling: Annotated[dict[str, Any] | None, BeforeValidator(parse_rope_scaling)] = Field(
+    rope_scaling: Annotated[
+        dict[str, Any] | None,
+        BeforeValidator(parse_rope_scaling),
+        WithJsonSchema({"type": ["object", "string", "null"]}, mode="validation"),
+    ] = Field(
         None,
         description="RoPE scaling that replaces the one in `config.json` and is saved with the weights: linear, "
         "dynamic, yarn or llama3, or a mapping of `rope_type` and its settings. Default of `factor`: `max_model_len` "

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from .errors import FLAG_WORDS, fold
 
@@ -221,7 +221,12 @@ def parse_resume(value: Any) -> bool | int | str:
 Int = Annotated[int, BeforeValidator(parse_int), Field(le=LARGEST_COUNT)]
 Seed = Annotated[int, BeforeValidator(parse_int), Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(parse_number)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(bytes_text, when_used="json")]
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(bytes_text, when_used="json"),
+    WithJsonSchema({"type": ["integer", "string"]}, mode="validation"),
+]
 Flag = Annotated[bool, BeforeValidator(parse_flag)]
 FlagOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(parse_flag_or_auto)]
 Word = BeforeValidator(parse_word)
