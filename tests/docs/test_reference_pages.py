@@ -45,6 +45,12 @@ def test_the_page_of_docstrings_has_the_modules_of_the_listing() -> None:
     assert sorted(shown) == sorted(listed)
 
 
+def test_the_page_of_the_keys_is_that_of_the_models_and_tables() -> None:
+    assert (REFERENCE / "config.md").read_text() == generator("config").page(), (
+        "run `python docs/reference/config.py > docs/reference/config.md`"
+    )
+
+
 def test_the_page_of_the_versions_of_hooks_is_that_of_the_table() -> None:
     assert (REFERENCE / "hooks.md").read_text() == generator("hooks").page(), (
         "run `python docs/reference/hooks.py > docs/reference/hooks.md`"
