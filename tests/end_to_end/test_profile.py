@@ -117,7 +117,7 @@ def test_a_random_batch_has_the_documents_and_labels_that_are_asked_for(here: Wo
 def test_the_command_prints_the_table_and_writes_nothing_but_the_named_files(here: Workplace) -> None:
     config = here.write()
     before = {path for path in here.root.iterdir() if path.name not in ("cache", "hf")}
-    arguments = ["profile", str(config), "--steps", "2", "--top", "3", "--json", "p.json", "--picture", "p.png"]
+    arguments = ["profile", str(config), "--steps", "2", "--top", "3", "--picture", "p.png"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert max(map(len, done.stdout.splitlines()[4:])) <= WIDTH
@@ -125,8 +125,7 @@ def test_the_command_prints_the_table_and_writes_nothing_but_the_named_files(her
     for first in ("kind", "lm_head_ce_grads", "adamw_8bit", "all", "between", "step", "longest"):
         assert first in rows, done.stdout
     after = {path for path in here.root.iterdir() if path.name not in ("cache", "hf")}
-    assert after - before == {Path(here.root / "p.json"), Path(here.root / "p.png")}
-    assert json.loads((here.root / "p.json").read_text())["device"]["name"] == "cpu"
+    assert after - before == {Path(here.root / "p.png")}
     assert (here.root / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -172,8 +171,6 @@ def test_no_op_is_listed_with_top_0(here: Workplace) -> None:
     [
         (["--picture", "step.jpg"], ["--picture: step.jpg", "PNG"]),
         (["--picture", "nowhere/step.png"], ["--picture", "nowhere does not exist"]),
-        (["--json", "nowhere/step.json"], ["--json", "nowhere does not exist"]),
-        (["--json", "model"], ["--json: model is a directory"]),
         (["--set", "from_scratch=false"], ["model"]),
     ],
 )

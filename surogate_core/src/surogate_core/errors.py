@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SurogateError(Exception):
     """Base of all errors that Surogate raises on purpose. The message says what happened, where, and what to do.
@@ -17,6 +19,11 @@ class ConfigError(SurogateError):
     """Input of the user cannot be used: a key, a file, a checkpoint, a plan that does not fit. Exit 2, no traceback."""
 
     exit_code = 2
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        """problems: each by itself, if the message has several."""
+        super().__init__(message)
+        self.problems = problems
 
 
 class PluginError(SurogateError):

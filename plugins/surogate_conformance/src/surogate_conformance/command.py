@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surogate_core.cli.json_output import JsonOption, print_json
 from surogate_core.cli.render import table
 
 from . import Result, bench_of
@@ -24,7 +23,7 @@ def test(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Device that kernels are asked about.")
     ] = "h200",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Test what a plugin provides, in tiny runs on the CPU. With a GPU: also kernels, and how fast they move bytes."""
     from .bandwidth import shares, unmeasured, visible_card
@@ -45,11 +44,11 @@ def test(
     if as_json:
         document = {
             "passed": not states["failed"],
-            "results": [asdict(result) for result in results],
+            "results": results,
             "copy_rate": card.copy_rate if measured and card else None,
-            "bandwidth": [asdict(share) for share in measured],
+            "bandwidth": measured,
         }
-        print(json.dumps(document, indent=2))
+        print_json(document)
     else:
         _print_idle(results)
         counts = [f"{states[state]} {state}" for state in ("passed", "failed", "not applicable")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -12,12 +11,12 @@ import typer
 
 from surogate_core import run
 from surogate_core.assembly.assemble import trace as traced_assembly
+from surogate_core.cli.json_output import JsonOption, print_json
 from surogate_core.cli.options import (
     ConfigArgument,
     ConfigOption,
     DeviceOption,
     GpusOption,
-    JsonOption,
     NodesOption,
     PtOption,
     SetOption,
@@ -56,7 +55,7 @@ def trace(
     passes = traced(traced_assembly(plan.inputs).passed.passes)
     kernels = served(plan, opened.registry)
     if as_json:
-        print(json.dumps(to_json(plan, passes, kernels), indent=2))
+        print_json(to_json(plan, passes, kernels))
         return
     for line in text(plan, passes, kernels):
         print(line)

@@ -11,6 +11,7 @@ import typer
 from ..errors import ConfigError
 from . import signals
 from .command_group import CommandGroup
+from .json_output import JsonOption, print_json
 from .options import (
     CheckFiniteOption,
     ConfigArgument,
@@ -18,7 +19,6 @@ from .options import (
     DeviceOption,
     FitOption,
     GpusOption,
-    JsonOption,
     NodesOption,
     OverwriteOption,
     PtOption,
@@ -74,6 +74,7 @@ def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
         overrides: SetOption = None,
         check_finite: CheckFiniteOption = False,
         fit: FitOption = None,
+        as_json: JsonOption = False,
     ) -> int:
         arguments = run_arguments(ctx, path, config, overrides, mode)
         from .train import train_command
@@ -81,7 +82,7 @@ def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
         _print_notices(arguments)
         if check_finite:
             arguments.overrides.append("check_finite=true")
-        return train_command(arguments, fit)
+        return train_command(arguments, fit, as_json=as_json)
 
 
 _add_training("train", "Train a model as the YAML file says.")
@@ -113,8 +114,8 @@ def plan(
     from .plan import Machines, diff_command, fit_command, plan_command
 
     _print_notices(arguments)
-    if fit is not None and listing:
-        raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
+    if listing and (fit is not None or as_json):
+        raise ConfigError(f"{'--json' if as_json else '--fit'} and --listing: a listing is text of one plan. Give one")
     machines = Machines(device, gpus, nodes)
     if diff is not None:
         other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check}
@@ -133,12 +134,15 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
     overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     from .. import run
 
     _print_notices()
     run.export(checkpoint, output, overwrite)
     print(f"exported {checkpoint}: {output}")
+    if as_json:
+        print_json({"checkpoint": checkpoint, "output": output})
     return 0
 
 
@@ -155,11 +159,16 @@ def merge(
         str | None,
         typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: by the file in ADAPTER."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> int:
-    from .merge import merge_command
+    from .. import run
 
     _print_notices()
-    return merge_command(adapter, output, base, overwrite, kind)
+    base_dir = run.merge(adapter, output, base, overwrite, kind)
+    print(f"merged {adapter} into {base_dir}: {output}")
+    if as_json:
+        print_json({"adapter": adapter, "base": base_dir, "output": output})
+    return 0
 
 
 @app.command(help="Write a model with its matrices in a weight format, which a key selects.")
@@ -175,11 +184,16 @@ def quantize(
         ),
     ] = None,
     overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
 ) -> int:
-    from .quantize import quantize_command
+    from .. import run
 
     _print_notices()
-    return quantize_command(model, output, overrides or [], overwrite)
+    model_dir = run.quantize(model, output, overrides or [], overwrite)
+    print(f"quantized {model_dir}: {output}")
+    if as_json:
+        print_json({"model": model_dir, "output": output})
+    return 0
 
 
 @app.command(help="Tokenize, check and cache the data of a run.")
@@ -195,12 +209,13 @@ def tokenize(
     at: Annotated[
         int | None, typer.Option("--at", min=1, metavar="N", help="Show only document N, counted over all entries.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import tokenize_command
 
     _print_notices(arguments)
-    return tokenize_command(arguments, rows, debug, at)
+    return tokenize_command(arguments, rows, debug, at, as_json=as_json)
 
 
 @app.command(help="Compare model and recipe with transformers, layer by layer.")
@@ -242,7 +257,6 @@ def profile(
     pt: PtOption = False,
     steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps to time.")] = 5,
     top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Longest ops to list.")] = 10,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the profile as JSON.")] = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.png", help="Draw measured and planned time by kind of op.")
     ] = None,
@@ -250,6 +264,7 @@ def profile(
         bool, typer.Option("--random-tokens", help="Not the run's data, which is the default where there is any.")
     ] = False,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Do not read the checkpoint.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .profile import profile_command
@@ -259,7 +274,7 @@ def profile(
         arguments,
         steps=steps,
         top=top,
-        json_file=json_file,
+        as_json=as_json,
         picture=picture,
         random_tokens=random_tokens,
         random_weights=random_weights,

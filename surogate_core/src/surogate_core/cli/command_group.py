@@ -24,6 +24,7 @@ class CommandGroup(TyperGroup):
     traceback); 3 the run stopped itself; 130 and 143 interrupted; 141 the reader of our output is gone."""
 
     def invoke(self, ctx: Any) -> Any:
+        as_json = "--json" in (*ctx._protected_args, *ctx.args)
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -33,8 +34,14 @@ class CommandGroup(TyperGroup):
             # The interpreter flushes stdout again at exit, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
-        except SurogateError as error:
-            if error.exit_code == 1:
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if as_json and not getattr(error, "told", False):
+                from .json_output import failure, print_json
+
+                print_json(failure(error))
+            if not isinstance(error, SurogateError) or error.exit_code == 1:
                 raise
             from .render import print_error, print_traceback
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from ..machine.system import GIB, collect
 from ..plugins.discovery import load_registry
 from ..plugins.provided import Plugin
 from ..plugins.registry import Registry
+from .json_output import print_json
 from .render import output_width, paint, paragraph, table
 
 _COLOUR: Final = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -29,7 +29,7 @@ def doctor_command(as_json: bool) -> int:
     findings.sort(key=lambda item: _LEVELS.index(item[1].level))
     gpu = gpu_problem(registry)
     if as_json:
-        print(json.dumps(_as_json(system, findings, gpu), indent=2))
+        print_json(_as_json(system, findings, gpu))
     else:
         if gpu:
             print(f"{paint('problem:', 'red')} {gpu}\n")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
 from ..machine.devices import built_in_gpu
 from ..machine.local_device import local_device
 from ..machine.measured_rates import MeasuredRates, write_rates
+from .json_output import print_json
 from .render import output_width, table
 
 
@@ -34,7 +33,7 @@ def measure_command(as_json: bool = False) -> int:
     rates = measure_rates(title, torch.device("cuda", 0), gpu_clock, Sizes(), report)
     path = write_rates(rates)
     if as_json:
-        print(json.dumps(asdict(rates), indent=2))
+        print_json(rates)
         return 0
     before = built_in_gpu(title, here.device.sm, here.device.memory_bytes)
     print(comparison(before, rates))

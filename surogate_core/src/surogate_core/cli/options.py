@@ -41,7 +41,6 @@ FitOption = Annotated[
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside when the new one is written.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]
 
@@ -63,14 +62,13 @@ class RunArguments:
 def run_arguments(
     ctx: typer.Context, path: Path | None, option: Path | None, overrides: list[str] | None, mode: Mode
 ) -> RunArguments:
-    """Combine the arguments of a command. Without a config file: print help on stderr and exit with 2."""
+    """Combine the arguments of a command. Without a config file: print help on stderr, and raise ConfigError."""
     if path is not None and option is not None and path != option:
         raise ConfigError(f"two config files: {path} and --config {option}. Give one")
     config = path or option
     if config is None:
         typer.echo(ctx.get_help(), err=True)
-        typer.echo(f"\nNo config file. Give one: surogate {ctx.info_name} run.yaml", err=True)
-        raise typer.Exit(2)
+        raise ConfigError(f"No config file. Give one: surogate {ctx.info_name} run.yaml")
     return RunArguments(config, overrides or [], mode)
 
 

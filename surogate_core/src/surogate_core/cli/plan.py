@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..planning.plan import Plan
 from ..reporting.program_listing import listing as program_listing
+from .json_output import print_json
 from .options import RunArguments
 from .plan_diff import pass_diff
 from .plan_text import plan_text
@@ -75,7 +75,7 @@ def fit_command(arguments: RunArguments, target: str, machines: Machines, *, as_
 
     if as_json:
         proposals = {"proposals": [proposal_json(proposal) for proposal in fit.proposals]}
-        print(json.dumps(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals, indent=2))
+        print_json(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals)
     else:
         print_fit(fit, target)
     return int(check and not any(proposal.fits for proposal in fit.proposals))
@@ -104,7 +104,7 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
     chosen = here.chosen if here else f"--device {machines.device}"
     problem = here.idle or _idle(plan) if here else ""
     if as_json:
-        print(json.dumps(to_json(plan, loaded.mode, chosen, problem), indent=2))
+        print_json(to_json(plan, loaded.mode, chosen, problem))
         return plan.report.fits
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")

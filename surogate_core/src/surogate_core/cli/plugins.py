@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from ..plugins.registry import Registry
 from ..plugins.surface import PUBLIC, private_imports, source_files
 from ..plugins.versions import SERVED
 from .external import Command, all_commands
+from .json_output import print_json
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
 MOST_NAMES: Final = 6
@@ -26,7 +26,7 @@ def plugins_command(config: Path | None, as_json: bool) -> int:
     registry = load_registry(files=plugin_files(read_run(config, ())) if config else ())
     commands = all_commands()
     if as_json:
-        print(json.dumps(_as_json(registry, commands), indent=2))
+        print_json(_as_json(registry, commands))
     else:
         _print_table(registry, commands)
     for conflict in registry.conflicts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from ..errors import ConfigError
 from ..profiling import Group, StepProfile, profile
 from ..profiling.picture import draw
 from ..profiling.table import lines
+from .json_output import print_json
 from .options import RunArguments
 from .render import print_warning
 
@@ -21,19 +21,18 @@ def profile_command(
     *,
     steps: int,
     top: int,
-    json_file: Path | None,
     picture: Path | None,
     random_tokens: bool,
     random_weights: bool,
+    as_json: bool,
 ) -> int:
-    """Print the profile, and write it to `json_file` and `picture` if given. Returns 0.
+    """Print the profile, and draw it to `picture` if given. Returns 0.
 
     Raises ConfigError for a file that cannot be written, before anything is measured.
     """
     if picture is not None and picture.suffix != PICTURE_SUFFIX:
         raise ConfigError(f"--picture: {picture}: the picture is a PNG. Give a name that ends in {PICTURE_SUFFIX}.")
-    _check_writable("--json", json_file)
-    _check_writable("--picture", picture)
+    _check_writable(picture)
     measured = profile(
         arguments.config,
         arguments.overrides,
@@ -43,11 +42,12 @@ def profile_command(
         mode=arguments.mode,
         notice=print_warning,
     )
-    print("\n".join(lines(measured, top)))
-    if json_file is not None:
-        _write(json_file, (json.dumps(to_json(measured), indent=1) + "\n").encode(), "--json")
+    if as_json:
+        print_json(to_json(measured))
+    else:
+        print("\n".join(lines(measured, top)))
     if picture is not None:
-        _write(picture, draw(measured), "--picture")
+        _write(picture, draw(measured))
     return 0
 
 
@@ -101,17 +101,17 @@ def _figures(group: Group) -> dict[str, float]:
     return {name: getattr(group, name) for name in names}
 
 
-def _check_writable(option: str, path: Path | None) -> None:
+def _check_writable(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise ConfigError(f"{option}: {path} is a directory. Give the name of a file.")
+        raise ConfigError(f"--picture: {path} is a directory. Give the name of a file.")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{option}: the directory {path.parent} does not exist. Make it, or give another path.")
+        raise ConfigError(f"--picture: the directory {path.parent} does not exist. Make it, or give another path.")
 
 
-def _write(path: Path, content: bytes, option: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"--picture: {path} cannot be written: {error.strerror}.") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from dataclasses import fields
+from typing import Any, TextIO
 
 from ..reporting.text import LINE_WIDTH, count_text, duration_text
 from ..run import TrainResult
@@ -31,6 +32,13 @@ def print_summary(out: TextIO, result: TrainResult) -> None:
     console.print(table)
     for program, line in result.commands:  # never wrapped, so that they can be copied
         console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
+
+
+def to_json(result: TrainResult) -> dict[str, Any]:
+    """Return the result as data: the contract of `surogate train --json`."""
+    evaluations = [dict(zip(("step", "loss", "labels"), found, strict=True)) for found in result.evaluations]
+    named = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "writer"}
+    return {**named, "evaluations": evaluations, "commands": dict(result.commands)}
 
 
 def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
@@ -14,19 +14,26 @@ from rich.text import Text
 from .. import run
 from ..api import Encoded
 from ..config.load import LoadedConfig
+from ..config.schema import DatasetEntry
 from ..data.cache import TokenDataset
 from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
+from ..data.pack import PackedRows
 from ..errors import ConfigError
 from ..machine.progress import print_notice
+from .json_output import print_json
 from .options import RunArguments
 from .render import output_width, paint
 
+Found = tuple[int, DatasetEntry, int, int]
+"""A document of the training data: its number, its entry, and where it starts and stops."""
+
+LENGTHS: Final = ("shortest", "median", "percentile_99", "longest")
 _SHOWN_TOKENS: Final = 1000
 """Tokens of a document or a row that are shown at most."""
 
 
-def tokenize_command(arguments: RunArguments, rows: int, debug: bool, at: int | None) -> int:
+def tokenize_command(arguments: RunArguments, rows: int, debug: bool, at: int | None, *, as_json: bool = False) -> int:
     """Tokenize and check the data of a run and print counts.
 
     debug  also print documents and the first `rows` rows of the training data
@@ -34,39 +41,89 @@ def tokenize_command(arguments: RunArguments, rows: int, debug: bool, at: int | 
     """
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     data = run.tokenize(loaded, print_notice)
+    shown_rows = range(min(rows, data.train.n_rows)) if debug and at is None else ()
+    documents = list(_documents(loaded, data, at)) if debug or at is not None else []
+    if as_json:
+        print_json(to_json(loaded, data, documents, shown_rows))
+        return 0
     print("\n".join(_summary(loaded, data)))
     if not debug and at is None:
         return 0
     print(f"\n{_legend()}")
     width = output_width()
     console = Console(width=width or 80, highlight=False, soft_wrap=width is None)
-    shown_rows = range(min(rows, data.train.n_rows)) if at is None else ()
-    for shown in chain(_documents(loaded, data, at), (_row(data, row) for row in shown_rows)):
+    for shown in chain((_document(data, *found) for found in documents), (_row(data, row) for row in shown_rows)):
         console.print()
         console.print(shown)
     return 0
 
 
-def _summary(loaded: LoadedConfig, data: Corpora) -> Iterator[str]:
-    entries = list(loaded.config.datasets)
-    datasets = list(data.train.corpus.datasets)
+def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], rows: Iterable[int]) -> dict[str, Any]:
+    """Return counts, documents and rows as data: the contract of `surogate tokenize --json`."""
+    return {
+        "datasets": [
+            {
+                "path": entry.path,
+                "type": entry.type,
+                "documents": dataset.n_docs,
+                "tokens": dataset.n_tokens,
+                "trained": dataset.n_trained,
+                "lengths": dict(zip(LENGTHS, _lengths(dataset), strict=True)),
+                "cache": dataset.path,
+            }
+            for entry, dataset in _datasets(loaded, data)
+        ],
+        "rows": {
+            name: {"rows": found.n_rows, "tokens": found.n_tokens, "sequence_len": found.sequence_len}
+            for name, found in _parts(data).items()
+        },
+        "documents": [
+            {"document": number, "path": entry.path, "type": entry.type, **_pieces(data, start, stop)}
+            for number, entry, start, stop in documents
+        ],
+        "packed": [
+            {"row": row, "documents": [_pieces(data, start, stop) for start, stop in _packed(data.train, row)]}
+            for row in rows
+        ],
+    }
+
+
+def _pieces(data: Corpora, start: int, stop: int) -> dict[str, Any]:
+    """Return the text at positions `start` to `stop` of the training data, in pieces that are trained or masked."""
+    encoded = Encoded(*(part.tolist() for part in data.train.corpus.read(np.arange(start, stop))))
+    pieces = [{"text": text, "trained": trained} for text, trained in runs(encoded, data.tokenizer)]
+    return {"tokens": stop - start, "pieces": pieces}
+
+
+def _datasets(loaded: LoadedConfig, data: Corpora) -> Iterator[tuple[DatasetEntry, TokenDataset]]:
+    yield from zip(loaded.config.datasets, data.train.corpus.datasets, strict=True)
     if loaded.config.validation_datasets and data.validation is not None:
-        entries += loaded.config.validation_datasets
-        datasets += data.validation.corpus.datasets
-    for entry, dataset in zip(entries, datasets, strict=True):
+        yield from zip(loaded.config.validation_datasets, data.validation.corpus.datasets, strict=True)
+
+
+def _parts(data: Corpora) -> dict[str, PackedRows]:
+    return {"train": data.train} | ({"validate": data.validation} if data.validation else {})
+
+
+def _summary(loaded: LoadedConfig, data: Corpora) -> Iterator[str]:
+    for entry, dataset in _datasets(loaded, data):
         yield f"{entry.path} ({entry.type})"
         yield from _dataset(dataset)
         yield ""
     length = loaded.config.sequence_len
-    parts = {"train": data.train} | ({"validate": data.validation} if data.validation else {})
-    for name, rows in parts.items():
+    for name, rows in _parts(data).items():
         padding = 1 - rows.n_tokens / (rows.n_rows * length)
         yield f"{name:<10}{rows.n_tokens:,} tokens in {rows.n_rows:,} rows of {length:,}, {padding:.1%} padding"
 
 
+def _lengths(dataset: TokenDataset) -> list[int]:
+    """Return the lengths of documents that LENGTHS names."""
+    found: list[int] = np.percentile(np.diff(dataset.offsets), [0, 50, 99, 100], method="nearest").tolist()
+    return found
+
+
 def _dataset(dataset: TokenDataset) -> Iterator[str]:
-    lengths = np.diff(dataset.offsets)
-    shortest, median, most, longest = np.percentile(lengths, [0, 50, 99, 100], method="nearest")
+    shortest, median, most, longest = _lengths(dataset)
     yield f"  documents {dataset.n_docs:>15,}"
     yield f"  tokens    {dataset.n_tokens:>15,}"
     yield f"  trained   {dataset.n_trained:>15,}   {dataset.n_trained / dataset.n_tokens:.1%} of the tokens"
@@ -81,8 +138,8 @@ def _legend() -> str:
     return "[[trained]], masked; padding is counted at the end of a row"
 
 
-def _documents(loaded: LoadedConfig, data: Corpora, at: int | None) -> Iterator[Text]:
-    """Yield the shortest, the median and the longest document of each entry, or only document `at`, as text."""
+def _documents(loaded: LoadedConfig, data: Corpora, at: int | None) -> Iterator[Found]:
+    """Yield the shortest, the median and the longest document of each entry, or only document `at`."""
     corpus = data.train.corpus
     count = sum(dataset.n_docs for dataset in corpus.datasets)
     if at is not None and at > count:
@@ -93,24 +150,32 @@ def _documents(loaded: LoadedConfig, data: Corpora, at: int | None) -> Iterator[
         chosen = by_length[[0, len(by_length) // 2, -1]].tolist() if at is None else [at - 1 - before]
         for number in dict.fromkeys(n for n in chosen if 0 <= n < dataset.n_docs):
             start, stop = (dataset.offsets[number : number + 2] + base).tolist()
-            shown = Text(f"document {before + number + 1:,} ({entry.path}), {stop - start:,} tokens\n", style="bold")
-            yield shown.append(_tokens(data, start, stop, _SHOWN_TOKENS))
+            yield before + number + 1, entry, start, stop
         before += dataset.n_docs
+
+
+def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop: int) -> Text:
+    shown = Text(f"document {number:,} ({entry.path}), {stop - start:,} tokens\n", style="bold")
+    return shown.append(_tokens(data, start, stop, _SHOWN_TOKENS))
+
+
+def _packed(rows: PackedRows, row: int) -> Iterator[tuple[int, int]]:
+    """Yield where each document of a packed row starts and stops."""
+    pieces = slice(int(rows.row_offsets[row]), int(rows.row_offsets[row + 1]))
+    yield from zip(rows.start[pieces].tolist(), rows.stop[pieces].tolist(), strict=True)
 
 
 def _row(data: Corpora, row: int) -> Text:
     """Return a packed row as text: its documents, then the number of padding positions."""
-    rows = data.train
     shown = Text(f"row {row}", style="bold")
     used = 0
-    for piece in range(int(rows.row_offsets[row]), int(rows.row_offsets[row + 1])):
-        start, stop = int(rows.start[piece]), int(rows.stop[piece])
+    for start, stop in _packed(data.train, row):
         if used < _SHOWN_TOKENS:
             shown.append(f"\ndocument of {stop - start:,} tokens\n", style="not bold cyan")
             shown.append(_tokens(data, start, stop, _SHOWN_TOKENS - used))
         used += stop - start
-    padding = rows.sequence_len - used
-    shown.append(f"\n{padding:,} of {rows.sequence_len:,} positions are padding", style="not bold yellow")
+    padding = data.train.sequence_len - used
+    shown.append(f"\n{padding:,} of {data.train.sequence_len:,} positions are padding", style="not bold yellow")
     return shown
 
 

@@ -7,13 +7,14 @@ import sys
 from .. import run
 from ..errors import RunLost, RunStopped
 from ..machine.timing import mark
+from .json_output import print_json
 from .options import RunArguments
 from .render import print_error
 from .restart import restart_if_wanted
-from .summary import print_summary
+from .summary import print_summary, to_json
 
 
-def train_command(arguments: RunArguments, fit: str | None = None) -> int:
+def train_command(arguments: RunArguments, fit: str | None = None, *, as_json: bool = False) -> int:
     """Train a run, with the fastest settings for the target `fit` if there is one (see `run.fit`).
 
     Return 130 or 143 if a signal ended it after a save, 3 if a push failed, else 0.
@@ -33,6 +34,8 @@ def train_command(arguments: RunArguments, fit: str | None = None) -> int:
         raise
     if not result.writer:
         return result.signal_exit
+    if as_json:
+        print_json(to_json(result))
     if result.signal_exit:
         saved = result.checkpoint_dir / f"step_{result.steps:08d}"
         _say(f"interrupted after step {result.steps:,} of {result.total_steps:,}; saved: {saved}")

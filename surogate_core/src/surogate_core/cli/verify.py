@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from math import isfinite
 from typing import Any, Final
 
 from rich.console import Console
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from ..verification import Extent, Row, Verdict, Verification, verify
 from ..verification.stored_weights import StoredMatrix
+from .json_output import print_json
 from .options import RunArguments
 from .render import paint, print_warning
 
@@ -25,14 +24,14 @@ def verify_command(arguments: RunArguments, extent: Extent, *, as_json: bool) ->
     """Print the comparison. Return 0 if every error is within its bound, else 1."""
     result = verify(arguments.config, arguments.overrides, extent, mode=arguments.mode, notice=print_warning)
     if as_json:
-        print(json.dumps(to_json(result), indent=2))
+        print_json(to_json(result))
     else:
         _print(result)
     return 0 if result.passed else FAILED
 
 
 def to_json(result: Verification) -> dict[str, Any]:
-    """Return the comparison as data: the contract of `surogate verify --json`. Numbers that are not finite are null."""
+    """Return the comparison as data: the contract of `surogate verify --json`."""
     wrong = result.first_wrong
     return {
         "passed": result.passed,
@@ -41,10 +40,7 @@ def to_json(result: Verification) -> dict[str, Any]:
         "left_out": list(result.left_out),
         "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
         "model_in_fp32": _verdict(result.in_fp32) if result.in_fp32 else None,
-        "stored": [
-            {"name": m.name, "layer": m.layer, "snr_db": _number(m.snr), "worst_block": _number(m.worst)}
-            for m in result.stored
-        ],
+        "stored": [{"name": m.name, "layer": m.layer, "snr_db": m.snr, "worst_block": m.worst} for m in result.stored],
         **{key: value for key, value in _verdict(result.verdict).items() if key != "passed"},
     }
 
@@ -54,24 +50,20 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return {
         "passed": verdict.passed,
         "precision": verdict.precision,
-        "loss": _number(verdict.loss),
-        "transformers_loss": _number(verdict.true_loss),
+        "loss": verdict.loss,
+        "transformers_loss": verdict.true_loss,
         "not_compared": list(verdict.not_compared),
         "rows": [
             {
                 "name": row.name,
                 "kind": row.kind,
                 "layer": row.layer if row.layer >= 0 else None,
-                **{key: _number(getattr(row, key)) for key in ("error", "transformers_error", "allowed", "cosine")},
+                **{key: getattr(row, key) for key in ("error", "transformers_error", "allowed", "cosine")},
                 "ok": row.ok,
             }
             for row in verdict.rows
         ],
     }
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
 
 
 def _print(result: Verification) -> None:

@@ -162,7 +162,7 @@ def problems_error(source: str, problems: Sequence[Problem]) -> SurogateError:
     cause = problems[0].error if len(problems) == 1 else None
     if cause is not None:
         return PluginError(lines[0], distribution=cause.distribution, version=cause.version, hook=cause.hook)
-    return ConfigError("\n".join(lines))
+    return ConfigError("\n".join(lines), lines)
 
 
 def _problem(details: ErrorDetails, model: type[BaseModel], within: str) -> Problem:
