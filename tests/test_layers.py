@@ -298,6 +298,13 @@ def test_packages_import_only_what_is_public() -> None:
     assert {path for path, _, _ in wrong} == LOOKS_INSIDE
 
 
+def test_the_python_api_is_built_on_what_is_public_and_on_run(tmp_path: Path) -> None:
+    for path in ROOT.glob("src/surogate/*.py"):
+        file = tmp_path / f"test_{path.name}"  # tests may import `run` too
+        file.write_text(path.read_text())
+        assert not [module for _, _, module in private_imports([file]) if module != "surogate_core.__version__"]
+
+
 def test_the_code_of_the_documentation_imports_only_what_is_public(tmp_path: Path) -> None:
     for page in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), ROOT / "README.md"):
         blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .api import DeviceInfo
 from .checkpoint.adapter import kind_of_adapter, open_merge
@@ -64,10 +64,12 @@ LIMIT = "device_memory_limit"
 """The key that `fit` sets for a size."""
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
-    """Read and validate a YAML file. `overrides` are "key=value". Raises ConfigError naming file and key."""
-    raw = read_run(Path(path), overrides)
-    return load_config(raw, registry=load_registry(files=plugin_files(raw)), mode=mode, source=str(path))
+def load(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
+    """Read and validate a YAML file, or a mapping of its keys. `overrides` are "key=value". Raises ConfigError naming
+    file and key."""
+    raw = apply_overrides(config, overrides) if isinstance(config, Mapping) else read_run(Path(config), overrides)
+    source = "config" if isinstance(config, Mapping) else str(config)
+    return load_config(raw, registry=load_registry(files=plugin_files(raw)), mode=mode, source=source)
 
 
 def open_run(loaded: LoadedConfig, patterns: Sequence[str] = CONFIG_FILES) -> Run:

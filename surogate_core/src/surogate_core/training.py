@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .api import DeviceInfo, Here, Task, World
+from .api import DeviceInfo, Here, Report, Task, World
 from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .assembly.resolve import KernelTable
 from .checkpoint.folder_lock import locked
@@ -33,18 +33,22 @@ from .world.log import ProcessLog
 from .world.processes import LOAD_SECONDS, START_SECONDS, Processes
 
 Notice = Callable[[str], None]
+Listen = Callable[[Report], bool | None]
 
 OPENMP_SPINS = "1000"
 """Spins of a CPU thread of torch at a barrier before it sleeps. By default it spins without end, which makes a
 step 10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
 
 
-def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = None) -> TrainResult:
+def train(
+    loaded: LoadedConfig, notice: Notice = print, world: World | None = None, listen: Listen | None = None
+) -> TrainResult:
     """Train as the config says and write a Hugging Face checkpoint to `output_dir`, or an adapter to its `adapter`.
 
     `notice` is called with lines for the user. `world`: the processes of the run; by default those that the launcher of
-    the config joins or starts. Raises ConfigError for input that cannot be used, before anything is written, and
-    RunStopped when the run stops itself, after saving what is complete.
+    the config joins or starts. `listen` is called with every report in the process that writes the outputs; True ends
+    the run as Ctrl-C does: after the step, saved. Raises ConfigError for input that cannot be used, before anything is
+    written, and RunStopped when the run stops itself, after saving what is complete.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message
@@ -53,6 +57,11 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
     options = loaded.options["launcher", config.launcher]
     loaded.require_datasets()
     if world is None and launcher.start is not None:
+        if listen is not None:
+            raise ConfigError(
+                f"launcher: {config.launcher} trains in other processes, which cannot call a function of this one. "
+                "Train without a callback; metrics.jsonl has all reports."
+            )
         result: TrainResult = launcher.start(task_of(loaded), notice, options)
         return result
     here = usable_device()
@@ -71,7 +80,7 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
     with processes.ending(), OutputCheck() as check:
         if not world.writer:
             processes.log = ProcessLog(Path(config.output_dir), world)
-            return _train(loaded, processes, None, here, check, processes.log)
+            return _train(loaded, processes, None, here, check, processes.log, None)
         checkpoints = Path(config.resolved_checkpoint_dir)
         folders = {checkpoints: "checkpoint_dir: ", Path(config.output_dir): "output_dir: "}
         with locked(folders, notice):
@@ -81,7 +90,7 @@ def train(loaded: LoadedConfig, notice: Notice = print, world: World | None = No
             mark("earlier runs")
             if config.verify_outputs:
                 check.begin()
-            return _train(loaded, processes, resumed, here, check, notice)
+            return _train(loaded, processes, resumed, here, check, notice, listen)
 
 
 def last_checkpoint(config: TrainConfig) -> str:
@@ -110,6 +119,7 @@ def _train(
     here: LocalDevice,
     check: OutputCheck,
     notice: Notice,
+    listen: Listen | None,
 ) -> TrainResult:
     config, world = loaded.config, processes.world
     reads_weights = world.writer and _reads_weights(config, resumed)
@@ -135,7 +145,7 @@ def _train(
     refuse_unless_it_fits(opened, planned)
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:
-        return train_planned(opened, planned, resumed, processes, comms, check, notice)
+        return train_planned(opened, planned, resumed, processes, comms, check, notice, listen)
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:

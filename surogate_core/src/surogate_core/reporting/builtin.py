@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from ..api import Logger, LoggerDef, RunInfo
@@ -11,8 +12,9 @@ from .metrics import JsonLinesLogger
 
 
 def open_console(info: RunInfo) -> Logger:
-    """Return the live display if stdout is a terminal that can move its cursor, else plain lines."""
-    if sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+    """Return the live display in a notebook, or if stdout is a terminal that can move its cursor; else plain lines."""
+    notebook = "ipykernel" in sys.modules and find_spec("ipywidgets") is not None  # with which rich draws
+    if notebook or (sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")):
         from .live import LiveLogger
 
         return LiveLogger(info, sys.stdout)

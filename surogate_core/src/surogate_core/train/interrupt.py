@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+from ..api import Logger, Report
 from ..world.processes import Processes
 
 
@@ -73,6 +75,10 @@ class Interrupt:
         self._restore_handlers()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
+    def stop(self) -> None:
+        """Ask to stop, as Ctrl-C does."""
+        self._received = self._received or signal.SIGINT
+
     def _handle_save(self, number: int, frame: FrameType | None) -> None:
         self._save_received = True
 
@@ -112,3 +118,14 @@ class Interrupt:
     def exit_code(self) -> int:
         """0, or 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 0 if self.requested is None else 128 + self.requested
+
+
+class Listener(Logger):
+    """A logger that calls a function with every report. If it returns True, the run ends as by Ctrl-C."""
+
+    def __init__(self, listen: Callable[[Report], bool | None], interrupt: Interrupt) -> None:
+        self._listen, self._interrupt = listen, interrupt
+
+    def report(self, report: Report) -> None:
+        if self._listen(report):
+            self._interrupt.stop()

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..api import Comm
+from ..api import Comm, Report
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import FOLDERS, Resumed
@@ -29,7 +29,7 @@ from ..reporting.metrics import metrics_path
 from ..reporting.text import devices_text, parameters_text
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
-from .interrupt import Interrupt
+from .interrupt import Interrupt, Listener
 from .loop import Job, evaluate_last, train
 from .packing_check import check_packing
 from .result import TrainResult
@@ -54,6 +54,7 @@ def train_planned(
     comms: Sequence[Comm],
     check: OutputCheck,
     notice: Notice,
+    listen: Callable[[Report], bool | None] | None = None,
 ) -> TrainResult:
     """Train on the ranks of this process, which `comms` connects, from the checkpoint `resumed` if there is one.
 
@@ -94,6 +95,8 @@ def train_planned(
         if isinstance(notice, ProcessLog):
             notice.open()
         interrupt = stack.enter_context(Interrupt(processes))
+        if listen is not None:
+            loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
         job = _job(saved_run, steps, worker, processes, checkpoints, loggers)
         train(job, interrupt, progress)

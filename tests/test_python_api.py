@@ -1,0 +1,106 @@
+"""`import surogate`: a run from Python, with keys as arguments, a callback and a result."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import surogate
+from surogate_core.api import RunInfo
+from surogate_core.reporting import builtin
+from surogate_core.reporting.console import PlainLogger
+from surogate_core.reporting.live import LiveLogger
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A run of three steps, as a mapping."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 400)
+    return {
+        "model": str(ROOT / "examples/tiny-qwen3"),
+        "from_scratch": True,
+        "model_dtype": "fp32",
+        "datasets": [{"path": str(tmp_path / "text.txt"), "type": "text", "sample_by": "line"}],
+        "output_dir": str(tmp_path / "out"),
+        "sequence_len": 32,
+        "max_steps": 3,
+        "eval_steps": 2,
+        "save_steps": 0,
+        "verify_outputs": False,
+    }
+
+
+def quiet(line: str) -> None:
+    """Drop a line."""
+
+
+def test_a_run_returns_its_losses_and_folders_and_reports_each_step(config: dict[str, Any]) -> None:
+    seen: list[Any] = []
+    result = surogate.train(config, callback=seen.append, notice=quiet, max_steps=4, learning_rate=1e-3)
+    steps = [report for report in seen if isinstance(report, surogate.StepReport)]
+    assert [report.step for report in steps] == [1, 2, 3, 4]
+    assert result.losses == [report.loss for report in steps] and result.loss == result.losses[-1]
+    assert [(r.step, r.loss) for r in seen if isinstance(r, surogate.EvalReport)] == [e[:2] for e in result.evaluations]
+    assert steps[0].lr <= 1e-3 and not result.stopped
+    assert (result.output_dir / "model.safetensors").exists()
+
+
+def test_a_callback_that_returns_true_ends_the_run_saved_and_it_resumes(config: dict[str, Any]) -> None:
+    def enough(report: object) -> bool:
+        return isinstance(report, surogate.StepReport) and report.step == 1
+
+    result = surogate.train(config, callback=enough, notice=quiet)
+    assert result.stopped and 1 <= result.steps < 3
+    assert not (result.output_dir / "model.safetensors").exists()
+    rest = surogate.train(config, notice=quiet, resume_from_checkpoint=True)
+    assert rest.steps == 3 and not rest.stopped and len(rest.losses) == 3
+
+
+def test_what_a_callback_raises_ends_the_run(config: dict[str, Any]) -> None:
+    def wrong(report: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        surogate.train(config, callback=wrong, notice=quiet)
+
+
+def test_a_plan_takes_a_file_a_device_and_keys() -> None:
+    planned = surogate.plan(ROOT / "examples/qwen3-8b.yaml", device="h200", per_device_train_batch_size=1)
+    assert planned.report.fits and planned.report.tokens == 4 * 4096
+    assert surogate.load(ROOT / "examples/quickstart-sft.yaml", mode="sft").config.adapter == "lora"
+
+
+def test_a_wrong_key_is_told_as_on_the_command_line(config: dict[str, Any]) -> None:
+    with pytest.raises(surogate.ConfigError, match=r"config: lerning_rate: unknown key; did you mean learning_rate\?"):
+        surogate.train(config, lerning_rate=1)
+
+
+def test_a_callback_is_refused_where_other_processes_train(config: dict[str, Any]) -> None:
+    with pytest.raises(surogate.ConfigError, match=r"launcher: ray trains in other processes.* without a callback"):
+        surogate.train(config, launcher="ray", callback=quiet, notice=quiet)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("modules", "logger"), [((), PlainLogger), (("ipykernel", "ipywidgets"), LiveLogger)])
+def test_a_notebook_that_can_draw_has_the_progress_bar(
+    modules: tuple[str, ...], logger: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(builtin, "find_spec", lambda name: name in modules or None)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    info = RunInfo(
+        run_name="r", output_dir=tmp_path, total_steps=2, steps_per_epoch=2, tokens_per_step=8, config={}, versions={},
+        device="cpu", parameters=1, trainable_parameters=1, done_steps=0, eval_time=0.0,
+    )  # fmt: skip
+    opened = builtin.open_console(info)
+    opened.close("done")
+    assert type(opened) is logger
