@@ -89,7 +89,7 @@ format: install
 
 wheels: install
 	rm -rf dist
-	for package in $(PACKAGES); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+	printf '%s\n' $(PACKAGES) | xargs -n 1 -P 2 $(BIN)/python -m build --wheel --no-isolation --outdir dist
 	@du --apparent-size --block-size=KiB dist/*.whl
 
 # Not part of `make test`: it makes new environments with pip and takes some minutes.
