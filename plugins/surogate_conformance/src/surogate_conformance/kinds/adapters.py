@@ -68,7 +68,7 @@ def it_computes_what_its_library_computes(definition: AdapterDef, bench: Bench) 
 def what_it_saves_is_what_it_loads(definition: AdapterDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         folder = _trained(bench, keys)
-        again = bench.train(**keys, adapter_path=str(folder), **STILL).folder / "adapter"
+        again = bench.train(**{**keys, **STILL, "adapter_path": str(folder)}).folder / "adapter"
         one, other = (_tensors(f) for f in (folder, again))
         wrong = differing(one, other)
         assert one and not wrong, f"loaded and saved again, {shown(wrong) or 'nothing'} is different"
@@ -88,7 +88,7 @@ def a_merged_model_computes_what_model_and_adapter_compute(definition: AdapterDe
         merged = bench._new("merged")
         with quiet():
             run.merge(folder, merged, str(keys["model"]), notice=lambda line: None)
-        by_adapter = bench.train(**keys, adapter_path=str(folder), **STILL)
+        by_adapter = bench.train(**{**keys, **STILL, "adapter_path": str(folder)})
         plain = {"model": str(merged), "from_scratch": False, **STILL}
         by_merged, by_base = bench.train(**plain), bench.train(**{**plain, "model": keys["model"]})
         losses = [run_.losses[1] for run_ in (by_adapter, by_merged, by_base)]
@@ -108,7 +108,7 @@ def its_users_can_load_it(definition: AdapterDef, bench: Bench) -> None:
         config = folder / definition.config_file
         moved = config.rename(config.with_suffix(".moved"))
         try:
-            definition.load(folder, None)
+            definition.load(folder, definition.options())
         except ConfigError:
             pass
         except Exception as error:
