@@ -70,7 +70,7 @@ def test_a_module_that_does_not_load_is_reported_with_the_reason(
     (finding,) = diagnose(package("raise ImportError('undefined symbol: cuLaunch')"), machine(*gpus))
     assert (finding.level, finding.message) == (
         level,
-        "compiled kernels do not load: ImportError: undefined symbol: cuLaunch",
+        "the compiled module does not load: ImportError: undefined symbol: cuLaunch",
     )
     assert "SUROGATE_CUDA=on" in finding.remedy
 

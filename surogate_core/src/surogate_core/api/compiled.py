@@ -22,6 +22,8 @@ INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 fr
 HEADERS: Final = 1
 """Version of the headers of surogate-build that modules must be compiled with: <surogate/version.h>."""
 
+_ABSENT: Final = "is not compiled"
+
 
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the hooks `surogate_kernels` and `surogate_diagnose` of a package, whose compiled module is `_C`."""
@@ -31,47 +33,44 @@ def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable
 
 def problem(module: str, sm: int) -> str:
     """Return why a compiled module does not support compute capability `sm`, such as "is not compiled", or ""."""
-    try:
-        if find_spec(module) is None:
-            return "is not compiled"
-        info = import_module(module).build_info()
-        targets = list(info["architectures"])
-    except Exception as error:  # an ImportError, or any error of a damaged file
-        return f"does not load: {type(error).__name__}: {error}"
-    if other := _other_headers(info):
-        return other
+    info = _info(module)
+    if isinstance(info, str):
+        return info
+    targets = info["architectures"]
     return "" if any(serves(target, sm) for target in targets) else f"is compiled for {_shown(targets)}"
 
 
 def diagnose(package: str, system: SystemInfo) -> list[Finding]:
     """Return findings about the compiled module of `package`. Never raises."""
     gpus = [gpu for gpu in system.gpus if "error" not in gpu]
-    if find_spec(f"{package}._C") is None:
+    info = _info(f"{package}._C")
+    if info == _ABSENT:
         if not gpus:
             return [Finding("ok", package, "kernels are not compiled, which is fine without a GPU")]
         return [Finding("warning", package, "kernels are not compiled, so its ops cannot run on a GPU", INSTALL)]
-    try:
-        info = import_module(f"{package}._C").build_info()
-    except Exception as error:  # an ImportError, or any error of a damaged file
-        message = f"compiled kernels do not load: {type(error).__name__}: {error}"
-        return [Finding("error" if gpus else "warning", package, message, INSTALL)]
-    if other := _other_headers(info):
-        return [Finding("error" if gpus else "warning", package, f"the compiled module {other}", INSTALL)]
+    if isinstance(info, str):
+        return [Finding("error" if gpus else "warning", package, f"the compiled module {info}", INSTALL)]
     return list(_targets(package, info, {gpu["sm"] for gpu in gpus if gpu.get("sm")}))
 
 
-def _other_headers(info: Mapping[str, Any]) -> str:
-    """Return what headers a module was compiled with, unless those of HEADERS."""
-    found = info.get("headers", 0)  # modules had no number before version 1
-    if found == HEADERS:
-        return ""
+def _info(module: str) -> Mapping[str, Any] | str:
+    """Return `build_info` of a compiled module, or why it cannot be used."""
+    try:
+        if find_spec(module) is None:
+            return _ABSENT
+        info = import_module(module).build_info()
+        found = info.get("headers", 0)  # modules had no number before version 1
+        if found == HEADERS:
+            return {**info, "architectures": list(info["architectures"])}
+    except Exception as error:  # an ImportError, or any error of a damaged file
+        return f"does not load: {type(error).__name__}: {error}"
     remedy = "; update surogate-core" if found > HEADERS else ""
     return f"has version {found} of the headers of surogate-build, surogate-core needs {HEADERS}{remedy}"
 
 
 def _targets(package: str, info: Mapping[str, Any], present: set[int]) -> Iterator[Finding]:
     """Yield the compiled targets, and the GPUs that they do not support. It is an error if they support no GPU."""
-    targets = list(info["architectures"])
+    targets = info["architectures"]
     yield Finding("ok", package, f"kernels compiled by CUDA {info['cuda']} for {_shown(targets)}")
     unsupported = sorted(sm for sm in present if not any(serves(target, sm) for target in targets))
     if unsupported:
