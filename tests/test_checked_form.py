@@ -20,7 +20,7 @@ W = HFTensor("w", (4, 8))
 STATES = (torch.arange(32, dtype=torch.uint8).reshape(4, 8), torch.linspace(1, 2, 4), torch.ones(1, 2))
 """Codes, scales, and a state that is computed from them."""
 
-ORIGIN = Origin("weight format", "acme", "acme", "0.1.0", "acme", "surogate_weight_formats")
+ORIGIN = Origin("weight format", "acme", "acme", "0.1.0", "acme")
 FORM = CheckpointForm(
     matches=lambda config: config.get("quant_method") == "acme",
     check=lambda config, options: None,

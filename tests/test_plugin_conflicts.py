@@ -219,7 +219,6 @@ def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(insta
         "nvfp4 of surogate-recipe-nvfp4 0.1.0 (broken: import of surogate_recipe_nvfp4_nvfp4 failed: "
         "OSError: libcublasLt.so.13: not found)."
     )
-    assert missing.value.distribution == "surogate-recipe-nvfp4"
 
 
 def test_a_switched_off_recipe_says_so() -> None:

@@ -48,8 +48,8 @@ def test_a_hook_is_a_marked_function_or_what_provides_returns(install: Install) 
         """,
     )
     registry = load_registry()
-    assert registry.optimizer("acme_sgd").origin.hook == "surogate_optimizers"
-    assert registry.ops["acme_op"].origin.hook == "surogate_ops"
+    assert registry.optimizer("acme_sgd").origin.kind == "optimizer"
+    assert registry.ops["acme_op"].origin.kind == "op"
 
 
 def test_first_party_plugins_are_loaded() -> None:

@@ -88,10 +88,10 @@ class FakeRegistry:
         }[kind]
 
     def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
-        return PluginError(f"{kind} {name} failed in {function}: {cause!r}", distribution="d")
+        return PluginError(f"{kind} {name} failed in {function}: {cause!r}")
 
     def missing(self, kind: str, name: str) -> PluginError:
-        return PluginError(f"{kind}: {name} — no installed plugin provides it", distribution="d")
+        return PluginError(f"{kind}: {name} — no installed plugin provides it")
 
 
 class WithAdapter(FakeRegistry):

@@ -144,9 +144,8 @@ def test_a_key_of_several_plugins_names_all_of_them_if_the_run_uses_none() -> No
 
 
 def test_a_missing_plugin_raises_the_plugin_error_of_the_registry() -> None:
-    with pytest.raises(PluginError, match=r"^run.yaml: optimizer: lion — no installed plugin") as caught:
+    with pytest.raises(PluginError, match=r"^run.yaml: optimizer: lion — no installed plugin"):
         load(optimizer="lion")
-    assert caught.value.distribution == "d"
     assert "did you mean adamw?" in message(optimizer="adamv")
 
 

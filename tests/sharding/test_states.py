@@ -14,7 +14,7 @@ from surogate_core.origin import Origin
 from surogate_core.program.shards import Sharding
 from surogate_optim_adamw.adamw import ADAMW
 
-ORIGIN = Origin("optimizer", "acme", "acme-optim", "1.0", "acme", "surogate_optimizers")
+ORIGIN = Origin("optimizer", "acme", "acme-optim", "1.0", "acme")
 
 
 @pytest.mark.parametrize("init", [Init(kind="normal", std=1e-3), Init(kind="uniform", bound=1e-3)])

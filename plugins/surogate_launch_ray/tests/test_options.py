@@ -91,7 +91,7 @@ def test_a_node_that_differs_is_named_with_the_difference() -> None:
 def test_an_error_crosses_processes_as_it_is_or_as_the_nearest_class() -> None:
     from surogate_launch_ray.node import portable
 
-    plugin = PluginError("broken", distribution="acme", version="1", hook="h")
+    plugin = PluginError("broken")
     for error in (ConfigError("no such file"), plugin, NonFiniteError("nan", weights_whole=True), KeyboardInterrupt()):
         again = pickle.loads(pickle.dumps(portable(error)))
         assert isinstance(error, type(again)) and str(again) == str(error)

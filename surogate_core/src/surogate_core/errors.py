@@ -27,21 +27,9 @@ class ConfigError(SurogateError):
 
 
 class PluginError(SurogateError):
-    """A plugin that this run needs is missing, broken or in conflict. Exit 2, no traceback."""
+    """A plugin that this run needs is missing, broken or in conflict; the message names it. Exit 2, no traceback."""
 
     exit_code = 2
-
-    def __init__(self, message: str, *, distribution: str = "", version: str = "", hook: str = "") -> None:
-        super().__init__(message)
-        self.distribution = distribution
-        self.version = version
-        self.hook = hook
-
-    def reworded(self, message: str) -> PluginError:
-        """Return a copy of this error with another message and the same cause."""
-        error = PluginError(message, distribution=self.distribution, version=self.version, hook=self.hook)
-        error.__cause__ = self.__cause__
-        return error
 
 
 class ProgramError(SurogateError):

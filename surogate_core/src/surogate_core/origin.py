@@ -16,14 +16,13 @@ from .errors import PluginError, ProgramError, SurogateError, described
 
 @dataclass(frozen=True)
 class Origin:
-    """The plugin that provides a definition. hook: the hook that returned the definition."""
+    """The plugin that provides a definition."""
 
     kind: str
     name: str
     distribution: str
     version: str
     module: str
-    hook: str
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} of {self.distribution} {self.version}"
@@ -34,12 +33,7 @@ class Origin:
         For an exception, the line ends with the innermost file and line of the plugin in its traceback.
         """
         what = cause if isinstance(cause, str) else self._described(cause)
-        return PluginError(
-            f"{self} failed in {function}: {what}",
-            distribution=self.distribution,
-            version=self.version,
-            hook=self.hook,
-        )
+        return PluginError(f"{self} failed in {function}: {what}")
 
     def _described(self, error: BaseException) -> str:
         text, place = described(error), self._place(error)

@@ -192,10 +192,6 @@ class LowerContext(Generic[Options]):
     layout: str = ""
 
 
-def _exact(precision: Precision, options: object) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecipeDef(Definition, Generic[Options]):
     """A precision recipe.
@@ -222,7 +218,7 @@ class RecipeDef(Definition, Generic[Options]):
     supports: Callable[[DeviceInfo, Precision, Options], Support]
     lower: Callable[[Family, LowerContext[Options]], Family]
     reads_amax: Callable[[ParamInfo, Precision, Options], bool] = lambda info, precision, options: False
-    product_error: Callable[[Precision, Options], Share] = _exact
+    product_error: Callable[[Precision, Options], Share] = lambda precision, options: 0.0
     kernels_of: tuple[Name, ...] = ()
     products: tuple[tuple[DtypeName, DtypeName], ...] | None = None
 

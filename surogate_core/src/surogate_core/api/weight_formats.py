@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from ..program.builder import Builder
 
 
-def _anywhere(device: DeviceInfo, options: object) -> Support:
-    return Support(True)
-
-
-def _nothing(tensors: Sequence[HFTensor], options: object) -> str:
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StorageContext(Generic[Options]):
     """Arguments of `WeightFormatDef.quantize`, `dequantize` and `copies` besides what they read.
@@ -72,7 +64,7 @@ class CheckpointForm(Declared, Generic[Options]):
     load: Callable[[HFTensor, Mapping[str, Tensor], Options], Sequence[Tensor]]
     save: Callable[[HFTensor, Sequence[Tensor], str, Options], Mapping[str, Tensor]]
     config: Callable[[Sequence[str], Options], Mapping[str, Any]]
-    notice: Callable[[Sequence[HFTensor], Options], str] = _nothing
+    notice: Callable[[Sequence[HFTensor], Options], str] = lambda tensors, options: ""
     loaded_by: Collection[str] | None = None
 
 
@@ -110,7 +102,7 @@ class WeightFormatDef(Definition, Generic[Options]):
     copies: Callable[[Sequence[Value], Op, Sequence[int], StorageContext[Options]], Sequence[Value] | None] | None = (
         None
     )
-    supports: Callable[[DeviceInfo, Options], Support] = _anywhere
+    supports: Callable[[DeviceInfo, Options], Support] = lambda device, options: Support(True)
     layout: str = ""
     checkpoints: CheckpointForm[Options] | None = None
     bits: float | None = None

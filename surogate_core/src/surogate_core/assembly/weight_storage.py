@@ -35,21 +35,17 @@ Stored = Mapping[Value, Sequence[Value]]
 class WeightStorage:
     """The matrices that are stored in a weight format.
 
-    states  {param: the states that hold it}
-    writing the ops of `derive` that write these
-    copies  {state that the recipe makes of such params: the op of `derive` that wrote it}
+    contexts  {param: what functions of the format get for it}
+    states    {param: the states that hold it}
+    writing   the ops of `derive` that write these
+    copies    {state that the recipe makes of such params: the op of `derive` that wrote it}
     """
 
     format: WeightFormatDef
-    options: Any
-    params: Mapping[Value, ParamInfo]
+    contexts: Mapping[Value, StorageContext[Any]]
     states: Stored
     writing: Sequence[Op]
     copies: Mapping[Value, Op] = field(default_factory=dict)
-
-    def context(self, param: Value, b: Builder) -> StorageContext[Any]:
-        """Return what functions of the format get for a param."""
-        return StorageContext(builder=b, param=self.params[param], options=self.options)
 
 
 _Now = dict[Value, Value]
@@ -61,21 +57,25 @@ def store_weights(
 ) -> WeightStorage:
     """Declare the states that hold the frozen params of `kinds` in `format`. Raises ConfigError if there are none."""
     _check_kinds(every.values(), kinds)
-    params = {param: info for param, info in every.items() if _is_stored(info, kinds)}
-    if not params:
+    contexts = {
+        param: StorageContext(builder=b, param=info, options=options)
+        for param, info in every.items()
+        if _is_stored(info, kinds)
+    }
+    if not contexts:
         raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
     states: dict[Value, Sequence[Value]] = {}
     writing: list[Op] = []
     checked = Checked()
-    for info in params.values():
-        with blaming(format.origin, "quantize"), b.record("derive", info.param.block) as emitted:
-            states[info.param] = tuple(format.quantize(StorageContext(builder=b, param=info, options=options)))
+    for param, context in contexts.items():
+        with blaming(format.origin, "quantize"), b.record("derive", param.block) as emitted:
+            states[param] = tuple(format.quantize(context))
             verify(Program("derive", tuple(emitted), stage="derive"), b.ops, "quantize", checked)
             written = {value for op in emitted for value in op.outs}
-            if forgotten := [value for value in states[info.param] if value not in written]:
+            if forgotten := [value for value in states[param] if value not in written]:
                 raise ProgramError(f"returned {forgotten[0]!r}, which it does not write")
         writing += emitted
-    return WeightStorage(format, options, params, states, writing)
+    return WeightStorage(format, contexts, states, writing)
 
 
 def read_stored(family: Family, storage: WeightStorage, b: Builder) -> Family:
@@ -164,12 +164,12 @@ def _materialise(value: Value, wanted: Sequence[Value], storage: WeightStorage, 
     copying, format = storage.copies.get(value), storage.format
     if copying is None:
         with blaming(format.origin, "dequantize"):
-            found = format.dequantize(storage.states[value], storage.context(value, b))
+            found = format.dequantize(storage.states[value], storage.contexts[value])
             _check("dequantize", format, found, value)
         now[value] = found
         return
     outputs = [i for i, out in enumerate(copying.outs) if out in wanted]
-    copies = _copies(copying, outputs, storage, b)
+    copies = _copies(copying, outputs, storage)
     if copies is not None:
         now |= zip((copying.outs[i] for i in outputs), copies, strict=True)
         return
@@ -181,14 +181,14 @@ def _materialise(value: Value, wanted: Sequence[Value], storage: WeightStorage, 
     now |= zip(copying.outs, outs, strict=True)
 
 
-def _copies(copying: Op, outputs: Sequence[int], storage: WeightStorage, b: Builder) -> Sequence[Value] | None:
+def _copies(copying: Op, outputs: Sequence[int], storage: WeightStorage) -> Sequence[Value] | None:
     """Return outputs of an op that copies a stored param, made from its states; None if the format makes none."""
     format = storage.format
     if format.copies is None or len(copying.ins) != 1:
         return None
     (param,) = copying.ins
     with blaming(format.origin, "copies"):
-        copies = format.copies(storage.states[param], copying, outputs, storage.context(param, b))
+        copies = format.copies(storage.states[param], copying, outputs, storage.contexts[param])
         for found, index in zip(copies or (), outputs, strict=copies is not None):
             _check("copies", format, found, copying.outs[index])
     return copies

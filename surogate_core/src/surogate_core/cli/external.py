@@ -79,7 +79,7 @@ def stand_in(command: Command) -> Any:
 def load_command(command: Command) -> Any:
     """Import a command. Raise PluginError if two distributions provide it or the import fails."""
     if command.problem:
-        raise PluginError(command.problem, distribution=command.distribution, version=command.version)
+        raise PluginError(command.problem)
     try:
         target = command.entry.load()
         if isinstance(target, typer.Typer):
@@ -93,9 +93,7 @@ def load_command(command: Command) -> Any:
     except Exception as error:
         raise PluginError(
             f"command '{command.name}' of {command} cannot be used: {command.entry.value}: "
-            f"{type(error).__name__}: {error}",
-            distribution=command.distribution,
-            version=command.version,
+            f"{type(error).__name__}: {error}"
         ) from error
     loaded.invoke = _attributed(command, loaded.invoke)  # type: ignore[method-assign, assignment]
     return loaded
@@ -110,10 +108,6 @@ def _attributed(command: Command, invoke: Callable[[Any], Any]) -> Callable[[Any
         except (SurogateError, ClickException, typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            raise PluginError(
-                f"command '{command.name}' of {command} failed: {described(error)}",
-                distribution=command.distribution,
-                version=command.version,
-            ) from error
+            raise PluginError(f"command '{command.name}' of {command} failed: {described(error)}") from error
 
     return call

@@ -17,6 +17,7 @@ from .external import Command, all_commands
 from .json_output import print_json
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
+_SHOWN: Final = ("name", "distribution", "version", "module", "file", "state", "reason")
 MOST_NAMES: Final = 6
 """Names of a kind that the table lists; if there are more it shows their number, and `--json` has the names."""
 
@@ -50,13 +51,7 @@ def _as_json(registry: Registry, commands: list[Command]) -> dict[str, Any]:
         "api": {hook: {"oldest": served.oldest, "newest": served.newest} for hook, served in SERVED.items()},
         "plugins": [
             {
-                "name": plugin.name,
-                "distribution": plugin.distribution,
-                "version": plugin.version,
-                "module": plugin.module,
-                "file": plugin.file,
-                "state": str(plugin.state),
-                "reason": plugin.reason,
+                **{key: getattr(plugin, key) for key in _SHOWN},
                 "traceback": _traceback(plugin),
                 "provides": provides(registry, plugin),
                 "private_imports": _private_imports(plugin),

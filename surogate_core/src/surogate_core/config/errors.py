@@ -159,9 +159,8 @@ def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> 
 def problems_error(source: str, problems: Sequence[Problem]) -> SurogateError:
     """Return all problems as one ConfigError; a PluginError if a plugin is the only cause."""
     lines = [problem.line(source) for problem in problems]
-    cause = problems[0].error if len(problems) == 1 else None
-    if cause is not None:
-        return PluginError(lines[0], distribution=cause.distribution, version=cause.version, hook=cause.hook)
+    if len(problems) == 1 and problems[0].error is not None:
+        return PluginError(lines[0])
     return ConfigError("\n".join(lines), lines)
 
 

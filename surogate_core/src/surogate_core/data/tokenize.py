@@ -336,7 +336,7 @@ def _encode(
                 continue
             encoded = Encoded((), (), left_out=_SKIPPED)
         except PluginError as error:
-            raise error.reworded(f"{row.where}: {error}") from error.__cause__
+            raise PluginError(f"{row.where}: {error}") from error.__cause__
         except Exception as error:  # an error in a format of core
             error.add_note(f"while encoding {row.where}")
             raise
@@ -374,6 +374,5 @@ def _encode(
 
 def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginError:
     if format_def.origin is not None:
-        error = format_def.origin.failed("encode", f"returned {what}")
-        return error.reworded(f"{row.where}: {error}")
+        return PluginError(f"{row.where}: {format_def.origin.failed('encode', f'returned {what}')}")
     return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report this to its authors.")

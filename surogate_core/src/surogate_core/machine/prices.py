@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..api import DeviceInfo, KernelDef, Op, OpDef
+from ..api import DeviceInfo, Op, OpDef
 
 _H200_RATE: Final = 668e12
 """FLOP/s of products in bf16 on the device that attention was fitted to."""
@@ -81,8 +81,3 @@ def prices(device: DeviceInfo) -> Prices:
 def arithmetic_share(op: Op, definition: OpDef, flops: int, rate: float, device: DeviceInfo) -> float:
     """Return the share of `rate`, in FLOP/s, at which a device computes the `flops` of an op, which are not 0."""
     return prices(device).attention[definition.attention].share(op, flops, rate) if definition.attention else 1.0
-
-
-def memory_share(kernel: KernelDef | None, device: DeviceInfo) -> float:
-    """Return the share of its bandwidth at which a device moves the bytes of an op. None: the torch reference runs."""
-    return kernel.memory_efficiency if kernel and kernel.memory_efficiency else prices(device).memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ..machine.links import Route
-from ..machine.prices import arithmetic_share, memory_share
+from ..machine.prices import arithmetic_share, prices
 from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
 
@@ -70,7 +70,7 @@ def op_cost(
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     rate = arithmetic_rate(op, definition, device)
     arithmetic = flops / (rate * arithmetic_share(op, definition, flops, rate, device)) if flops else 0.0
-    bandwidth = device.bandwidth * memory_share(kernel, device)
+    bandwidth = device.bandwidth * ((kernel and kernel.memory_efficiency) or prices(device).memory)
     longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     host = _host_traffic(op) / link if traffic else 0.0

@@ -113,8 +113,7 @@ def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
 def _refuse_unloaded_file(plugin: Plugin) -> None:
     """Raise PluginError if a file, which a user has named, was not loaded and not switched off."""
     if plugin.file and plugin.state not in (State.LOADED, State.BLOCKED):
-        error = PluginError(f"{plugin.file}: {plugin.reason}", distribution=plugin.distribution, version=plugin.version)
-        raise error from plugin.error
+        raise PluginError(f"{plugin.file}: {plugin.reason}") from plugin.error
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -255,9 +254,4 @@ def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:
 
 
 def _failure(plugin: Plugin, where: str, what: str) -> PluginError:
-    return PluginError(
-        f"plugin {plugin} failed in {where}: {what}",
-        distribution=plugin.distribution,
-        version=plugin.version,
-        hook=where.removesuffix("()"),
-    )
+    return PluginError(f"plugin {plugin} failed in {where}: {what}")

@@ -37,7 +37,7 @@ from ..errors import ConfigError, PluginError
 from ..origin import Origin
 from .attribution import attributed
 from .conflicts import option_conflicts, rivals
-from .hookspecs import HOOKS, KINDS
+from .hookspecs import KINDS
 from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State
 
 D = TypeVar("D", bound=Definition)
@@ -159,9 +159,8 @@ class Registry:
             f"{kind}: {name} — no installed plugin provides it. Installed: {', '.join(self.names(kind)) or 'none'}."
             f"{self._unloaded_hint()}"
         )
-        named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
-        if named:
-            return PluginError(text, distribution=named[0].distribution, version=named[0].version)
+        if any(_may_provide(plugin, name) for plugin in self._unloaded()):
+            return PluginError(text)
         if (kind, fold(name)) in DISTRIBUTIONS:
             text += f" Try: pip install {DISTRIBUTIONS[kind, fold(name)]}"
             if kind in _ALTERNATIVES and self.names(kind):
@@ -287,8 +286,7 @@ def _attributed(item: Provided) -> Provided:
     plugin = item.plugin
     if plugin.distribution == CORE:
         return item
-    hook = next(hook for hook, kind in HOOKS.items() if kind == item.kind)
-    origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module, hook)
+    origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module)
     return replace(item, definition=attributed(item.definition, origin))
 
 

@@ -14,24 +14,11 @@ from difflib import get_close_matches
 from typing import Final
 
 from .. import __version__
+from .hookspecs import HOOKS
 from .provided import CORE, Plugin
 
 PAGE: Final = "docs/reference/hooks.md"
 """The page that lists all changes."""
-
-_ONE_FOR_EACH: Final = "SUROGATE_API has a number for each hook"
-_OPS: Final = "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites"
-_OPS_PRICES: Final = "memory_efficiency is of KernelDef; is_attention is attention"
-_LAUNCHERS: Final = (
-    "task.work(world, notice) is what surogate_core.run.work was; start(task, notice, options) has its options last; "
-    "Member, join_members and TcpStore are in api"
-)
-
-_ADAPTERS: Final = "apply(program, scalars, context) and start(params, context) get an AdapterContext"
-_FORMATS: Final = (
-    "quantize(context), dequantize(states, context) and copies(states, op, outputs, context) get a StorageContext"
-)
-_LOGGERS: Final = "Logger.report(report) takes the place of step, eval, gpu and numerics"
 
 
 @dataclass(frozen=True)
@@ -46,22 +33,23 @@ class Served:
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-_FIRST: Final = Served(1, 1, {1: _ONE_FOR_EACH})
+_CHANGES: Final[Mapping[str, str]] = {
+    "ops": "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites; memory_efficiency "
+    "is of KernelDef; is_attention is attention",
+    "adapters": "apply(program, scalars, context) and start(params, context) get an AdapterContext",
+    "weight_formats": "quantize(context), dequantize(states, context) and copies(states, op, outputs, context) get a "
+    "StorageContext",
+    "launchers": "task.work(world, notice) is what surogate_core.run.work was; start(task, notice, options) has its "
+    "options last; Member, join_members and TcpStore are in api",
+    "loggers": "Logger.report(report) takes the place of step, eval, gpu and numerics",
+}
+"""Changes of version 1, besides that each hook has a number."""
 
 SERVED: Final[Mapping[str, Served]] = {
-    "models": _FIRST,
-    "ops": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_OPS}; {_OPS_PRICES}"}),
-    "kernels": _FIRST,
-    "recipes": _FIRST,
-    "lowerings": _FIRST,
-    "adapters": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_ADAPTERS}"}),
-    "optimizers": _FIRST,
-    "weight_formats": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_FORMATS}"}),
-    "offload_strategies": _FIRST,
-    "dataset_formats": _FIRST,
-    "launchers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LAUNCHERS}"}),
-    "loggers": Served(1, 1, {1: f"{_ONE_FOR_EACH}; {_LOGGERS}"}),
-    "diagnose": _FIRST,
+    (name := hook.removeprefix("surogate_")): Served(
+        1, 1, {1: "; ".join(filter(None, ("SUROGATE_API has a number for each hook", _CHANGES.get(name))))}
+    )
+    for hook in (*HOOKS, "surogate_diagnose")
 }
 """By the name of the hook without `surogate_`."""
 

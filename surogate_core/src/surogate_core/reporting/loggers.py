@@ -55,7 +55,7 @@ def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
         remedy = (
             f"Set SUROGATE_PLUGINS=-{source.plugin.distribution}" if definition.always else "Remove it from report_to"
         )
-        raise error.reworded(f"{error}. {remedy} to train without it.") from error.__cause__
+        raise PluginError(f"{error}. {remedy} to train without it.") from error.__cause__
 
 
 class GuardedLogger:

@@ -289,12 +289,7 @@ LAYERS: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
     ),
-    define(
-        "swiglu_bwd_recompute",
-        _swiglu_bwd_recompute,
-        may_overwrite=lambda op: {0: 1, 1: 0},
-        flops=elements(7),
-    ),
+    define("swiglu_bwd_recompute", _swiglu_bwd_recompute, may_overwrite=lambda op: {0: 1, 1: 0}, flops=elements(7)),
     define(
         "lm_head_ce",
         _lm_head_ce,
