@@ -25,6 +25,7 @@ from surogate_core.api import (
     AdapterContext,
     AdapterDef,
     Family,
+    Head,
     HFTensor,
     Init,
     LowerContext,
@@ -481,7 +482,7 @@ def test_a_weight_map_that_does_not_fit_is_named(
 
 
 def test_a_param_that_the_loss_does_not_use_is_named() -> None:
-    def build(b: Builder, dims: Any, batch: Any) -> Value:
+    def build(b: Builder, dims: Any, batch: Any) -> Head:
         b.param("idle", (3, 4), Init(kind="ones"))
         return QWEN3.build(b, dims, batch)
 

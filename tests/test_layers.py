@@ -33,7 +33,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "origin": "errors",
         "program": "dtypes errors origin",
         "api": "dtypes errors origin program",
-        "standard_ops": "dtypes errors program",
+        "standard_ops": "api dtypes errors program",
         "world": "api errors",
         "machine": "api errors",
         "memory": "api machine program",

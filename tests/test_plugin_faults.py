@@ -277,10 +277,12 @@ FAULTS = [
     case(
         "build is None",
         'change("MODEL", build=nothing)',
-        f"{MODEL} failed in build: returned None, expected an instance of Val",
+        f"{MODEL} failed in build: returned None, expected an instance of Head",
     ),
     case(
-        "build is no scalar", 'change("MODEL", build=lambda b, d, batch: batch.tokens)', r"build: returned tokens:int32"
+        "build is no head",
+        'change("MODEL", build=lambda b, d, batch: Head(batch.tokens, batch.tokens))',
+        r"build: returned a Head, expected a Head of x \[T, C\]",
     ),
     case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
     *(

@@ -248,7 +248,7 @@ def test_a_diff_names_the_plugin_of_the_pass_and_programs_that_do_not_change() -
     [
         (
             ["--diff", "lowr"],
-            "--diff lowr: this run has no such pass. Its passes: build, fuse_adds, differentiate, outputs",
+            "--diff lowr: this run has no such pass. Its passes: build, loss, fuse_adds, differentiate, outputs",
         ),
         (["--diff", "recompute"], "--diff recompute: this run has no such pass"),
         (["--diff", "lower", "--json"], "--diff and --json: --diff prints nothing but a diff. Give one"),

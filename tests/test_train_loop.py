@@ -61,10 +61,10 @@ class Device:
     def gather(self) -> None:
         """Nothing is left in parts."""
 
-    def evaluate(self, *batches: Any) -> float:
+    def evaluate_figures(self, *batches: Any) -> tuple[float, ...]:
         self.free_at = max(self.free_at, self.clock.now) + 5.0
         self.clock.wait_until(self.free_at)
-        return 2.0
+        return (2.0,)
 
 
 @dataclass
@@ -104,7 +104,7 @@ def run(
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 0.0))
     device = Device(clock, ahead, micro_seconds, norm)
     recorder = Recorder()
-    batch = SimpleNamespace(n_valid=4)
+    batch = SimpleNamespace(n_valid=4, n_groups=0)
     writer = SimpleNamespace(poll=lambda: None, save=lambda *given: None, wait=lambda: None)
     given: dict[str, Any] = {
         "worker": device,
@@ -114,6 +114,7 @@ def run(
         "checkpoints": writer,
         "eval_batches": lambda: [(batch,)] * validation,
         "processes": Processes(World()),
+        "reported": [SimpleNamespace(name="loss", per="token")],
     }
     job = Job(
         **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
@@ -171,18 +172,18 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     events: list[str] = []
     interrupt: Any = SimpleNamespace(requested=False, agree=lambda: None, take_save_request=lambda: False)
 
-    def evaluated(*batches: Any) -> float:
+    def evaluated(*batches: Any) -> tuple[float, ...]:
         events.append("batch")
         interrupt.requested = True
-        return 2.0
+        return (2.0,)
 
     def save(*given: Any) -> None:
         events.append("save")
 
     device = Device(Clock(), 4, lambda step: 0.125)
-    monkeypatch.setattr(device, "evaluate", evaluated)
+    monkeypatch.setattr(device, "evaluate_figures", evaluated)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: device.clock.now, time=lambda: 0.0))
-    recorder, batch = Recorder(), SimpleNamespace(n_valid=4)
+    recorder, batch = Recorder(), SimpleNamespace(n_valid=4, n_groups=0)
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch], 1000, 900, 0.0)),  # type: ignore[list-item]
@@ -191,6 +192,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
         "eval_batches": lambda: [(batch,)] * 50,
         "processes": Processes(World()),
+        "reported": [SimpleNamespace(name="loss", per="token")],
     }
     for eval_steps, steps in ((0, 4), (2, 2)):
         events.clear()

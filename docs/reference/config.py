@@ -19,7 +19,6 @@ from surogate_core.api import DatasetFormatDef
 from surogate_core.config.keys import (
     ADAPTER_FLAG,
     ALIASES,
-    DATASET_KEYS,
     DEAD,
     DECIDED,
     DIFFERS,
@@ -112,7 +111,6 @@ def _not_yet() -> str:
         for e in NOT_YET.values()
     )
     names = ((f"`{name}`", kind, instead) for (kind, name), instead in NOT_YET_NAMES.items())
-    fields = ((f"`{key}`", f"`{kind}`") for key, kind in DATASET_KEYS.items())
     return "\n".join(
         (
             "## Not yet\n\nKeys whose feature is not built. The accepted values do nothing; any other is an error, "
@@ -120,8 +118,6 @@ def _not_yet() -> str:
             _table(("Key", "Accepted", "Meaning", "Feature", "What to do instead"), keys),
             "Names that are not built:\n",
             _table(("Name", "Kind", "What to do instead"), names),
-            "Keys of dataset entries whose type is not built:\n",
-            _table(("Key", "Type"), fields),
         )
     )  # fmt: skip
 

@@ -85,6 +85,7 @@ class FakeRegistry:
             "launcher": list(self.launchers()),
             "offload": [],
             "weight format": [],
+            "loss": ["next_token"],
         }[kind]
 
     def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:

@@ -21,7 +21,12 @@ def test_options_of_the_selected_plugins_are_flat_keys() -> None:
     loaded = load(optimizer="sgd", sgd_momentum="0.5")
     assert loaded.optimizer_options == SgdOptions(sgd_momentum=0.5)
     assert loaded.recipe_options == NoOptions()
-    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd"), ("launcher", "local")}
+    assert set(loaded.options) == {
+        ("recipe", "bf16"),
+        ("optimizer", "sgd"),
+        ("launcher", "local"),
+        ("loss", "next_token"),
+    }
 
 
 def test_options_of_an_unselected_plugin_are_validated_and_give_a_notice() -> None:

@@ -13,7 +13,7 @@ from end_to_end.post_norm_model import COLUMNS, OLMO2
 from end_to_end.product import write_model
 from torch import Tensor
 
-from surogate_core.api import OpDef, OutSpec, Value
+from surogate_core.api import Head, OpDef, OutSpec, Value
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Plugin, Provided
@@ -163,7 +163,7 @@ def plant(given: PlanInputs, error: str) -> PlanInputs:
     """Return the same plan inputs with an error planted in the model."""
     right = given.model.build
 
-    def build(b: Builder, dims: Any, batch: Any) -> Value:
+    def build(b: Builder, dims: Any, batch: Any) -> Head:
         return right(Planting(b, **ERRORS[error]), dims, batch)  # type: ignore[arg-type]
 
     return replace(given, model=replace(given.model, build=build))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surogate_core.api import BatchInputs, Builder, HFTensor, Init, ModelDef, OpDef, OutSpec, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, Head, HFTensor, Init, ModelDef, OpDef, OutSpec, Value, WeightMap
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def weights(d: Olmo2Dims) -> Sequence[WeightMap]:
     return [WeightMap(name, (HFTensor(name, shape),)) for name, shape in _params(d).items()]
 
 
-def build(b: Builder, d: Olmo2Dims, batch: BatchInputs) -> Value:
+def build(b: Builder, d: Olmo2Dims, batch: BatchInputs) -> Head:
     shapes = _params(d)
 
     def param(name: str) -> Value:
@@ -89,8 +89,7 @@ def build(b: Builder, d: Olmo2Dims, batch: BatchInputs) -> Value:
             down = b.apply("linear", hidden, param(f"{block}.mlp.down_proj.weight"))
             x = b.apply("add", x, norm(down, f"{block}.post_feedforward_layernorm.weight"), label="residual")
     last = norm(x, "model.norm.weight")
-    chunks = batch.lmhead_chunks
-    return b.apply("lm_head_ce", last, param("lm_head.weight"), batch.targets, batch.loss_scale, chunks=chunks)
+    return Head(last, param("lm_head.weight"))
 
 
 def columns(*parts: Tensor) -> Tensor:

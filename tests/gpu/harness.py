@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from surogate_core.api import Comm, Deterministic, OffloadDef, Precision, PrecisionRequest, Target
+from surogate_core.api import Comm, Deterministic, NoOptions, OffloadDef, Precision, PrecisionRequest, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
@@ -25,6 +25,7 @@ from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
+from surogate_core.standard_ops.next_token import LOSSES
 
 SMALL = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -110,6 +111,8 @@ class Setup:
             ops=self.registry.ops,
             model=model,
             dims=model.dims(self.config),
+            loss=LOSSES[0],
+            loss_options=NoOptions(),
             recipe=chosen,
             recipe_options=recipe_options,
             optimizer=rule,

@@ -23,6 +23,7 @@ from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.launch import SingleComm
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
+from surogate_core.standard_ops.next_token import LOSSES
 from surogate_dora.ops import OPS as DORA_OPS
 from surogate_lora.ops import OPS as LORA_OPS
 from surogate_models.llama import LLAMA
@@ -41,6 +42,7 @@ from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.ops import OPS as FP8_OPS
 from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 
+LOSS_OPS = (*TOKENS_OPS, *PREFERENCE_OPS)
 STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
 OPS = {
     definition.kind: definition
@@ -53,6 +55,7 @@ OPS = {
         *FP8_OPS,
         *NVFP4_OPS,
         *STORAGE_OPS,
+        *LOSS_OPS,
         ADAMW_OP,
     )
 }
@@ -149,6 +152,8 @@ def plan_inputs(config: Mapping[str, Any], **changes: Any) -> PlanInputs:
         ops=OPS,
         model=definition,
         dims=definition.dims(config),
+        loss=LOSSES[0],
+        loss_options=NoOptions(),
         recipe=BF16,
         recipe_options=NoOptions(),
         optimizer=ADAMW,

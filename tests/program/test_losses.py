@@ -13,7 +13,7 @@ from random_programs import VOCABULARY
 from small_programs import INIT, draw, everything, train
 from torch import Tensor
 
-from surogate_core.api import OpDef, OutSpec, Value
+from surogate_core.api import Head, OpDef, OutSpec, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
@@ -91,17 +91,17 @@ def test_a_head_whose_loss_is_read_by_another_loss_is_refused() -> None:
 def test_a_run_reports_the_first_loss_and_evaluates_it_alone() -> None:
     """A second head on the embeddings, as for distillation: no op of it has only a reference."""
 
-    def build(b: Builder, dims: Any, batch: Any) -> tuple[Value, Value]:
-        loss = QWEN3.build(b, dims, batch)
+    def build(b: Builder, dims: Any, batch: Any) -> Head:
+        head = QWEN3.build(b, dims, batch)
         named = {v.name: v for v in b.declared}
         x = b.apply("embedding", batch.tokens, named["embedding"])
         second = b.apply("lm_head_ce", x, named["embedding"], batch.targets, batch.loss_scale, chunks=1)
-        return loss, second
+        return replace(head, losses=(second,))
 
     config = tiny_config(vocab_size=61, num_hidden_layers=2)
     assembly = assemble(harness.plan_inputs(config, model=replace(QWEN3, build=build)))
     programs = assembly.programs
     heads = {name: [op for op in p.ops if op.kind.startswith("lm_head_ce")] for name, p in programs.items()}
     assert [len(heads[name]) for name in ("micro_first", "micro_next", "evaluate")] == [2, 2, 1]
-    assert [assembly.loss in op.outs for op in heads["micro_next"]] == [True, False]
+    assert [assembly.loss in op.outs for op in heads["micro_next"]] == [False, True]
     assert not any(op.kind == "reference_vjp" for p in programs.values() for op in p.ops)

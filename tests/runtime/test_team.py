@@ -72,9 +72,9 @@ class Fake:
     def update(self, **named: Any) -> Reading:
         return self._do("update", named) or Reading((1.0, 2.0), lambda: True)
 
-    def evaluate(self, batch: Any) -> float:
+    def evaluate_figures(self, batch: Any) -> tuple[float, ...]:
         self._do("evaluate", batch)
-        return float(batch)
+        return (float(batch),)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("connect", "share", "prepare", "begin", "settle", "close"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pluggy
 
-from .api import DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, OpDef, SystemInfo
+from .api import DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, LossDef, OpDef, SystemInfo
 
 hookimpl = pluggy.HookimplMarker("surogate")
 
@@ -20,6 +20,13 @@ def surogate_ops() -> Iterable[OpDef]:
     from .standard_ops import OPS
 
     return OPS
+
+
+@hookimpl
+def surogate_losses() -> Iterable[LossDef[Any]]:
+    from .standard_ops.next_token import LOSSES
+
+    return LOSSES
 
 
 @hookimpl

@@ -27,7 +27,7 @@ from .machine.system import pinnable_memory_bytes
 from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
 from .planning.plan import Plan, plan_run
 from .planning.ranks import count_ranks
-from .planning.run import Run
+from .planning.run import Run, asked_by
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry
 from .plugins.registry import Registry
@@ -167,8 +167,9 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
         raise ConfigError(
             f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Replace it."
         )
-    formats = load_registry(files=loaded.config.plugins).dataset_formats()
-    return load_corpora(loaded.config, formats, model_dir, vocab_size, notice)
+    registry = load_registry(files=loaded.config.plugins)
+    asked = asked_by(loaded, registry)
+    return load_corpora(loaded.config, registry.dataset_formats(), model_dir, vocab_size, notice, asked=asked)
 
 
 def merge(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, Init, ModelDef, ProgramError, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, Head, Init, ModelDef, ProgramError, Value, WeightMap
 
 from .dims import DecoderDims
 from .rope import Rope
@@ -56,13 +56,13 @@ def decoder(
     model_type      `model_type` of `config.json`, if it is not `name`
     """
 
-    def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Value:
+    def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Head:
         embedding = vocabulary(b, d, "embedding")
         stream = Stream(b.apply("embedding", batch.tokens, embedding))
         for i in range(d.n_layers):
             with b.block(i):
                 stream = block(b, d, batch, i, stream)
-        return head_loss(b, d, batch, stream, embedding)
+        return lm_head(b, d, stream, embedding)
 
     return ModelDef(
         name=name,
@@ -82,14 +82,10 @@ def vocabulary(b: Builder, d: DecoderDims, name: str) -> Value:
     return b.param(name, (d.vocab_size, d.d_model), Init(kind="normal", std=d.init_std))
 
 
-def head_loss(b: Builder, d: DecoderDims, batch: BatchInputs, stream: Stream, embedding: Value, **attrs: Any) -> Value:
-    """Emit the last norm and the LM head. Return loss_scale * sum of cross-entropies over labelled positions.
-
-    `attrs`: further attributes of `lm_head_ce`.
-    """
+def lm_head(b: Builder, d: DecoderDims, stream: Stream, embedding: Value, **attrs: Any) -> Head:
+    """Emit the last norm. Return what the loss takes; `attrs`: further attributes of the ops that compute logits."""
     norm, _ = add_norm(b, d, stream, "norm")
-    lm_head = embedding if d.tied_embeddings else vocabulary(b, d, "lm_head")
-    return b.apply("lm_head_ce", norm, lm_head, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks, **attrs)
+    return Head(norm, embedding if d.tied_embeddings else vocabulary(b, d, "lm_head"), attrs=attrs)
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks

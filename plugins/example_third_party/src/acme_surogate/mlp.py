@@ -10,12 +10,12 @@ from surogate_core.api import (
     BatchInputs,
     Builder,
     ConfigError,
+    Head,
     HFTensor,
     Init,
     ModelDef,
     OpDef,
     OutSpec,
-    Value,
     WeightMap,
 )
 
@@ -46,7 +46,7 @@ def dims(config: Mapping[str, Any]) -> MLPDims:
     return MLPDims(*(config[key] for key in keys))
 
 
-def build(b: Builder, d: MLPDims, batch: BatchInputs) -> Value:
+def build(b: Builder, d: MLPDims, batch: BatchInputs) -> Head:
     """x += down(squared_relu(up(x))) in every layer, then norm, logits and cross-entropy."""
     init = Init(kind="normal", std=0.02)
     x = b.apply("embedding", batch.tokens, b.param("embedding", (d.vocab_size, d.d_model), init))
@@ -58,7 +58,7 @@ def build(b: Builder, d: MLPDims, batch: BatchInputs) -> Value:
             x = b.apply("add", x, b.apply("linear", hidden, down, label="mlp_out"), label="residual")
     norm = b.apply("rmsnorm", x, b.param("norm", (d.d_model,), Init(kind="ones")), eps=1e-6)
     head = b.param("lm_head", (d.vocab_size, d.d_model), init)
-    return b.apply("lm_head_ce", norm, head, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks)
+    return Head(norm, head)
 
 
 def weights(d: MLPDims) -> Sequence[WeightMap]:

@@ -64,9 +64,10 @@ def _figures(report: Report) -> dict[str, float]:
     match report:
         case StepReport():
             names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-            return {f"train/{name}": getattr(report, name) for name in names}
+            figures = {name: getattr(report, name) for name in names} | dict(report.figures)
+            return {f"train/{name}": value for name, value in figures.items()}
         case EvalReport():
-            return {"eval/loss": report.loss}
+            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.figures}.items()}
         case GpuReport():
             return {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()}
         case NumericsReport():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, ModelDef, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, Head, ModelDef, Value, WeightMap
 from surogate_models.api import (
     DecoderDims,
     Rope,
@@ -16,9 +16,9 @@ from surogate_models.api import (
     attention_weights,
     boolean,
     decoder,
-    head_loss,
     integer,
     is_given,
+    lm_head,
     mlp,
     mlp_weights,
     n_kv_heads_of,
@@ -171,7 +171,7 @@ def gemma3_dims(config: Mapping[str, Any]) -> GemmaDims:
 # ------------------------------------------------------------------------------------------------------- the program
 
 
-def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Value:
+def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Head:
     """Emit the forward program. Return the loss."""
     embedding = vocabulary(b, d, "embedding")
     embedded = b.apply("embedding", batch.tokens, embedding)
@@ -179,7 +179,7 @@ def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Value:
     for i in range(d.n_layers):
         with b.block(i):
             stream = block(b, d, batch, i, stream)
-    return head_loss(b, d, batch, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
+    return lm_head(b, d, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
 
 
 def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:

@@ -25,10 +25,11 @@ from ..program.shards import Sharding, chunk_size, part_size
 from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
-from .data import DatasetFormatDef, Encoded, Omission, Tokenizer
+from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .models import Dims, HFTensor, Layout, Matrix, ModelDef, WeightMap
+from .losses import Figure, Loss, LossContext, LossDef
+from .models import Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
 from .recipes import (
@@ -70,6 +71,7 @@ __all__ = [
     "Builder",
     "Call",
     "CheckpointForm",
+    "Column",
     "Comm",
     "ConfigError",
     "DatasetFormatDef",
@@ -82,10 +84,12 @@ __all__ = [
     "Encoded",
     "EvalReport",
     "Family",
+    "Figure",
     "Finding",
     "GpuReport",
     "Gradients",
     "HFTensor",
+    "Head",
     "Here",
     "Init",
     "KernelDef",
@@ -95,6 +99,9 @@ __all__ = [
     "Link",
     "Logger",
     "LoggerDef",
+    "Loss",
+    "LossContext",
+    "LossDef",
     "LowerContext",
     "LoweringDef",
     "Matrix",

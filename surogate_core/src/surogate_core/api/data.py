@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
-from ..origin import Definition, Name
+from ..origin import Declared, Definition, Name
 from .base import Options
 
 
@@ -27,9 +27,18 @@ class Omission:
 
 
 @dataclass(frozen=True)
+class Column(Declared):
+    """Numbers that a dataset type gives with its documents, fp32: one for each token, or one for each document."""
+
+    name: Name
+    per: Literal["token", "document"] = "token"
+
+
+@dataclass(frozen=True)
 class Encoded:
     """A document: token ids, and for each token whether the model is trained to produce it.
 
+    columns     the numbers of each column that the type declares: a list with one per token, or one number
     omissions   parts of the row that are missing
     left_out    why a row that is not empty has no tokens. Such rows are counted, and reported before training.
     """
@@ -38,6 +47,7 @@ class Encoded:
     trained: Sequence[bool]
     omissions: Sequence[Omission] = ()
     left_out: str = ""
+    columns: Mapping[str, Sequence[float] | float] = field(default_factory=dict)
 
 
 class Tokenizer(Protocol):
@@ -57,6 +67,9 @@ class Tokenizer(Protocol):
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return `encode_ids`, and of each token its first character and the one after its last."""
 
+    def encode_conversation(self, row: Mapping[str, Any], **options: Any) -> Encoded:
+        """Return what the dataset type `conversation` with these options makes of a row."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFormatDef(Definition, Generic[Options]):
@@ -64,11 +77,14 @@ class DatasetFormatDef(Definition, Generic[Options]):
 
     options     pydantic model of the type's keys in an entry of `datasets:` ("text_field" ...)
     matches     (names of the columns with content in at least one row) -> whether `type: auto` should select this type
-    encode      (row, tokenizer, options) -> Encoded
+    encode      (row, tokenizer, options) -> Encoded; of a type with groups `group` of them, each with a trained token
+                after its first, or one that is left out
     fields      (options) -> names of the columns that `encode` reads
     optional    (options) -> those of `fields` that a row may lack; `encode` then gets None
     guess       (the same names as `matches`) -> keys that `type: auto` sets if the entry does not
     truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
+    columns     what `Encoded.columns` of each document has
+    group       documents of a row, which stay together: losses take them as a group
     """
 
     name: Name
@@ -76,7 +92,9 @@ class DatasetFormatDef(Definition, Generic[Options]):
     options: type[Options]
     matches: Callable[[Sequence[str]], bool]
     fields: Callable[[Options], Sequence[str]]
-    encode: Callable[[Mapping[str, Any], Tokenizer, Options], Encoded]
+    encode: Callable[[Mapping[str, Any], Tokenizer, Options], Encoded | Sequence[Encoded]]
     guess: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
     truncation: Literal["split", "delete"] = "split"
     optional: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
+    columns: Sequence[Column] = ()
+    group: int = 1

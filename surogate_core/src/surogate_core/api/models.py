@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import SkipValidation
@@ -89,6 +89,23 @@ class Matrix:
     rows: int
 
 
+@dataclass(frozen=True)
+class Head(Declared):
+    """What a model gives to its loss: the logits are x weight^T, which no op holds as a whole.
+
+    x       [T, C], the last hidden state
+    weight  [V, C]
+    losses  further losses of the model, such as that of a router, whose gradients are added. Each is an output of its
+            own op.
+    attrs   further attributes of the ops that compute logits
+    """
+
+    x: Value
+    weight: Value
+    losses: Sequence[Value] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDef(Definition, Generic[ModelDims]):
     """A model architecture.
@@ -96,9 +113,8 @@ class ModelDef(Definition, Generic[ModelDims]):
     architectures   values of `config.json["architectures"]` that select it
     model_types     values of `config.json["model_type"]` that select it
     dims            (parsed config.json) -> Dims. Raises ConfigError with key and value.
-    build           (builder, dims, batch) -> the scalar loss, or several. Emits the forward program. The gradient is
-                    that of the sum of the losses. Reports and evaluations show the first, so an auxiliary loss (of a
-                    router, for example) is a further one. Each loss must be an output of its own op.
+    build           (builder, dims, batch) -> Head. Emits the forward program up to the last hidden state; what
+                    follows is the run's loss (`LossDef`).
     weights         (dims) -> one WeightMap per param of the program, in file order
     ignored_tensors (dims) -> fnmatch patterns of checkpoint tensors without information (buffers)
     tied_copies     (dims) -> {copy: original}: checkpoint tensors that may exist in addition, as copies of others. A
@@ -112,7 +128,7 @@ class ModelDef(Definition, Generic[ModelDims]):
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     dims: Callable[[Mapping[str, Any]], SkipValidation[ModelDims]]
-    build: Callable[[Builder, ModelDims, BatchInputs], Value | Sequence[Value]]
+    build: Callable[[Builder, ModelDims, BatchInputs], Head]
     weights: Callable[[ModelDims], Sequence[WeightMap]]
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}

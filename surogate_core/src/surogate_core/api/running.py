@@ -41,10 +41,12 @@ class RunInfo:
 class StepReport:
     """An optimizer step.
 
-    loss               mean over the valid tokens, in nats
+    loss               mean of the loss's first term, over the valid tokens (in nats) or the groups
     norm               2-norm of the gradient before clipping
     tokens             positions that are not padding
     valid_tokens       positions with a label
+    groups             of documents, if the loss has any: pairs, for example
+    figures            what the loss reports besides, by name
     tokens_per_second  tokens / duration
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite
@@ -61,17 +63,25 @@ class StepReport:
     duration_ms: float
     time: float
     skipped: bool = False
+    groups: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """An evaluation after `step` optimizer steps. `loss` is the mean over the valid tokens, in nats."""
+    """An evaluation after `step` optimizer steps. `loss`, `groups`, `figures`: as in `StepReport`.
+
+    in_nats  `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
+    """
 
     step: int
     loss: float
     valid_tokens: int
     duration_ms: float
     time: float
+    in_nats: bool = True
+    groups: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import Family, Init, ParamInfo, WeightMap
+from ..api import Family, Figure, Init, ParamInfo, WeightMap
 from ..memory.plan import plan_family
 from ..program.builder import Builder
 from ..program.op import Program
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.in_place import in_place
 from ..program.value import Value
-from .assembly import Assembly
+from .assembly import Assembly, Reported
 from .finisher import Finisher
 from .inputs import PlanInputs
 from .pass_runner import PassRunner
@@ -47,8 +47,7 @@ class RecordedPrograms:
     stored: Mapping[Value, Sequence[Value]]
     gradients: Mapping[Value, Value]
     weights: tuple[WeightMap, ...]
-    loss: Value
-    eval_loss: Value
+    reported: tuple[Reported, ...]
     grad_norm: Value
 
 
@@ -83,7 +82,8 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     )
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
-    readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
+    readings = {state for figure in recording.reported for state in (figure.step, figure.evaluation)}
+    readings |= {family.numerics.values} if family.numerics else set()
     copies = finisher.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
         micro_steps = [finisher.on_copies(program, copies, begins=program.first) for program in micro_steps]
@@ -124,8 +124,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         micro=recording.family.micro,
         batch=finisher.batch,
         scalars=finisher.scalars,
-        loss=recording.loss,
-        eval_loss=recording.eval_loss,
+        reported=recording.reported,
         grad_norm=recording.grad_norm,
         weights=recording.weights,
         pending=tuple(copies.values()),
@@ -145,21 +144,30 @@ def record(inputs: PlanInputs, passed: PassRunner | None = None) -> RecordedProg
     b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
     passed = passed or PassRunner(inputs.ops)
     recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
-    forward = recorder.build()
+    model, head = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
+    forward, loss, stand_in = recorder.loss(model, head)
     forward = recorder.adapt(forward, weights)
+    forward = recorder.with_reference(forward, model, stand_in) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
-    loss = forward.outputs[0]
-    loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"), collects="sum")
-    eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
+    first, *others = (*loss.terms, *loss.figures)
+    reported = tuple(_reported(b, figure) for figure in (replace(first, name="loss"), *others))
+    values = [figure.value for figure in (first, *others)]
+    totals = {value: figure.step for value, figure in zip(values, reported, strict=True)}
+    evaluated = {value: figure.evaluation for value, figure in zip(values, reported, strict=True)}
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
 
-    micro, gradients = recorder.differentiated(forward, loss_state, weights)
+    micro, gradients = recorder.differentiated(forward, totals, weights)
+    recorder.refuse_trained_reference(forward, gradients)
     params = recorder.params(forward, gradients, weights)
-    family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
+    family, states = recorder.family(micro, recorder.evaluation(forward, evaluated), params, norm)
     family, storage = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
     started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
-    return RecordedPrograms(
-        recorder, family, params, states, started, stored, gradients, weights, loss_state, eval_state, norm
-    )
+    return RecordedPrograms(recorder, family, params, states, started, stored, gradients, weights, reported, norm)
+
+
+def _reported(b: Builder, figure: Figure) -> Reported:
+    zero, dtype = Init(kind="zeros"), figure.value.dtype
+    step = b.state(f"step_{figure.name}", (), dtype, zero, collects="sum")
+    return Reported(figure.name, figure.per, step, b.state(f"eval_{figure.name}", (), dtype, zero))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..api import BatchInputs, Numerics, Scalars, WeightMap
+from ..api.losses import Unit
 from ..memory.plan import MemoryPlan
 from ..program.op import Program, Purpose, Stage
 from ..program.passes.reduce import MicroStep
@@ -16,6 +17,16 @@ from .staging import Staged
 
 ADAPTER_START = "start_adapter"
 """The program of the stage "start" with the ops of `AdapterDef.start`."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A figure of the run's loss: the states that hold it after an optimizer step, and after an evaluated batch."""
+
+    name: str
+    per: Unit
+    step: Value
+    evaluation: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +41,7 @@ class Assembly:
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
     passed      the passes that ran; `passed.verify` runs the checks of a draft
+    reported    the loss, then the other figures of the run's loss
     numerics    what the programs of the purpose "report" write; None: there are none
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
@@ -46,8 +58,7 @@ class Assembly:
     micro: Program
     batch: BatchInputs
     scalars: Scalars
-    loss: Value
-    eval_loss: Value
+    reported: tuple[Reported, ...]
     grad_norm: Value
     weights: tuple[WeightMap, ...]
     pending: tuple[Value, ...]
@@ -60,6 +71,14 @@ class Assembly:
         """Programs and their variants, by name."""
         fewer = (program for variants in self.variants.values() for program in variants)
         return {**self.programs, **{program.name: program for program in fewer}}
+
+    @property
+    def loss(self) -> Value:
+        return self.reported[0].step
+
+    @property
+    def eval_loss(self) -> Value:
+        return self.reported[0].evaluation
 
     @property
     def calibrates(self) -> bool:
@@ -75,7 +94,8 @@ class Assembly:
     def readings(self) -> frozenset[Value]:
         """States that hold what the host reads of a step. No later step depends on them."""
         numerics = () if self.numerics is None else (self.numerics.values,)
-        return frozenset((self.loss, self.eval_loss, self.grad_norm, *numerics))
+        figures = (state for figure in self.reported for state in (figure.step, figure.evaluation))
+        return frozenset((*figures, self.grad_norm, *numerics))
 
     def micro_step(self, *, first: bool, last: bool, purpose: Purpose = "train") -> Program:
         """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ..api import (
     AdapterDef,
     Dims,
+    LossDef,
     LoweringDef,
     ModelDef,
     OffloadDef,
@@ -65,6 +66,8 @@ class PlanInputs:
     optimizer: OptimizerDef
     optimizer_options: BaseModel
     precision: Precision
+    loss: LossDef
+    loss_options: BaseModel
     lowering: LoweringDef | None = None
     batch_size: int
     seq_len: int

@@ -25,7 +25,9 @@ class Step(NamedTuple):
 PASSES: Final = (
     # recorded once for all plans of a run: `assemble.record`
     Step("build", "forward", "the model records its ops"),
+    Step("loss", "forward", "the run's loss follows"),
     Step("adapter", "forward", "adapters rewrite the model"),
+    Step("reference", "forward", "the model without adapters runs before, for losses that compare with it"),
     Step("fuse_adds", "forward", "products add"),
     Step("differentiate", "micro", "appends the backward rule of every op"),
     Step("evaluation", "evaluate", "the forward program without ops for training alone"),

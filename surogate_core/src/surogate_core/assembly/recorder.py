@@ -7,13 +7,25 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from ..api import AdapterContext, BatchInputs, Family, LowerContext, ParamInfo, Scalars, WeightMap
+from ..api import (
+    AdapterContext,
+    BatchInputs,
+    Family,
+    Head,
+    Loss,
+    LossContext,
+    LowerContext,
+    ParamInfo,
+    Scalars,
+    WeightMap,
+)
+from ..config.keys import ADAPTER_FLAG
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.differentiate import differentiate
-from ..program.op import Program
+from ..program.op import Op, Program
 from ..program.passes.dead_code import dead_code
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
@@ -47,13 +59,13 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------ forward and evaluate
 
-    def build(self) -> Program:
-        """Record the model's forward program, whose outputs are the losses."""
+    def build(self) -> tuple[Program, Head]:
+        """Record the model's forward program, whose outputs are the last hidden state and the model's own losses."""
         model = self.inputs.model
         with self.b.record("forward"):
-            built = model.build(self.b, self.inputs.dims, self.batch)
-            losses = (built,) if isinstance(built, Value) else tuple(built)
-            return self.passed("build", None, self.b.program("forward", losses), (model, "build"))
+            head = model.build(self.b, self.inputs.dims, self.batch)
+            program = self.b.program("forward", (head.x, *head.losses))
+            return self.passed("build", None, program, (model, "build")), head
 
     def adapt(self, forward: Program, weights: Sequence[WeightMap]) -> Program:
         """Apply the adapters to the forward program."""
@@ -65,34 +77,71 @@ class Recorder:
             forward = self.passed("adapter", forward, adapted, (adapter, "apply"))
             if len(forward.outputs) != count:
                 with blaming(adapter.origin, "apply"):
-                    raise ProgramError(
-                        f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the losses are {count}"
-                    )
+                    raise ProgramError(f"adapter {adapter.name} returned {len(forward.outputs)} outputs of {count}")
         return forward
 
     def _adapter_context(self, weights: Sequence[WeightMap], options: BaseModel) -> AdapterContext[BaseModel]:
         return AdapterContext(builder=self.b, precision=self.inputs.precision, weights=weights, options=options)
 
-    def evaluation(self, forward: Program, total: Value) -> Program:
-        """Return the evaluation program, which writes the first loss to `total`."""
-        program = self.passed("evaluation", forward, for_evaluation(forward, self.inputs.ops))
-        return self._reporting(program, total)
+    def loss(self, forward: Program, head: Head) -> tuple[Program, Loss, Value | None]:
+        """Append the run's loss to the model's forward program. The outputs are its terms and the model's own losses.
 
-    def _reporting(self, program: Program, total: Value) -> Program:
-        """Return `program` with the first loss written to `total`, without what only computes the value of others."""
-        loss, *others = program.outputs
-        found = self.passed("outputs", program, write_to(replace(program, outputs=(loss,)), {loss: total}))
-        return self.passed("dead_code", found, dead_code(found, self.inputs.ops)) if others else found
+        Also return what stands for the last hidden state of the reference, if the loss reads one (`with_reference`).
+        """
+        definition, options = self.inputs.loss, self.inputs.loss_options
+        x = Value("reference", head.x.shape, head.x.dtype, "input") if definition.reference(options) else None
+        if x and not self.inputs.adapters:
+            raise ConfigError(
+                f"loss: {definition.name} compares with the model as it is without the adapter, but this run trains no "
+                f"adapter. Set {ADAPTER_FLAG.key}: true, or choose a loss without a reference."
+            )
+        reference = replace(head, x=x, losses=()) if x else None
+        context = LossContext(builder=self.b, head=head, reference=reference, batch=self.batch, options=options)
+        with self.b.record("forward") as emitted:
+            loss = definition.build(context)
+        outputs = (*(term.value for term in loss.terms), *head.losses)
+        after = replace(forward, ops=(*forward.ops, *emitted), outputs=outputs)
+        return self.passed("loss", forward, after, (definition, "build")), loss, x
+
+    def with_reference(self, forward: Program, model: Program, stand_in: Value) -> Program:
+        """Run the model without adapters before `forward`, whose loss reads its last hidden state."""
+        places: dict[Value, Value] = {}
+        ops: list[Op] = []
+        for op in dead_code(replace(model, outputs=model.outputs[:1]), self.inputs.ops).ops:
+            with self.b.record("reference", op.block):
+                fresh = [self.b.activation(v.label, v.shape, v.dtype, room=v.room) for v in op.outs]
+            places |= zip(op.outs, fresh, strict=True)
+            ops.append(op.on(places).changed(phase="reference"))
+        places = {stand_in: places[model.outputs[0]]}
+        return self.passed("reference", forward, replace(forward, ops=(*ops, *(op.on(places) for op in forward.ops))))
+
+    def refuse_trained_reference(self, forward: Program, trained: Collection[Value]) -> None:
+        """Raise ConfigError if the model without its adapter changes, because some of its own params are trained."""
+        read = {value for op in forward.ops if op.phase == "reference" for value in op.ins}
+        if changed := [param.name for param in trained if param in read]:
+            raise ConfigError(
+                f"loss: {self.inputs.loss.name} compares with the model as it is without the adapter, but this run "
+                f"trains params of the model itself: {', '.join(changed[:3])}. Let the adapter train none."
+            )
+
+    def evaluation(self, forward: Program, totals: Mapping[Value, Value]) -> Program:
+        """Return the evaluation program, which writes each reported value to its state in `totals`."""
+        program = self.passed("evaluation", forward, for_evaluation(forward, self.inputs.ops))
+        return self._reporting(program, totals)
+
+    def _reporting(self, program: Program, totals: Mapping[Value, Value]) -> Program:
+        """Return `program` with reported values written to their states, without what only computes others."""
+        found = self.passed("outputs", program, write_to(replace(program, outputs=tuple(totals)), totals))
+        return self.passed("dead_code", found, dead_code(found, self.inputs.ops))
 
     # ---------------------------------------------------------------------------------------------------- the family
 
     def differentiated(
-        self, forward: Program, total: Value, weights: Sequence[WeightMap]
+        self, forward: Program, totals: Mapping[Value, Value], weights: Sequence[WeightMap]
     ) -> tuple[Program, dict[Value, Value]]:
-        """Return the program of a micro-step, which writes the first loss to `total`, and {trained param: gradient}."""
+        """Return the program of a micro-step, which writes reported values to `totals`, and {param: gradient}."""
         program, gradients = self._differentiated(forward, weights)
-        program = self._reporting(program, total)
-        program = self.passed("dead_code", program, dead_code(program, self.inputs.ops))
+        program = self._reporting(program, totals)
         program = self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops))
         return self._in_chunks(program), gradients
 

@@ -137,11 +137,16 @@ def _check_readers(family: Family, storage: WeightStorage) -> None:
 def reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Program:
     """Return `program` with ops that dequantize in front of the first op that reads what they yield.
 
-    Outside of blocks that is in front of every such op: the ops that read a tied embedding are a whole pass apart.
+    Outside of blocks that is in front of every such op: the ops that read a tied embedding are a whole pass apart, as
+    are those of the reference phase from others.
     """
     now: _Now = {}
     ops: list[Op] = []
+    phase = None
     for op in program.ops:
+        if phase == "reference" != op.phase:
+            now = {}
+        phase = op.phase
         wanted = [v for v in op.ins if v in storage.states or v in storage.copies]
         for value in wanted:
             if value not in now:

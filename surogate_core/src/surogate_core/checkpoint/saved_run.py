@@ -249,13 +249,15 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
 
     They determine samples, schedule and buffers. The keys are part of the checkpoint's format.
     """
-    config, adapter = run.config, run.adapter
+    config, adapter, loss = run.config, run.adapter, plan.inputs.loss
     ignored = {QUANTIZATION, "dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
     return {
         "model": run.model.name,
         **{f"config.json {key}": value for key, value in run.model_config.items() if key not in ignored},
         "recipe": config.recipe,
         "optimizer": config.optimizer,
+        # not of a loss of core, which older checkpoints do not name
+        **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),
         **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},

@@ -13,7 +13,7 @@ from ..run import TrainResult
 def print_summary(out: TextIO, result: TrainResult) -> None:
     """Print the results of a finished run as a table of 80 columns. Only longer paths and commands exceed them.
 
-    Losses are in nats per token. What is None in the result is left out.
+    What is None in the result is left out.
     """
     from rich.box import HORIZONTALS
     from rich.table import Table
@@ -44,11 +44,12 @@ def to_json(result: TrainResult) -> dict[str, Any]:
 def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     rate = f", {count_text(result.tokens / result.seconds)} tokens/s" if result.seconds > 0 else ""
     yield "trained", f"{count_text(result.tokens)} tokens in {duration_text(result.seconds)}{rate}"
+    unit = " nats per token" if result.in_nats else ""
     if result.loss is not None:
-        yield "training loss", f"{result.loss:.4f} nats per token, of the last step"
+        yield "training loss", f"{result.loss:.4f}{unit}, of the last step"
     if losses := [loss for _, loss, _ in result.evaluations]:
         best = f", best {min(losses):.4f}" if min(losses) != losses[-1] else ""
-        yield "validation loss", f"{losses[-1]:.4f} nats per token{best}"
+        yield "validation loss", f"{losses[-1]:.4f}{unit}{best}"
         if result.unigram_loss is not None:
             yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(losses[-1], result.unigram_loss)}"
     if result.bits_per_byte is not None:

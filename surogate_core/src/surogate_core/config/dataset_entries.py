@@ -8,7 +8,6 @@ from typing import Any
 from .errors import fold, keys_of, shown, unknown_key, validate
 from .findings import Findings
 from .foreign import same_entry_keys
-from .keys import DATASET_KEYS
 from .options import validate_options
 from .registry import Registry
 from .schema import DatasetEntry
@@ -64,14 +63,8 @@ def _format_options(
     legal = {key for candidate in candidates for key in keys_of(candidate.options)}
     unknown = [key for key in given if key not in legal]
     for key in unknown:
-        if key in DATASET_KEYS:
-            findings.wrong(
-                f"{within}{key}",
-                f"not yet: datasets of type {DATASET_KEYS[key]} are not built; use type: conversation",
-            )
-        else:
-            words = {*legal, *DatasetEntry.model_fields} - {"options"}
-            findings.problems.append(unknown_key(key, words, within=within, meant=_meant(key)))
+        words = {*legal, *DatasetEntry.model_fields} - {"options"}
+        findings.problems.append(unknown_key(key, words, within=within, meant=_meant(key)))
     if unknown or not candidates or (name == "auto" and not given):
         return {}
     results = [validate_options(("format", c.name), c.options, given, registry, within) for c in candidates]

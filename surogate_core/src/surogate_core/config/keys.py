@@ -121,9 +121,6 @@ ADAPTER_FIELDS: dict[str, str] = _TABLES["adapter_fields"]
 PACKAGES: dict[str, str] = {key: package for package, keys in _TABLES["packages"].items() for key in keys}
 """Key of a package that may not be installed -> the package."""
 
-DATASET_KEYS: dict[str, str] = _TABLES["dataset_keys"]
-"""Key of a dataset entry -> the dataset type it belongs to, which is not built."""
-
 IGNORED: dict[str, str] = _TABLES["ignored"]
 """Key that nothing reads and whose value cannot matter -> the reason. Accepted with a notice."""
 

@@ -181,6 +181,7 @@ class DataKeys(Keys):
 class LoopKeys(Keys):
     """Training loop"""
 
+    loss: Text = Field("next_token", description="What is minimised: core's next_token, or that of a plugin.")
     num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: as many as `num_epochs` takes.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows per micro-step, in evaluation too.")

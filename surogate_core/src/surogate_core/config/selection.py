@@ -1,4 +1,4 @@
-"""Keys that select plugins by name: `recipe`, `optimizer`, `launcher`, `adapter`, `report_to`."""
+"""Keys that select plugins by name: `recipe`, `optimizer`, `launcher`, `loss`, `adapter`, `report_to`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .keys import DISTRIBUTIONS, NOT_YET_NAMES
 from .registry import Registry
 from .schema import TrainConfig
 
-REQUIRED = ("recipe", "optimizer", "launcher")
+REQUIRED = ("recipe", "optimizer", "launcher", "loss")
 """Kinds of plugins of which every run has one, selected by the key of the same name."""
 
 AUTO = "auto"

@@ -7,6 +7,7 @@ A dataset is a directory `<cache root>/<hash>/`:
                     where it is the target
     offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
     hashes.bin      uint64 [n_docs]: a hash of the tokens of each document
+    column.NAME.bin float32 [n_tokens] or [n_docs]: a column of the dataset type
     manifest.json   counts, settings and hashes
 
 It is written to `<hash>.partial`, synced and renamed. A directory named `<hash>` was therefore complete when it got
@@ -21,7 +22,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,7 @@ class Manifest:
     """Counts and settings of a dataset.
 
     n_bytes: UTF-8 bytes of text. n_trained: set bits of the mask. empty_rows: rows without a token, left out.
+    columns: name -> "token" or "document". group: documents of a row, which stay together.
     omissions: parts of the rows that are not in the tokens, each `[what, unit, why, count, of, first row]`.
     settings: everything that decides the tokens; the directory is named after their hash.
     """
@@ -68,6 +70,8 @@ class Manifest:
     empty_rows: int
     omissions: list[list[Any]]
     settings: Mapping[str, Any]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    group: int = 1
 
 
 class DamagedCache(Exception):
@@ -87,7 +91,8 @@ class TokenDataset:
     """The documents of a dataset as token ids. The arrays are memory maps if the dataset was opened from disk.
 
     tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
-    empty_rows: rows without a token, left out. hashes: uint64 [n_docs], of the tokens of each document.
+    empty_rows: rows without a token, left out. hashes: uint64 [n_docs], of the tokens of each document. columns: by
+    name, float32 [n_tokens] or [n_docs]. group: as in `Manifest`.
     """
 
     tokens: npt.NDArray[Any]
@@ -100,6 +105,8 @@ class TokenDataset:
     omissions: Sequence[FoundOmission] = ()
     empty_rows: int = 0
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    columns: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    group: int = 1
 
     @property
     def n_docs(self) -> int:
@@ -131,6 +138,8 @@ def open_cache(directory: Path) -> TokenDataset:
     dtype = np.dtype(manifest.dtype)
     expected = {"tokens.bin": manifest.n_tokens * dtype.itemsize, "mask.bin": (manifest.n_tokens + 7) // 8}
     expected[_HASHES] = manifest.n_docs * 8
+    counts = {"token": manifest.n_tokens, "document": manifest.n_docs}
+    expected |= {column_file(name): 4 * counts[per] for name, per in manifest.columns.items()}
     for name, size in expected.items():
         found = (directory / name).stat().st_size if (directory / name).is_file() else -1
         if found != size:
@@ -149,6 +158,8 @@ def open_cache(directory: Path) -> TokenDataset:
         omissions=[FoundOmission(Omission(*fields), first) for *fields, first in manifest.omissions],
         empty_rows=manifest.empty_rows,
         hashes=np.memmap(directory / _HASHES, "<u8", "r"),
+        columns={name: np.memmap(directory / column_file(name), "<f4", "r") for name in manifest.columns},
+        group=manifest.group,
     )
 
 
@@ -176,7 +187,11 @@ class TokenWriter:
     partial directory.
     """
 
-    def __init__(self, directory: Path, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, directory: Path, dtype: np.dtype[Any], columns: Mapping[str, str] | None = None, group: int = 1
+    ) -> None:
+        """`columns` and `group`: see `Manifest`."""
+        self._columns, self._group = columns or {}, group
         self._final = directory
         self._partial = directory.with_name(f"{directory.name}.partial")
         self._dtype = dtype
@@ -197,30 +212,40 @@ class TokenWriter:
 
     def _open(self) -> None:
         self._partial.mkdir(exist_ok=True)
-        found = list(_finished_shards(self._partial, self._dtype.itemsize))
+        found = list(_finished_shards(self._partial, self._sizes))
         kept = found[-1] if found else _Counts()
         self.shards = len(found)
         for name, count in dataclasses.asdict(kept).items():
             if name != "bits":
                 setattr(self, name, count)
         self._bits = np.array([bit == "1" for bit in kept.bits], np.bool_)
-        sizes = _sizes(kept, self._dtype.itemsize)
-        self._tokens, self._mask, self._lengths, self._hashes = (
-            _open_at(self._partial / name, size) for name, size in sizes.items()
-        )
+        self._files = {name: _open_at(self._partial / name, size) for name, size in self._sizes(kept).items()}
+        self._tokens, self._mask, self._lengths, self._hashes, *_ = self._files.values()
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            for file in (self._tokens, self._mask, self._lengths, self._hashes, self._journal):
+            files: tuple[IO[Any], ...] = (*self._files.values(), self._journal)
+            for file in files:
                 file.close()
         finally:  # closing flushes, which fails if the disk is full
             if error is None or isinstance(error, Exception) or not self.shards:
                 shutil.rmtree(self._partial, ignore_errors=True)
 
+    def _sizes(self, counts: _Counts) -> dict[str, int]:
+        """Return the size in bytes of each file after `counts`."""
+        of_column = {"token": 4 * counts.n_tokens, "document": 4 * counts.n_docs}
+        return {
+            "tokens.bin": counts.n_tokens * self._dtype.itemsize,
+            "mask.bin": counts.n_tokens // 8,
+            _LENGTHS: counts.n_docs * 8,
+            _HASHES: counts.n_docs * 8,
+            **{column_file(name): of_column[per] for name, per in self._columns.items()},
+        }
+
     def finish_shard(self) -> None:
         """Sync what was appended to disk, and record its extent in the journal."""
-        for file in (self._tokens, self._mask, self._lengths, self._hashes):
+        for file in self._files.values():
             _sync(file)
         counts = {name: getattr(self, name) for name in _Counts.__annotations__ if name != "bits"}
         bits = "".join("01"[int(bit)] for bit in self._bits)
@@ -228,8 +253,14 @@ class TokenWriter:
         _sync(self._journal)
         self.shards += 1
 
-    def append(self, tokens: npt.NDArray[Any], trained: Bools, lengths: Int64s) -> None:
-        """Append documents: their concatenated tokens and mask, and the length of each."""
+    def append(
+        self,
+        tokens: npt.NDArray[Any],
+        trained: Bools,
+        lengths: Int64s,
+        columns: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    ) -> None:
+        """Append documents: their concatenated tokens, mask and columns, and the length of each."""
         if len(tokens) == 0:
             return
         tokens = tokens.astype(self._dtype)
@@ -242,6 +273,8 @@ class TokenWriter:
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
         self._bits = bits[whole:]
         self._lengths.write(lengths.astype("<i8").tobytes())
+        for name in self._columns:
+            self._files[column_file(name)].write((columns or {})[name].astype("<f4").tobytes())
         self.n_docs += len(lengths)
         self.n_tokens += len(tokens)
         self.n_trained += int(np.count_nonzero(trained))
@@ -283,11 +316,13 @@ class TokenWriter:
                 for what, unit, why, count, of, first in self.omissions
             ],
             settings=settings,
+            columns=self._columns,
+            group=self._group,
         )
         with (self._partial / "manifest.json").open("w", encoding="utf-8") as text:
             json.dump(dataclasses.asdict(manifest), text, indent=1)
             _sync(text)
-        for written in (self._tokens, self._mask, self._hashes):
+        for written in self._files.values():
             _sync(written)
         for name in (_LENGTHS, _JOURNAL):
             (self._partial / name).unlink()
@@ -306,28 +341,23 @@ _HASHES = "hashes.bin"
 _JOURNAL = "shards.jsonl"
 
 
-def _sizes(counts: _Counts, itemsize: int) -> dict[str, int]:
-    """Return the size in bytes of each file after `counts`."""
-    return {
-        "tokens.bin": counts.n_tokens * itemsize,
-        "mask.bin": counts.n_tokens // 8,
-        _LENGTHS: counts.n_docs * 8,
-        _HASHES: counts.n_docs * 8,
-    }
+def column_file(name: str) -> str:
+    """Return the name of the file that holds a column."""
+    return f"column.{name}.bin"
 
 
-def _finished_shards(directory: Path, itemsize: int) -> Iterator[_Counts]:
+def _finished_shards(directory: Path, sizes: Callable[[_Counts], Mapping[str, int]]) -> Iterator[_Counts]:
     """Yield the counts at the end of each shard whose data is in the files; nothing for a damaged directory."""
     try:
         lines = (directory / _JOURNAL).read_text(encoding="utf-8").splitlines()
-        present = {name: (directory / name).stat().st_size for name in _sizes(_Counts(), itemsize)}
+        present = {name: (directory / name).stat().st_size for name in sizes(_Counts())}
     except (OSError, ValueError):
         return
     for line in lines:
         try:
             counts = _Counts(**json.loads(line))
             if len(counts.bits) != counts.n_tokens % 8 or any(
-                present[name] < size for name, size in _sizes(counts, itemsize).items()
+                present[name] < size for name, size in sizes(counts).items()
             ):
                 return
         except (ValueError, TypeError):  # the last line, if the process was killed while writing it

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError
 from ..api import DatasetFormatDef
 from ..config.schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
+from .asked import ASKS_NOTHING, Asked
 from .cache import TokenDataset, default_cache_root
+from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .column_counts import count_columns
 from .columns import Columns, unused_columns
@@ -37,7 +39,7 @@ class Corpora:
     validation_bytes: labels of the whole validation set, and the bytes of text they stand for.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: RowTokenizer
     train: PackedRows
     validation: PackedRows | None
     unigram_loss: float | None = None
@@ -52,21 +54,22 @@ def load_corpora(
     vocab_size: int,
     notice: Callable[[str], None],
     moved: Callable[[str], None] = lambda what: None,
+    asked: Asked = ASKS_NOTHING,
 ) -> Corpora:
     """Tokenise (or map from the cache), split, pack and check the data. Raises ConfigError naming key, file, line.
 
-    `moved` is called with what is being tokenised, again and again.
+    `moved` is called with what is being tokenised, again and again. `asked`: what the run's loss reads.
     """
     moved("loading the data")
     _set_threads(config.dataloader_num_workers)
-    tokenizer = Tokenizer(model_dir, f"model: {config.model}")
+    tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
-    documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved)
+    documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved, asked)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
                 raise ConfigError(f"validation_datasets.{index}: weight is for training data. Use samples instead.")
-        held_out = _documents(config, "validation_datasets", formats, tokenizer, notice, moved)
+        held_out = _documents(config, "validation_datasets", formats, tokenizer, notice, moved, asked)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
     moved("packing the data")
@@ -74,9 +77,9 @@ def load_corpora(
     if repeated is not None:
         notice(f"datasets: {repeated}")
     weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
-    train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing)
+    train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing, asked)
     check_rows(train, vocab_size, "datasets")
-    validation = pack(held_out, config.sequence_len, config.sample_packing)
+    validation = pack(held_out, config.sequence_len, config.sample_packing, asked)
     if validation.n_rows == 0:
         return Corpora(tokenizer=tokenizer, train=train, validation=None)
     check_rows(validation, vocab_size, "validation_datasets" if config.validation_datasets else "datasets")
@@ -117,14 +120,17 @@ def _documents(
     config: TrainConfig,
     key: Literal["datasets", "validation_datasets"],
     formats: Mapping[str, DatasetFormatDef],
-    tokenizer: Tokenizer,
+    tokenizer: RowTokenizer,
     notice: Callable[[str], None],
     moved: Callable[[str], None],
+    asked: Asked,
 ) -> DocumentSpans:
     parts = []
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
         chosen, options, source = _format(entry, formats, config.loss_scale, where)
+        strategy = config.truncation_strategy or chosen.truncation
+        asked.check(chosen, formats.values(), where, strategy)
         columns = _columns(source)
         _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
         dataset = tokenize_dataset(
@@ -141,7 +147,6 @@ def _documents(
         )
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
-        strategy = config.truncation_strategy or chosen.truncation
         spans = truncate(DocumentSpans.of([dataset]), config.sequence_len, strategy, where, notice)
         if len(spans) == 0:
             raise ConfigError(

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError
-from .cache import Int64s
+from .cache import Bools, Int64s
 from .pack import PackedRows
 from .permute import EVALUATION, SHUFFLE, permutation
 
@@ -33,6 +33,7 @@ class MicroBatch:
 
     tokens, targets, positions: [T]. cu_seqlens: [rows * max_documents + 1]; documents tile [0, T], the rest of a row
     is one document of padding, and unused entries repeat T. n_tokens: positions that are not padding. n_valid: labels.
+    n_groups: groups of documents. asked: further inputs, by name, if the run's loss asks for any.
     """
 
     tokens: Int32s
@@ -41,6 +42,8 @@ class MicroBatch:
     cu_seqlens: Int32s
     n_tokens: int
     n_valid: int
+    n_groups: int = 0
+    asked: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     @property
     def n_documents(self) -> int:
@@ -53,13 +56,15 @@ class StepBatch:
     """The data of an optimizer step.
 
     micro: the micro-batches of the ranks of this process; those that they take at the same time are adjacent. tokens,
-    valid_tokens: positions that are not padding, and labels, of all ranks. epoch: epochs completed after the step.
+    valid_tokens, groups: positions that are not padding, labels and groups, of all ranks. epoch: epochs completed after
+    the step.
     """
 
     micro: list[MicroBatch]
     tokens: int
     valid_tokens: int
     epoch: float
+    groups: int = 0
 
 
 class Loader:
@@ -117,12 +122,13 @@ class Loader:
                 micro.append(micro_batch(self.rows, some, self.batch_size, self.pad_id))
             else:
                 others.append(some)
-        tokens, labels = counts(self.rows, np.concatenate(others)) if others else (0, 0)
+        tokens, labels, groups = counts(self.rows, np.concatenate(others)) if others else (0, 0, 0)
         return StepBatch(
             micro=micro,
             tokens=tokens + sum(batch.n_tokens for batch in micro),
             valid_tokens=labels + sum(batch.n_valid for batch in micro),
             epoch=(index + 1) / self.steps_per_epoch,
+            groups=groups + sum(batch.n_groups for batch in micro),
         )
 
     def _epoch_order(self, epoch: int) -> Int64s:
@@ -154,29 +160,50 @@ def eval_batches(
         yield tuple(micro_batch(rows, order[first : first + batch_size], batch_size, pad_id) for first in firsts)
 
 
-def counts(rows: PackedRows, chosen: Int64s) -> tuple[int, int]:
-    """Return (positions that are not padding, labels) of rows, as `micro_batch` has them."""
+def counts(rows: PackedRows, chosen: Int64s) -> tuple[int, int, int]:
+    """Return (positions that are not padding, labels, groups) of rows, as `micro_batch` has them."""
+    _, start, length = _documents(rows, chosen)
+    _, trained = rows.corpus.read(_ranges(start, length))
+    trained[np.cumsum(length) - length] = False  # the first token of a document is no label
+    groups = len(_groups(rows, np.cumsum(length) - length, length, trained)) if rows.asked.group else 0
+    return int(length.sum()), int(np.count_nonzero(trained)), groups
+
+
+def _documents(rows: PackedRows, chosen: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return of each document of rows: its row among `chosen`, its first position in the corpus, its length."""
     first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
     piece = _ranges(first, last - first)
-    start, length = rows.start[piece], rows.stop[piece] - rows.start[piece]
-    _, trained = rows.corpus.read(_ranges(start, length))
-    labels = np.count_nonzero(trained) - np.count_nonzero(trained[np.cumsum(length) - length])
-    return int(length.sum()), int(labels)
+    row, start, stop = np.repeat(np.arange(len(chosen)), last - first), rows.start[piece], rows.stop[piece]
+    if rows.corpus.group > 1:
+        index = rows.corpus.documents(start).ravel()
+        start, stop = rows.corpus.bounds[index], rows.corpus.bounds[index + 1]
+        row = np.repeat(row, rows.corpus.group)
+    return row, start, stop - start
+
+
+def _groups(rows: PackedRows, at: Int64s, length: Int64s, labelled: Bools) -> Int64s:
+    """Return [n, group]: the documents of each group. Documents that are groups of their own have a label.
+
+    at: int64, first position of each document in `labelled`.
+    """
+    group = rows.corpus.group
+    if group > 1:
+        return np.arange(len(at)).reshape(-1, group)
+    before = np.concatenate([[0], np.cumsum(labelled)])
+    return np.flatnonzero(before[at + length] - before[at])[:, None]
 
 
 def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:
     """Return the rows `chosen` as a batch of `batch_size` rows; missing rows are padding."""
     seq_len, total = rows.sequence_len, batch_size * rows.sequence_len
-    first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
-    piece = _ranges(first, last - first)
-    start, length = rows.start[piece], rows.stop[piece] - rows.start[piece]
-    row = np.repeat(np.arange(len(chosen)), last - first)
+    row, start, length = _documents(rows, chosen)
     before = np.cumsum(length) - length
     row_length = np.bincount(row, weights=length, minlength=batch_size).astype(np.int64)
     at = row * seq_len + before - (np.cumsum(row_length) - row_length)[row]  # start of each piece in the batch
 
     slots = _ranges(at, length)
-    read_tokens, trained = rows.corpus.read(_ranges(start, length))
+    read = _ranges(start, length)
+    read_tokens, trained = rows.corpus.read(read)
     within = _ranges(np.zeros_like(length), length)
     labelled = np.zeros(len(slots), np.bool_)
     labelled[:-1] = trained[1:] & (within[1:] > 0)  # the next token is of the same document, and trained
@@ -191,9 +218,39 @@ def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) 
     cu_seqlens = np.full(batch_size * rows.max_documents + 1, total, np.int32)
     cu_seqlens[: len(starts)] = starts
     positions = np.arange(total) - np.repeat(starts, np.diff(np.append(starts, total)))
-    return MicroBatch(
+    batch = MicroBatch(
         tokens, targets, positions.astype(np.int32), cu_seqlens, len(slots), int(np.count_nonzero(labelled))
     )
+    return _with_asked(batch, rows, (at, start, length), slots[labelled], read[1:][labelled[:-1]])
+
+
+def _with_asked(
+    batch: MicroBatch, rows: PackedRows, documents: Sequence[Int64s], labelled: Int64s, labels: Int64s
+) -> MicroBatch:
+    """Return the batch with what the loss asks for.
+
+    documents: position in the batch and in the corpus, and length, of each. labelled, labels: positions with a label in
+    the batch, and of these labels in the corpus.
+    """
+    asked, total = rows.asked, len(batch.tokens)
+    if not asked.group and not asked.columns:
+        return batch
+    at, start, length = documents
+    groups = _groups(rows, at, length, batch.targets != NO_LABEL)
+    most = total // rows.sequence_len * (rows.max_documents - 1) // rows.corpus.group
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if asked.group:
+        arrays["groups"] = np.zeros((most, asked.group, 2), np.int32)
+        arrays["groups"][: len(groups)] = np.stack([at, at + length], -1)[groups]
+    for column in asked.columns:
+        whole = np.zeros(total if column.per == "token" else (most, asked.group), np.float32)
+        if column.per == "token":
+            whole[labelled] = rows.corpus.column(column.name, labels)
+        else:
+            index = np.searchsorted(rows.corpus.bounds, start, side="right") - 1
+            whole[: len(groups)] = rows.corpus.column(column.name, index[groups])
+        arrays[f"column.{column.name}"] = whole
+    return replace(batch, n_groups=len(groups) if asked.group else 0, asked=arrays)
 
 
 def _ranges(start: Int64s, length: Int64s) -> Int64s:

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError
+from .asked import ASKS_NOTHING, Asked
 from .cache import Bools, Int64s, TokenDataset
 from .permute import VALIDATION, permutation
-from .pieces import max_pieces
+from .pieces import documents_in_row
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,26 @@ class Corpus:
     def bases(self) -> Int64s:
         """int64 [n_datasets + 1]: first position of each dataset, then the number of tokens."""
         return np.cumsum([0, *(dataset.n_tokens for dataset in self.datasets)], dtype=np.int64)
+
+    @property
+    def group(self) -> int:
+        """Documents of a group, which stay together."""
+        return self.datasets[0].group if self.datasets else 1
+
+    @cached_property
+    def bounds(self) -> Int64s:
+        """int64: first position of every document, then the number of tokens."""
+        starts = (dataset.offsets[:-1] + base for dataset, base in zip(self.datasets, self.bases, strict=False))
+        return np.concatenate([*starts, self.bases[-1:]])
+
+    def documents(self, starts: Int64s) -> Int64s:
+        """Return [n, group]: the indices of the documents of each group, or of the document that has position i."""
+        first = np.searchsorted(self.bounds, starts, side="right") - 1
+        return first[:, None] + np.arange(self.group)
+
+    def column(self, name: str, index: Int64s) -> npt.NDArray[np.float32]:
+        """Return the numbers of a column at positions, or of documents."""
+        return np.concatenate([dataset.columns[name] for dataset in self.datasets])[index]
 
     def read(self, positions: Int64s) -> tuple[npt.NDArray[np.int32], Bools]:
         """Return the tokens at `positions`, and whether each is trained."""
@@ -70,10 +91,11 @@ class DocumentSpans:
 
     @classmethod
     def of(cls, datasets: Sequence[TokenDataset]) -> DocumentSpans:
-        """Return every document of `datasets`, in order."""
+        """Return every document of `datasets`, or every group of them, in order."""
         corpus = Corpus(tuple(datasets))
-        starts = [dataset.offsets[:-1] + base for dataset, base in zip(datasets, corpus.bases, strict=False)]
-        stops = [dataset.offsets[1:] + base for dataset, base in zip(datasets, corpus.bases, strict=False)]
+        pairs = list(zip(datasets, corpus.bases, strict=False))
+        starts = [dataset.offsets[:-1][:: dataset.group] + base for dataset, base in pairs]
+        stops = [dataset.offsets[dataset.group :: dataset.group] + base for dataset, base in pairs]
         none = np.zeros(0, np.int64)
         return cls(corpus, np.concatenate([none, *starts]), np.concatenate([none, *stops]))
 
@@ -128,8 +150,10 @@ def _spans(corpus: Corpus, start: Int64s, stop: Int64s, whole: Bools) -> Documen
 class PackedRows:
     """Rows of `sequence_len` tokens. Row r holds the pieces row_offsets[r] to row_offsets[r + 1], in this order.
 
+    A piece is a document, a part of one, or a group of documents, which are adjacent in the corpus.
+
     start, stop: int64 [n_pieces], positions of the corpus. max_documents: upper bound of the documents in a row, with
-    its padding counted as one.
+    its padding counted as one. asked: what the loss reads.
     """
 
     corpus: Corpus
@@ -138,6 +162,7 @@ class PackedRows:
     stop: Int64s
     row_offsets: Int64s
     max_documents: int
+    asked: Asked = ASKS_NOTHING
 
     @property
     def n_rows(self) -> int:
@@ -149,7 +174,9 @@ class PackedRows:
         return int((self.stop - self.start).sum())
 
 
-def pack(documents: DocumentSpans, sequence_len: int, sample_packing: bool = True) -> PackedRows:
+def pack(
+    documents: DocumentSpans, sequence_len: int, sample_packing: bool = True, asked: Asked = ASKS_NOTHING
+) -> PackedRows:
     """Split documents into pieces and pack them into rows; without `sample_packing`, a row holds one piece.
 
     Pieces of one token have no label and are left out. Deterministic.
@@ -157,12 +184,14 @@ def pack(documents: DocumentSpans, sequence_len: int, sample_packing: bool = Tru
     if sequence_len < 2:
         raise ConfigError(f"sequence_len: {sequence_len} leaves no token to predict. Give 2 or more.")
     start, stop = _split(documents, sequence_len)
-    limit = max_pieces(sequence_len) if sample_packing else 1
+    group = documents.corpus.group
+    most = documents_in_row(sequence_len, sample_packing, group)
+    limit = (most - 1) // group
     row = _best_fit(stop - start, sequence_len, limit) if sample_packing else np.arange(len(start))
     order = np.argsort(row, kind="stable")
     counts = np.bincount(row, minlength=0) if len(row) else np.zeros(0, np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-    return PackedRows(documents.corpus, sequence_len, start[order], stop[order], offsets, limit + 1)
+    return PackedRows(documents.corpus, sequence_len, start[order], stop[order], offsets, most, asked)
 
 
 def _split(documents: DocumentSpans, sequence_len: int) -> tuple[Int64s, Int64s]:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+def documents_in_row(sequence_len: int, sample_packing: bool, group: int = 1) -> int:
+    """Return the most documents in a row, of which `group` stay together. The padding at its end counts as one."""
+    group = max(1, group)
+    return (max(1, max_pieces(sequence_len) // group) if sample_packing else 1) * group + 1
+
+
 def max_pieces(sequence_len: int) -> int:
     """Return the most pieces in a row. It bounds the length of cu_seqlens; rows of shorter pieces stay partly empty."""
     return max(1, sequence_len // 8)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -37,9 +38,10 @@ from .cache import (
     token_dtype,
 )
 from .cache_lock import cache_lock
+from .chat.row_tokenizer import RowTokenizer
+from .encoded import arrays_of, documents_of
 from .readers import Row
 from .sources import Source, open_source
-from .tokenizer import Tokenizer
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
@@ -59,7 +61,7 @@ def tokenize_dataset(
     entry: DatasetEntry,
     format_def: DatasetFormatDef,
     options: BaseModel,
-    tokenizer: Tokenizer,
+    tokenizer: RowTokenizer,
     cache_root: Path | None = None,
     progress: OnProgress | None = None,
     *,
@@ -105,7 +107,9 @@ def tokenize_dataset(
 
         dataset = _open(directory, notice=None)  # damage is checked again and reported under the lock
         if dataset is None:
-            dataset = _written(directory, token_dtype(tokenizer.vocab_size), write, where, notice, moved)
+            dtype, columns = token_dtype(tokenizer.vocab_size), {c.name: c.per for c in format_def.columns}
+            writer = partial(TokenWriter, directory, dtype, columns, format_def.group)
+            dataset = _written(directory, writer, write, where, notice, moved)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -122,7 +126,7 @@ def omission_lines(found: Sequence[FoundOmission]) -> Iterator[str]:
 
 def _written(
     directory: Path,
-    dtype: np.dtype[Any],
+    make: Callable[[], TokenWriter],
     write: Callable[[TokenWriter], None],
     where: str,
     notice: Notice,
@@ -135,7 +139,7 @@ def _written(
             cached = _open(directory, notice)
             if cached is not None:
                 return cached
-            with TokenWriter(directory, dtype) as writer:
+            with make() as writer:
                 if writer.shards:
                     notice(
                         f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
@@ -172,7 +176,7 @@ def _open(directory: Path, notice: Notice | None) -> TokenDataset | None:
 
 
 def _settings(
-    source: Source, format_def: DatasetFormatDef, options: BaseModel, tokenizer: Tokenizer
+    source: Source, format_def: DatasetFormatDef, options: BaseModel, tokenizer: RowTokenizer
 ) -> dict[str, str | int | dict[str, Any]]:
     """Return everything that determines the tokens."""
     return {
@@ -228,6 +232,7 @@ class _Chunk:
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int64]
+    columns: Mapping[str, npt.NDArray[np.float32]]
     rows: int
     empty: int
     n_bytes: int
@@ -240,7 +245,7 @@ def _write(
     source: Source,
     format_def: DatasetFormatDef,
     options: BaseModel,
-    tokenizer: Tokenizer,
+    tokenizer: RowTokenizer,
     progress: OnProgress,
     skip_bad: bool,
 ) -> None:
@@ -260,7 +265,7 @@ def _write(
                 raise _refused(bad)
             if bad:  # nothing is kept: only the rest of the bad rows is counted
                 continue
-            writer.append(chunk.tokens, chunk.trained, chunk.lengths)
+            writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.columns)
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
             writer.n_bytes += chunk.n_bytes
@@ -319,60 +324,54 @@ def _encode(
     columns: Sequence[str],
     format_def: DatasetFormatDef,
     options: BaseModel,
-    tokenizer: Tokenizer,
+    tokenizer: RowTokenizer,
     skip_bad: bool,
 ) -> _Chunk:
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
+    numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
     omitted: dict[Omission, tuple[int, int, str]] = {}
     bad: list[ConfigError] = []
     n_bytes = empty = 0
     for row in rows:
         try:
-            encoded = format_def.encode(row.values, tokenizer, options)
+            documents = documents_of(format_def, format_def.encode(row.values, tokenizer, options), row)
         except ConfigError as error:
             if not skip_bad:
                 bad.append(ConfigError(f"{row.where}: {error}"))
                 continue
-            encoded = Encoded((), (), left_out=_SKIPPED)
+            documents = [Encoded((), (), left_out=_SKIPPED)]
         except PluginError as error:
             raise PluginError(f"{row.where}: {error}") from error.__cause__
         except Exception as error:  # an error in a format of core
             error.add_note(f"while encoding {row.where}")
             raise
         # of a row that is left out, only that
-        for omission in [Omission("", "rows", encoded.left_out)] if encoded.left_out else encoded.omissions:
+        out = next((document.left_out for document in documents if document.left_out), "")
+        found = [omission for document in documents for omission in document.omissions]
+        for omission in [Omission("", "rows", out)] if out else found:
             kind = replace(omission, count=0, of=0)
             count, of, first = omitted.get(kind, (0, 0, ""))
             first = first or (row.where if omission.count else "")
             omitted[kind] = (count + omission.count, of + omission.of, first)
-        if len(encoded.tokens) == 0:
-            empty += not encoded.left_out
+        if out or not any(len(document.tokens) for document in documents):
+            empty += not out
             continue
-        try:
-            ids = np.asarray(encoded.tokens, np.int64)
-            mask = np.asarray(encoded.trained, np.bool_)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise _wrong_result(row, format_def, f"something other than tokens and mask entries ({error})") from error
-        if ids.shape != mask.shape or ids.ndim != 1 or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-            found = f"{ids.size} tokens from {ids.min()} to {ids.max()} and {mask.size} mask entries"
-            raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
-        tokens.append(ids.astype(np.uint32))
-        trained.append(mask)
+        for document in documents:
+            ids, mask, found_numbers = arrays_of(document, row, format_def, tokenizer)
+            tokens.append(ids.astype(np.uint32))
+            trained.append(mask)
+            for name, values in found_numbers.items():
+                numbers[name].append(values)
         n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
     return _Chunk(
         tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.uint32),
         trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
+        columns={name: np.concatenate([np.zeros(0, np.float32), *parts]) for name, parts in numbers.items()},
         rows=len(rows),
         empty=empty,
         n_bytes=n_bytes,
         omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
         bad=bad,
     )
-
-
-def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginError:
-    if format_def.origin is not None:
-        return PluginError(f"{row.where}: {format_def.origin.failed('encode', f'returned {what}')}")
-    return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report this to its authors.")

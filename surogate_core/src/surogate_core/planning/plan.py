@@ -18,7 +18,7 @@ from ..assembly.weight_storage import STORED_BY
 from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
-from ..data.pieces import max_pieces
+from ..data.pieces import documents_in_row
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..memory.cost import OpCosts, program_cost
@@ -178,11 +178,6 @@ def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None)
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
 
 
-def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
-    """Return the most documents that fit into `rows` rows. Padding at the end of a row counts as a document."""
-    return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
-
-
 def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
@@ -198,6 +193,8 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         dims=run.dims,
         recipe=registry.recipe(config.recipe),
         recipe_options=loaded.recipe_options,
+        loss=registry.loss(config.loss),
+        loss_options=loaded.options["loss", config.loss],
         optimizer=registry.optimizer(config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,
@@ -209,7 +206,8 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         sharding=sharding,
         nodes=nodes,
         ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
-        max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
+        max_documents=config.per_device_train_batch_size
+        * documents_in_row(config.sequence_len, config.sample_packing, registry.loss(config.loss).group),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,
         zero_copy=config.use_zero_copy,

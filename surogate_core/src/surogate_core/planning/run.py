@@ -13,6 +13,7 @@ from ..api import AdapterDef, Dims, ModelDef, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
+from ..data.asked import Asked
 from ..errors import ConfigError, PluginError
 from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
 from ..hub.files import CONFIG_FILES, resolve_model_dir
@@ -70,6 +71,12 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
         adapter=next(iter(adapters), None),
         weight_format=_weight_format(loaded, registry, model_dir, model_config),
     )
+
+
+def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:
+    """Return what the run's loss asks of its data."""
+    loss = registry.loss(loaded.config.loss)
+    return Asked(loss.name, tuple(loss.columns(loaded.options["loss", loss.name])), loss.group)
 
 
 def _weight_format(

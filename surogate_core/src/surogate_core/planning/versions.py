@@ -48,6 +48,7 @@ def _used(run: Run, plan: Plan) -> Iterator[Plugin]:
 def _computing(run: Run, plan: Plan) -> Iterator[Plugin]:
     registry, given, config = run.registry, plan.inputs, run.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
+    named += [("loss", config.loss)]
     named += [("adapter", adapter.name) for adapter, _ in given.adapters]
     named += [("weight format", given.weight_format[0].name)] if given.weight_format else []
     ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)

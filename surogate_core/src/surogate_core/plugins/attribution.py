@@ -107,10 +107,22 @@ def _dims(result: Any, args: Sequence[Any]) -> str:
     return ""
 
 
+def _head(result: Any, args: Sequence[Any]) -> str:
+    x, weight = result.x, result.weight
+    fits = len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
+    fits = fits and all(loss.shape == () for loss in result.losses)
+    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses have shape []"
+
+
 def _loss(result: Any, args: Sequence[Any]) -> str:
-    losses = result if isinstance(result, list | tuple) and result else [result]
-    fits = all(loss.shape == () for loss in losses)
-    return "" if fits else "the loss, a Value of shape [], or several"
+    figures = [*result.terms, *result.figures]
+    if not result.terms or any((f.value.shape, f.value.dtype) not in (((), "fp32"), ((), "fp64")) for f in figures):
+        return "a Loss of at least one term, whose values are fp32 of shape []"
+    names = [figure.name for figure in figures]
+    if len(set(names)) < len(names) or len({figure.value for figure in figures}) < len(names):
+        return "terms and figures with a name and a value of their own"
+    grouped = args[0].batch.group_scale is not None
+    return "" if grouped or all(f.per == "token" for f in figures) else "figures per token: LossDef.group is 0"
 
 
 def _one_each(what: str) -> Check:
@@ -155,7 +167,8 @@ def _copies(result: Any, args: Sequence[Any]) -> str:
 
 _FITTING: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "dims"): _dims,
-    ("model", "build"): _loss,
+    ("model", "build"): _head,
+    ("loss", "build"): _loss,
     ("op", "changes"): _inputs,
     ("op", "may_overwrite"): _overwritten,
     ("op", "vjp"): _gradients,

@@ -20,6 +20,7 @@ from ..api import (
     Finding,
     KernelDef,
     LauncherDef,
+    LossDef,
     LoweringDef,
     ModelDef,
     OffloadDef,
@@ -125,6 +126,9 @@ class Registry:
 
     def optimizer(self, name: str) -> OptimizerDef:
         return self._named(OptimizerDef, name)
+
+    def loss(self, name: str) -> LossDef:
+        return self._named(LossDef, name)
 
     def adapter(self, name: str) -> AdapterDef:
         return self._named(AdapterDef, name)

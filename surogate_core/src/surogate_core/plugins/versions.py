@@ -34,6 +34,7 @@ class Served:
 
 
 _CHANGES: Final[Mapping[str, str]] = {
+    "models": "ModelDef.build returns Head(x, weight) in place of the result of lm_head_ce",
     "ops": "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites; memory_efficiency "
     "is of KernelDef; is_attention is attention",
     "adapters": "apply(program, scalars, context) and start(params, context) get an AdapterContext",

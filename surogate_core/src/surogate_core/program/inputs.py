@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .value import Value
 
@@ -18,7 +19,14 @@ class BatchInputs:
                    documents cover [0, T]: padding is a document without labels.
     loss_scale     fp32 []: 1 / number of labels in the whole optimizer step
     seq_len        tokens per row; no document is longer
-    lmhead_chunks  number of chunks into which `lm_head_ce` divides the T rows to limit the memory of its logits
+    lmhead_chunks  number of chunks into which ops of the LM head divide the T rows to limit the memory of the logits
+    groups         int32 [G, n, 2]: start and stop of the n documents of each group, each with a label; unused entries
+                   are 0
+    group_scale    fp32 []: 1 / number of groups in the whole optimizer step
+    columns        by name, fp32: [T], the number of the token that is the label of a position, 0 without a label; or
+                   [G, n], that of each document of a group
+
+    The last three are what the run's loss asks for (`LossDef`).
     """
 
     tokens: Value
@@ -28,6 +36,9 @@ class BatchInputs:
     loss_scale: Value
     seq_len: int
     lmhead_chunks: int = 1
+    groups: Value | None = None
+    group_scale: Value | None = None
+    columns: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

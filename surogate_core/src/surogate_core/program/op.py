@@ -11,7 +11,8 @@ from ..origin import Origin
 from .lazy import lazy
 from .value import Value
 
-Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
+Phase = Literal["reference", "forward", "backward", "recompute", "update", "derive", "start"]
+"""Part of a program. "reference": the model without its adapter, for losses that compare with it."""
 
 Stage = Literal["forward", "micro", "evaluate", "update", "derive", "start"]
 """Stage of a program. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""

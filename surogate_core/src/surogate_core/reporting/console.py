@@ -42,6 +42,8 @@ class PlainLogger(Logger):
         first, self._stepped = not self._stepped, True
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
+            if report.figures:
+                self._line(f"  {figures_text(report)}")
 
     def _line(self, text: str) -> None:
         if self._out is None:
@@ -99,6 +101,12 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
 
 def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
-    if report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
+    if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
+    line += f", {figures_text(report)}" if report.figures else ""
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
+
+
+def figures_text(report: StepReport | EvalReport) -> str:
+    """Return "margin 0.12, accuracy 0.75"."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.figures.items())

@@ -75,8 +75,9 @@ class JsonLinesLogger(Logger):
             figures = {"step": report.step, "columns": columns, "tensors": rows, "time": report.time}
         else:
             figures = asdict(report)
-            if isinstance(report, StepReport) and not report.skipped:
-                del figures["skipped"]
+            if isinstance(report, StepReport | EvalReport):
+                usual = {"skipped": False, "in_nats": True, "groups": 0, "figures": {}}
+                figures = {name: value for name, value in figures.items() if value != usual.get(name, report)}
         self._write({"log": _NAMES[type(report)], **figures})
 
     def close(self, status: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..assembly.assembly import Assembly
 from ..memory.plan import MemoryPlan
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
@@ -75,3 +76,20 @@ class Inputs:
         offset = self._segment.offsets[value]
         raw = self._mirrors[self._turn][offset : offset + value.nbytes]
         return raw.view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)
+
+
+def write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:
+    """Write the offsets for all variants. Those for fewer documents than the batch has get a part, and do not run."""
+    inputs.write(assembly.batch.cu_seqlens.name, cu_seqlens)
+    for documents, offsets in assembly.cu_seqlens.items():
+        inputs.write(offsets.name, cu_seqlens[: documents + 1])
+
+
+def one_document_per_row(assembly: Assembly) -> np.ndarray[Any, Any]:
+    """Return valid cu_seqlens for running programs before there is a batch."""
+    batch = assembly.batch
+    tokens = batch.tokens.shape[0]
+    offsets = np.full(batch.cu_seqlens.shape, tokens, np.int32)
+    rows = np.arange(0, tokens, batch.seq_len, dtype=np.int32)
+    offsets[: len(rows)] = rows
+    return offsets

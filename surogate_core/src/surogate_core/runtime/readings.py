@@ -1,4 +1,4 @@
-"""Loss and gradient norm of a step: read without making the host wait for the device."""
+"""Loss, gradient norm and other figures of a step: read without making the host wait for the device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Reading(Protocol):
     def ready(self) -> bool:
         """Whether `values` would return without waiting."""
 
-    def values(self) -> tuple[float, float]:
-        """Wait for the step. Return (mean loss in nats, 2-norm of the gradient before clipping)."""
+    def values(self) -> tuple[float, ...]:
+        """Wait for the step. Return (loss, 2-norm of the gradient before clipping, the loss's other figures)."""
 
     @property
     def finished_at(self) -> float:
@@ -48,8 +48,7 @@ class HostReadings:
         self._values = values
 
     def enqueue(self) -> ReadyReading:
-        loss, norm = self._values
-        return ReadyReading(float(loss), float(norm))
+        return ReadyReading(tuple(map(float, self._values)))
 
 
 class ReadyReading:
@@ -57,11 +56,11 @@ class ReadyReading:
 
     ready = True
 
-    def __init__(self, loss: float, norm: float) -> None:
-        self._values = loss, norm
+    def __init__(self, values: tuple[float, ...]) -> None:
+        self._values = values
         self.finished_at = time.perf_counter()
 
-    def values(self) -> tuple[float, float]:
+    def values(self) -> tuple[float, ...]:
         return self._values
 
 
@@ -105,13 +104,13 @@ class PendingReading:
     def ready(self) -> bool:
         return bool(self._event.query())
 
-    def values(self) -> tuple[float, float]:
+    def values(self) -> tuple[float, ...]:
         if self._finished_at is None:
             finished_earlier = self._event.query()
             self._event.synchronize()
             now = time.perf_counter()
             self._finished_at = min(now, self._after_previous() or now) if finished_earlier else now
-        return float(self._host[0]), float(self._host[1])
+        return tuple(map(float, self._host))
 
     @property
     def finished_at(self) -> float:

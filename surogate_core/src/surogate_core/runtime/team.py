@@ -146,13 +146,19 @@ class Team:
         self._on_all(lambda worker: worker.begin(graphs=graphs))
 
     def micro_step(
-        self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, index: int, reporting: bool = False
+        self,
+        *batches: MicroBatch,
+        first: bool,
+        last: bool,
+        loss_scale: float,
+        index: int,
+        reporting: bool = False,
+        group_scale: float = 1.0,
     ) -> None:
         """Run one micro-batch on each rank. `index` is that of rank 0; the others have the following ones."""
         for thread, worker, comm, batch in zip(self._threads, self._workers, self._comms, batches, strict=True):
-            step = worker.micro_step
-            own = index + comm.rank
-            thread.submit(step, batch, first=first, last=last, loss_scale=loss_scale, index=own, reporting=reporting)
+            given = {"loss_scale": loss_scale, "group_scale": group_scale, "reporting": reporting}
+            thread.submit(worker.micro_step, batch, first=first, last=last, index=index + comm.rank, **given)
         self.check()
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -167,9 +173,14 @@ class Team:
         return _TeamTable(self._threads[0].submit(self._workers[0].read_numerics))
 
     def evaluate(self, *batches: MicroBatch) -> float:
-        """Return the sum of the losses of all batches, one for each rank of this process."""
+        """Return the loss of `evaluate_figures`."""
+        return self.evaluate_figures(*batches)[0]
+
+    def evaluate_figures(self, *batches: MicroBatch) -> tuple[float, ...]:
+        """Return the sums of the figures over all batches, one for each rank of this process."""
         given = zip(self._threads, self._workers, batches, strict=True)
-        return sum(self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given]))
+        found = self._results([thread.submit(worker.evaluate_figures, batch) for thread, worker, batch in given])
+        return tuple(map(sum, zip(*found, strict=True)))
 
     def gather(self) -> None:
         """Bring the weights of all ranks up to date. All processes call this. See `Worker.gather`."""
@@ -286,12 +297,12 @@ class _TeamReading:
         """When the last rank finished the step."""
         return max(future.result().finished_at for future in self._readings)
 
-    def values(self) -> tuple[float, float]:
+    def values(self) -> tuple[float, ...]:
         while not self.ready:
             time.sleep(POLL_SECONDS)
         values = [future.result().values() for future in self._readings]
         if len(set(map(repr, values))) > 1:
-            found = "; ".join(f"rank {rank}: loss {loss}, norm {norm}" for rank, (loss, norm) in enumerate(values))
+            found = "; ".join(f"rank {rank}: loss {v[0]}, norm {v[1]}" for rank, v in enumerate(values))
             raise RunStopped(
                 f"the ranks disagree on a step although they have summed their gradients ({found}): an op of the "
                 "update gives different bits on different devices, so the weights diverge. Please report this; use "

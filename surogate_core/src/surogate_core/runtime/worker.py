@@ -6,9 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
 from .initialise import initialise
-from .inputs import Inputs
+from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
@@ -65,7 +63,8 @@ class Worker:
         self.executor = executor
         self._inputs = inputs
         self._inputs.write("seed", seed)
-        self._readings = executor.readings([buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)])
+        read = (assembly.loss, assembly.grad_norm, *(figure.step for figure in assembly.reported[1:]))
+        self._readings = executor.readings(list(map(buffers.persistent, read)))
         self._tables = (
             None
             if assembly.numerics is None
@@ -112,7 +111,7 @@ class Worker:
             stream.wait_stream(torch.cuda.current_stream())
             mark("CUDA context, buffers")
             inputs = Inputs(assembly.declared, assembly.memory, buffers, stream)
-            _write_documents(inputs, assembly, _one_document_per_row(assembly))
+            write_documents(inputs, assembly, one_document_per_row(assembly))
             inputs.commit()
             executor = CudaExecutor(assembly.all_programs, buffers, context, stream)
             mark("kernels bound")
@@ -265,6 +264,7 @@ class Worker:
         loss_scale: float,
         index: int,
         reporting: bool = False,
+        group_scale: float = 1.0,
     ) -> None:
         """Run forward and backward of one micro-batch.
 
@@ -278,7 +278,7 @@ class Worker:
         self._comm.position.micro_step(self._micro_steps, stream.cuda_stream if stream else 0)
         purpose: Purpose = "calibrate" if self._calibrating else "report" if reporting else "train"
         self._reports |= purpose == "report"
-        self._write_batch(batch, loss_scale)
+        self._write_batch(batch, loss_scale, group_scale)
         self._inputs.write("micro_step", index)
         if self.assembly.scalars.first_micro_step is not None:
             self._inputs.write("first_micro_step", index - self._comm.rank)
@@ -289,7 +289,7 @@ class Worker:
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` counts from 1. A non-finite norm changes nothing.
 
-        The loss of the reading is the sum over all labels of loss_scale x loss, which is their mean.
+        The loss of the reading is the sum over all labels of loss_scale x loss, which is their mean. Figures follow.
         """
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
@@ -309,14 +309,19 @@ class Worker:
         return self._tables.enqueue() if reports and self._tables is not None else None
 
     def evaluate(self, *batches: MicroBatch) -> float:
-        """Return the sum of the losses of one batch's labels, in nats. Changes neither weights nor gradients."""
+        """Return the loss of `evaluate_figures`."""
+        return self.evaluate_figures(*batches)[0]
+
+    def evaluate_figures(self, *batches: MicroBatch) -> tuple[float, ...]:
+        """Return the sums of the loss and other figures over one batch. Changes neither weights nor gradients."""
         (batch,) = batches
         self.gather()
-        self._write_batch(batch, 1.0)
+        self._write_batch(batch, 1.0, 1.0)
         self._inputs.commit()
         self._run(self.assembly.for_documents(self.assembly.only("evaluate"), batch.n_documents), batch.n_valid)
         self.executor.wait()
-        return float(self.buffers.persistent(self.assembly.eval_loss)) if batch.n_valid else 0.0
+        figures = (self.buffers.persistent(figure.evaluation) for figure in self.assembly.reported)
+        return tuple(float(figure) if batch.n_valid else 0.0 for figure in figures)
 
     def gather(self) -> None:
         """Bring all weights up to date, of which updates leave the parts of other ranks to the next micro-step.
@@ -331,11 +336,13 @@ class Worker:
         """Wait until everything that was enqueued is done. Call it before reading the weights."""
         self.executor.wait()
 
-    def _write_batch(self, batch: MicroBatch, loss_scale: float) -> None:
-        for name in ("tokens", "targets", "positions"):
-            self._inputs.write(name, getattr(batch, name))
-        _write_documents(self._inputs, self.assembly, batch.cu_seqlens)
-        self._inputs.write("loss_scale", loss_scale)
+    def _write_batch(self, batch: MicroBatch, loss_scale: float, group_scale: float) -> None:
+        written = {name: getattr(batch, name) for name in ("tokens", "targets", "positions")}
+        written |= {**batch.asked, "loss_scale": loss_scale}
+        written |= {} if self.assembly.batch.group_scale is None else {"group_scale": group_scale}
+        for name, value in written.items():
+            self._inputs.write(name, value)
+        write_documents(self._inputs, self.assembly, batch.cu_seqlens)
 
     def _run(self, program: Program, labels: int | None = None) -> None:
         """Enqueue `program` for a batch with `labels` labels; None: with as many as possible."""
@@ -381,20 +388,3 @@ class Worker:
         self.free_snapshot()
         self.executor.release()
         self.buffers.close()
-
-
-def _write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:
-    """Write the offsets for all variants. Those for fewer documents than the batch has get a part, and do not run."""
-    inputs.write(assembly.batch.cu_seqlens.name, cu_seqlens)
-    for documents, offsets in assembly.cu_seqlens.items():
-        inputs.write(offsets.name, cu_seqlens[: documents + 1])
-
-
-def _one_document_per_row(assembly: Assembly) -> np.ndarray[Any, Any]:
-    """Return valid cu_seqlens for running programs before there is a batch."""
-    batch = assembly.batch
-    tokens = batch.tokens.shape[0]
-    offsets = np.full(batch.cu_seqlens.shape, tokens, np.int32)
-    rows = np.arange(0, tokens, batch.seq_len, dtype=np.int32)
-    offsets[: len(rows)] = rows
-    return offsets

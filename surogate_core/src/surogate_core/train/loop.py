@@ -21,8 +21,10 @@ from ..errors import NonFiniteError, RunStopped
 from ..world.processes import FIRST_STEP_SECONDS, SAVE_SECONDS, Processes
 from .interrupt import Interrupt
 from .schedule import Schedule
+from .sums import sum_losses
 
 if TYPE_CHECKING:
+    from ..assembly.assembly import Reported
     from ..checkpoint.writer import CheckpointWriter
     from ..runtime.readings import Reading
     from ..runtime.team import Team
@@ -40,6 +42,7 @@ class Job:
     save_seconds   that a save may take
     saves_jointly  whether no process can save without the others
     failures       errors of loggers after which all processes are asked to save and stop
+    reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -58,6 +61,8 @@ class Job:
     save_steps: int
     save_seconds: float = SAVE_SECONDS
     saves_jointly: bool = False
+    reported: Sequence[Reported] = ()
+    in_nats: bool = True
     failures: list[RunStopped] = field(default_factory=list)
     max_nonfinite_steps: int
     watch: Callable[[int], None]
@@ -168,14 +173,15 @@ def optimizer_step(
 
     `reporting`: the first micro-step also writes the numerics report.
     """
-    scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
+    units = {"loss_scale": batch.valid_tokens, "group_scale": batch.groups}
+    scales = {name: 1 / count if count else 0.0 for name, count in units.items()}
     width, count = worker.width, len(batch.micro)
     for at in range(0, count, width):
         first, last = at == 0, at + width == count
         index = ((step - 1) * count + at) // width * worker.world_size
         micro = batch.micro[at : at + width]
         reports = reporting and first
-        worker.micro_step(*micro, first=first, last=last, loss_scale=scale, index=index, reporting=reports)
+        worker.micro_step(*micro, first=first, last=last, index=index, reporting=reports, **scales)
     return worker.update(lr=lr, step=step)
 
 
@@ -187,7 +193,7 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
     the next step.
     """
     job.processes.at(f"step {done.step}")
-    loss, norm = done.reading.values()
+    loss, norm, *figures = done.reading.values()
     job.processes.check()  # a step that was cut by the end of another process has wrong values
     finished_at = done.reading.finished_at
     seconds = max(finished_at - since, SHORTEST_SECONDS)
@@ -208,6 +214,8 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         duration_ms=seconds * 1000,
         time=time.time(),
         skipped=not math.isfinite(norm),
+        groups=done.batch.groups,
+        figures=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
     )
     _report(job, progress, report)
     if done.table is not None:
@@ -318,31 +326,24 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         return not cut
 
     batches = takewhile(goes_on, job.eval_batches())
-    total, labels = sum_losses(job.worker, batches, job.processes)
-    if cut or not labels:
+    sums = sum_losses(job.worker, batches, job.processes)
+    if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began
+    loss, *figures = (sums.mean(total, figure.per) for total, figure in zip(sums.totals, job.reported, strict=True))
     report = EvalReport(
-        step=progress.step, loss=total / labels, valid_tokens=labels, duration_ms=seconds * 1000, time=time.time()
+        step=progress.step,
+        loss=loss,
+        valid_tokens=sums.labels,
+        duration_ms=seconds * 1000,
+        time=time.time(),
+        in_nats=job.in_nats,
+        groups=sums.groups,
+        figures=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
     )
-    progress.evaluations.append((progress.step, report.loss, labels))
+    progress.evaluations.append((progress.step, report.loss, sums.labels))
     _report(job, progress, report)
     return True
-
-
-def sum_losses(
-    worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], processes: Processes
-) -> tuple[float, int]:
-    """Return (sum of the losses of all labels in nats, number of labels), over all processes.
-
-    `batches`: those of the ranks of this process, one each, again and again.
-    """
-    total, labels = 0.0, 0
-    for together in batches:
-        total += worker.evaluate(*together)
-        labels += sum(batch.n_valid for batch in together)
-    sums = [value.split() for value in processes.gather(f"{total!r} {labels}".encode(), "the end of an evaluation")]
-    return sum(float(loss) for loss, _ in sums), sum(int(count) for _, count in sums)
 
 
 # ----------------------------------------------------------------------------------------------------------- NaN, inf

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..api.losses import Unit
 from ..data.loader import eval_batches
 from ..data.pack import PackedRows
 from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..world.processes import Processes
-from .loop import sum_losses
+from .sums import Sums, sum_losses
 
 if TYPE_CHECKING:
     from ..runtime.team import Team
@@ -59,11 +60,13 @@ def check_packing(
     pad_id: int,
     dtypes: Sequence[str],
     processes: Processes,
+    per: Unit = "token",
 ) -> PackingCheck | None:
     """Evaluate a few rows packed and unpacked. Return None if no row has two documents, or a loss is not finite.
 
-    `dtypes`: those that the forward pass computes in. All `processes` of a run call this. Changes neither weights nor
-    gradients. Raises ProgramError when the losses differ by more than rounding explains.
+    `dtypes`: those that the forward pass computes in. `per`: what the loss is a mean over. All `processes` of a run
+    call this. Changes neither weights nor gradients. Raises ProgramError when the losses differ by more than rounding
+    explains.
     """
     chosen = _some_packed_rows(rows)
     if not len(chosen):
@@ -71,19 +74,21 @@ def check_packing(
     first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
     pieces = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
 
-    def mean_loss(counts: np.ndarray) -> tuple[float, int]:
+    def mean_loss(counts: np.ndarray) -> tuple[float, Sums]:
         world, some = processes.world, _repacked(rows, pieces, counts)
         batches = eval_batches(some, batch_size, pad_id=pad_id, ranks=world.ranks, world_size=world.size)
-        total, labels = sum_losses(worker, batches, processes)
-        return (total / labels if labels else 0.0), labels
+        sums = sum_losses(worker, batches, processes)
+        return sums.mean(sums.totals[0], per), sums
 
-    packed, labels = mean_loss(last - first)
+    packed, sums = mean_loss(last - first)
     alone, _ = mean_loss(np.ones_like(pieces))
+    labels, units = sums.labels, sums.labels if per == "token" else sums.groups
     if not (labels and isfinite(packed) and isfinite(alone)):
         return None
     eps = max(DTYPES[dtype].eps for dtype in dtypes)
-    # The errors of single labels have either sign and average out.
-    tolerance = abs(alone) * (SUM_ERROR * DTYPES["fp32"].eps + LABEL_ERROR * eps / sqrt(labels))
+    # The errors of single labels have either sign and average out. Those of a group's labels add up in its loss.
+    of_unit = LABEL_ERROR * eps * sqrt(labels / units)
+    tolerance = abs(alone) * (SUM_ERROR * DTYPES["fp32"].eps + of_unit / sqrt(units))
     check = PackingCheck(packed, alone, labels, len(pieces), len(chosen), tolerance)
     if not abs(packed - alone) <= tolerance:
         raise ProgramError(
@@ -107,5 +112,5 @@ def _repacked(rows: PackedRows, pieces: np.ndarray, counts: np.ndarray) -> Packe
     """Return rows of `pieces` in order, `counts[i]` of them in row i."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return PackedRows(
-        rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents
+        rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents, rows.asked
     )

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The result of a run. Losses are means over labels, in nats.
+    """The result of a run. Losses are means over labels or groups of documents (`StepReport.loss`).
 
     loss          of the last step; None without a step
     evaluations   (step, loss, labels), in order
-    unigram_loss  on the validation set, of a model that knows only how often each token occurs; None without a set
+    in_nats       losses are cross-entropies per token
+    unigram_loss  on the validation set, of a model that knows only how often each token occurs; None without a set, or
+                  if losses are not in nats
     bits_per_byte of the last evaluation; None unless it read the whole validation set
     writer        whether this process has written it: of several processes, one has
     signal_exit   0, or 130 or 143 when a signal ended the run
@@ -41,5 +43,6 @@ class TrainResult:
     writer: bool = True
     adapter_dir: Path | None = None
     merged_dir: Path | None = None
+    in_nats: bool = True
     commands: tuple[tuple[str, str], ...] = ()
     pushed: Pushed | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..api import World
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader
-from ..planning.run import Run
+from ..planning.run import Run, asked_by
 from .schedule import Schedule
 
 
@@ -28,7 +28,8 @@ def load_steps(run: Run, world: World, notice: Callable[[str], None], moved: Cal
     `moved` is called with what is being tokenised, again and again.
     """
     config, formats = run.config, run.registry.dataset_formats()
-    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice, moved)
+    asked = asked_by(run.loaded, run.registry)
+    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice, moved, asked)
     loader = Loader(
         data.train,
         config.per_device_train_batch_size,

@@ -111,7 +111,7 @@ def train_planned(
             files.finish(progress)
         loggers.status = "interrupted" if signal_exit else "done"
     processes.at("the end of the run", inf)  # a large model may be uploaded for hours
-    return files.push(_result(run, steps, progress, signal_exit, world.writer))
+    return files.push(_result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer))
 
 
 def _load_data(
@@ -221,7 +221,8 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
 def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice) -> None:
     inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
-    found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes, processes)
+    per = plan.assembly.reported[0].per
+    found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes, processes, per)
     if found:
         notice(str(found))
 
@@ -258,17 +259,19 @@ def _job(
         save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
         saves_jointly=saved_run.divided and not processes.alone,
         max_nonfinite_steps=config.max_nonfinite_steps,
+        reported=plan.assembly.reported,
+        in_nats=plan.inputs.loss.in_nats,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
     )
 
 
-def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
+def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
     config, data = run.config, steps.data
     output, is_adapter = Path(config.output_dir), config.adapter is not None
     bits = None
-    if progress.evaluations and data.validation_bytes:
+    if in_nats and progress.evaluations and data.validation_bytes:
         _, loss, labels = progress.evaluations[-1]
         bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
     return TrainResult(
@@ -281,7 +284,8 @@ def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int, writer
         seconds=progress.seconds,
         loss=progress.loss,
         evaluations=tuple(progress.evaluations),
-        unigram_loss=data.unigram_loss,
+        in_nats=in_nats,
+        unigram_loss=data.unigram_loss if in_nats else None,
         bits_per_byte=bits,
         signal_exit=signal_exit,
         writer=writer,

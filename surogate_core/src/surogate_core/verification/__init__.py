@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from .. import run, training
 from ..api import WeightMap
 from ..config.adapter import Mode
+from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -105,6 +106,7 @@ def verify(
         "sequence_len": length,
         "gradient_accumulation_steps": 1,
         "lmhead_chunks": "auto",
+        "loss": TrainConfig.model_fields["loss"].default,  # that of transformers
         "attn_bwd_chunks": 1,
         "gpus": 1,
         "ranks_per_gpu": 1,

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from surogate_core.api import DatasetFormatDef, Encoded
-from surogate_core.data.tokenizer import Tokenizer
+from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.errors import ConfigError
 
 from ..bench import LINES, Bench
@@ -29,8 +29,8 @@ def _rows(definition: DatasetFormatDef, bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def _tokenizer(bench: Bench) -> Tokenizer:
-    return bench.once("tokenizer", lambda: Tokenizer(bench.model_dir()))
+def _tokenizer(bench: Bench) -> RowTokenizer:
+    return bench.once("tokenizer", lambda: RowTokenizer(bench.model_dir()))
 
 
 @proves(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, HFTensor, Init, ModelDef, Value, WeightMap, provides
+from surogate_core.api import BatchInputs, Builder, Head, HFTensor, Init, ModelDef, WeightMap, provides
 
 SUROGATE_API = {"models": 1}
 
@@ -28,11 +28,11 @@ def shapes(d: Sizes) -> Mapping[str, tuple[int, ...]]:
     return {"embedding": (d.vocab_size, d.width), "up": wide, "down": narrow, "head": (d.vocab_size, d.width)}
 
 
-def build(b: Builder, d: Sizes, batch: BatchInputs) -> Value:
+def build(b: Builder, d: Sizes, batch: BatchInputs) -> Head:
     params = {name: b.param(name, shape, Init(kind="normal", std=0.1)) for name, shape in shapes(d).items()}
     x = b.apply("embedding", batch.tokens, params["embedding"])
     x = b.apply("linear", b.apply("acme_toy", b.apply("linear", x, params["up"])), params["down"])
-    return b.apply("lm_head_ce", x, params["head"], batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks)
+    return Head(x, params["head"])
 
 
 def weights(d: Sizes) -> Sequence[WeightMap]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, ConfigError, HFTensor, Init, ModelDef, Value, WeightMap, provides
+from surogate_core.api import BatchInputs, Builder, ConfigError, Head, HFTensor, Init, ModelDef, WeightMap, provides
 
 SUROGATE_API = {"models": 1}
 
@@ -29,8 +29,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     return Sizes(*(config[key] for key in keys))
 
 
-def build(b: Builder, d: Sizes, batch: BatchInputs) -> Value:
-    """Emit the forward pass and return the loss. Core adds the backward pass, accumulation and the update."""
+def build(b: Builder, d: Sizes, batch: BatchInputs) -> Head:
+    """Emit the forward pass up to the LM head. Core adds the loss, the backward pass, accumulation and the update."""
     init = Init(kind="normal", std=0.02)
     x = b.apply("embedding", batch.tokens, b.param("embedding", (d.vocab_size, d.width), init))
     for i in range(d.n_layers):
@@ -42,7 +42,7 @@ def build(b: Builder, d: Sizes, batch: BatchInputs) -> Value:
             x = b.apply("add", x, down, label="residual")
     norm = b.apply("rmsnorm", x, b.param("norm", (d.width,), Init(kind="ones")), eps=1e-6)
     head = b.param("lm_head", (d.vocab_size, d.width), init)
-    return b.apply("lm_head_ce", norm, head, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks)
+    return Head(norm, head)
 
 
 def weights(d: Sizes) -> Sequence[WeightMap]:

@@ -1,0 +1,87 @@
+"""Losses: what a run minimises, from what the model's head computes of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal
+
+from ..origin import Declared, Definition, Name
+from ..program.inputs import BatchInputs
+from ..program.value import Value
+from .base import NoOptions, Options
+from .data import Column
+from .models import Head
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+Unit = Literal["token", "group"]
+"""What a figure is a mean over: the labels of an optimizer step, or its groups of documents."""
+
+
+@dataclass(frozen=True)
+class Figure(Declared):
+    """A scalar of a micro-step, fp32 []: its share of the mean over the units of the optimizer step.
+
+    An op sums over the units of the micro-batch and multiplies by `loss_scale` ("token") or `group_scale` ("group"),
+    which evaluations set to 1. Core adds up micro-steps and ranks.
+    """
+
+    name: str
+    value: Value
+    per: Unit = "token"
+
+
+@dataclass(frozen=True)
+class Loss(Declared):
+    """What `LossDef.build` returns.
+
+    terms    the gradient is that of their sum. Each is an output of its own op. The first is reported as the loss, and
+             `name` of it is not used; the others are reported as figures.
+    figures  what is reported besides
+    """
+
+    terms: Sequence[Figure]
+    figures: Sequence[Figure] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossContext(Generic[Options]):
+    """Arguments of `LossDef.build`.
+
+    builder    emits ops
+    head       what the model gives to compute logits from
+    reference  the same, of the model without its adapter (`LossDef.reference`). No gradient flows into it.
+    batch      the inputs of a micro-step, with the columns and groups that the loss asks for
+    options    the loss's validated options
+    """
+
+    builder: Builder
+    head: Head
+    reference: Head | None
+    batch: BatchInputs
+    options: Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDef(Definition, Generic[Options]):
+    """A loss, selected by the key `loss`.
+
+    build      (context) -> Loss. Emits the ops that follow the model's. `lm_head_ce` is the sum of the labels'
+               cross-entropies; `lm_head_tokens` yields log-probabilities of labels, without ever holding all logits.
+    columns    (options) -> the columns of the batch (`BatchInputs.columns`). Dataset types without them are refused.
+    group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
+               with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
+    reference  (options) -> whether `LossContext.reference` is wanted
+    in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
+    """
+
+    name: Name
+    summary: str
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    build: Callable[[LossContext[Options]], Loss]
+    columns: Callable[[Options], Sequence[Column]] = field(default=lambda options: ())
+    group: int = 0
+    reference: Callable[[Options], bool] = field(default=lambda options: False)
+    in_nats: bool = False

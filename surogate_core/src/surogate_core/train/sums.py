@@ -1,0 +1,43 @@
+"""Sums of the figures of evaluated batches, over all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..api.losses import Unit
+from ..data.loader import MicroBatch
+from ..world.processes import Processes
+
+if TYPE_CHECKING:
+    from ..runtime.team import Team
+    from ..runtime.worker import Worker
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of the loss and the other figures over batches, and the labels and groups of these."""
+
+    totals: Sequence[float]
+    labels: int
+    groups: int
+
+    def mean(self, total: float, per: Unit) -> float:
+        return total / max(1, self.labels if per == "token" else self.groups)
+
+
+def sum_losses(worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], processes: Processes) -> Sums:
+    """Return the sums over all processes. `batches`: those of the ranks of this process, one each, again and again."""
+    totals: list[float] = []
+    labels = groups = 0
+    for together in batches:
+        found = worker.evaluate_figures(*together)
+        totals = [total + value for total, value in zip(totals or [0.0] * len(found), found, strict=True)]
+        labels += sum(batch.n_valid for batch in together)
+        groups += sum(batch.n_groups for batch in together)
+    given = json.dumps([totals, labels, groups]).encode()
+    every = [json.loads(value) for value in processes.gather(given, "the end of an evaluation")]
+    summed = [sum(values) for values in zip(*(totals for totals, *_ in every), strict=True)]
+    return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))

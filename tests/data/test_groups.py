@@ -1,0 +1,136 @@
+"""Groups of documents and columns, from a dataset type to the batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from surogate_core.api import Column, DatasetFormatDef, Encoded, NoOptions
+from surogate_core.config.schema import DatasetEntry
+from surogate_core.data.asked import Asked
+from surogate_core.data.loader import Loader, micro_batch
+from surogate_core.data.pack import DocumentSpans, PackedRows, pack, split_validation
+from surogate_core.data.tokenize import tokenize_dataset
+from surogate_core.data.truncate import truncate
+from surogate_core.errors import ConfigError, PluginError
+
+COLUMNS = (Column("weight"), Column("score", "document"))
+PAIRS = Asked("acme", COLUMNS, group=2)
+
+
+def document(first: int, length: int, score: float) -> Encoded:
+    """Tokens that count up, the first two of which are not trained; the weight of a token is the token."""
+    tokens = list(range(first, first + length))
+    return Encoded(tokens, [n > 1 for n in range(length)], columns={"weight": tokens, "score": score})
+
+
+def encode(row: Mapping[str, Any], tokenizer: Any, options: BaseModel) -> list[Encoded]:
+    n = int(row["text"])
+    return [document(10 * n, 3 + n % 4, n + 0.25), document(10 * n + 100, 4 + n % 3, n + 0.5)]
+
+
+TYPE = DatasetFormatDef(
+    name="acme",
+    summary="",
+    options=NoOptions,
+    matches=lambda columns: False,
+    fields=lambda options: ("text",),
+    encode=encode,
+    truncation="delete",
+    columns=COLUMNS,
+    group=2,
+)
+
+
+class FakeTokenizer:
+    vocab_size = 400
+    fingerprint = "fake"
+
+
+def tokenized(folder: Path, made: DatasetFormatDef = TYPE, n: int = 9) -> DocumentSpans:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(f'{{"text": "{i}"}}\n' for i in range(n)))
+    found = tokenize_dataset(DatasetEntry(path=str(file)), made, NoOptions(), FakeTokenizer(), folder / "cache")  # type: ignore[arg-type]
+    return DocumentSpans.of([found])
+
+
+def packed(folder: Path, sequence_len: int = 24) -> PackedRows:
+    return pack(tokenized(folder), sequence_len, asked=PAIRS)
+
+
+def test_a_batch_has_both_documents_of_each_pair_in_one_row_with_their_columns(tmp_path: Path) -> None:
+    rows = packed(tmp_path)
+    batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)
+    groups, scores = batch.asked["groups"], batch.asked["column.score"]
+    assert batch.n_groups == 9 and not groups[9:].any()
+    found = []
+    for (chosen, rejected), score in zip(groups[:9].tolist(), scores[:9].tolist(), strict=True):
+        n = int(score[0])
+        found.append(n)
+        assert score == [n + 0.25, n + 0.5] and chosen[1] == rejected[0] and chosen[0] // 24 == rejected[0] // 24
+        expected = encode({"text": str(n)}, None, NoOptions())
+        assert [batch.tokens[a:b].tolist() for a, b in (chosen, rejected)] == [e.tokens for e in expected]
+    assert sorted(found) == list(range(9))
+    labelled = batch.targets >= 0
+    assert np.array_equal(batch.asked["column.weight"], np.where(labelled, batch.targets, 0))
+
+
+def test_steps_count_the_groups_of_all_ranks_and_keep_pairs_whole(tmp_path: Path) -> None:
+    rows = packed(tmp_path)
+    one, two = Loader(rows, 1, 2, seed=3), Loader(rows, 1, 2, seed=3, ranks=range(1), world_size=2)
+    for index in range(one.steps_per_epoch):
+        whole, part = one.step(index), two.step(index)
+        assert (whole.groups, whole.valid_tokens) == (part.groups, part.valid_tokens)
+        assert whole.groups == sum(batch.n_groups for batch in whole.micro)
+    kept = truncate(tokenized(tmp_path), 24, "delete", "datasets.0", pytest.fail)
+    train, held_out = split_validation(kept, 0.3, seed=1)
+    assert len(train) + len(held_out) == 9 and 0 < len(held_out) < 9
+
+
+def test_documents_of_which_none_is_a_group_are_groups_if_they_have_a_label(tmp_path: Path) -> None:
+    single = replace(TYPE, group=1, encode=lambda row, t, o: replace(encode(row, t, o)[0], trained=[False] * 3)
+                     if row["text"] == "0" else encode(row, t, o)[0])  # fmt: skip
+    rows = pack(tokenized(tmp_path, single), 24, asked=Asked("acme", (), group=1))
+    batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)
+    assert batch.n_groups == 8 == len({tuple(span) for span in batch.asked["groups"][:8, 0].tolist()})
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda pair: pair[:1], "1 documents; its group is 2"),
+        (lambda pair: [pair[0], replace(pair[1], trained=[False] * len(pair[1].tokens))], "a document without"),
+        (lambda pair: [replace(pair[0], columns={}), pair[1]], "the columns none; its tokens take"),
+        (lambda pair: [replace(pair[0], columns={**pair[0].columns, "score": float("nan")}), pair[1]], "not finite"),
+    ],
+)  # fmt: skip
+def test_a_type_that_returns_other_than_it_declares_is_named(
+    tmp_path: Path, result: Callable[[list[Encoded]], Any], message: str
+) -> None:
+    wrong = replace(TYPE, encode=lambda row, t, o: result(encode(row, t, o)))
+    with pytest.raises(PluginError, match=rf"rows.jsonl:1: dataset type 'acme' returned .*{message}"):
+        tokenized(tmp_path, wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "strategy", "message"),
+    [
+        (Asked("next_token"), "delete", r"type: acme makes 2 documents of a row, but loss: next_token takes 1\. Types"),
+        (
+            Asked("z", (Column("age"),), 2),
+            "delete",
+            r"has no age \(one number per token\), which loss: z reads.*none that",
+        ),
+        (PAIRS, "left", r"truncation_strategy: left would cut groups of 2 documents"),
+    ],
+)
+def test_a_type_that_does_not_fit_the_loss_is_refused(asked: Asked, strategy: str, message: str) -> None:
+    PAIRS.check(TYPE, [TYPE], "datasets.0", "delete")
+    with pytest.raises(ConfigError, match=f"datasets.0: .*{message}"):
+        asked.check(TYPE, [TYPE], "datasets.0", strategy)
