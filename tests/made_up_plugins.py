@@ -58,9 +58,8 @@ def outcome(registry: Registry, name: str) -> Plugin:
 
 FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
-    *("env", "ray"),
-    "models_mistral",
-    "models_gemma",
+    *("env", "ray", "loss_tokens", "loss_preference"),
+    *("models_mistral", "models_gemma"),
     "offload_residual",
     "offload_states",
     *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
@@ -133,7 +132,7 @@ def build(b, d, batch):
     with b.block(0):
         x = b.apply("acme_twice", b.apply("acme_twice", x))
     head = b.param("head", (d.vocab_size, 8), init)
-    return b.apply("lm_head_ce", x, head, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks)
+    return Head(x, head)
 
 def weights(d):
     return [WeightMap(n, (HFTensor(n, (d.vocab_size, 8)),)) for n in ("embedding", "head")]

@@ -36,7 +36,7 @@ RUNS: Mapping[str, dict[str, str]] = {
     "recomputed": {"recompute": "true", "offload_residual": "true", "offload_optimizer": "true"},
     "fp8": {"recipe": "fp8-hybrid", "numerics_report_steps": "2"},
     "stored": {**TUNED, "qlora_bnb": "true", "recipe": "fp8-hybrid", "recompute": "true"},
-    "started": {"from_scratch": "false", "adapter": "dora", "qlora_bnb": "true"},
+    "started": {"from_scratch": "false", "adapter": "dora", "qlora_bnb": "true", "loss": "dpo"},
     "level 1": {"gpus": "4", "recipe": "fp8-hybrid"},
     "level 3": {"gpus": "2", "zero_level": "3", "offload_optimizer": "true"},
 }

@@ -26,6 +26,8 @@ from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_core.standard_ops.next_token import LOSSES
 from surogate_dora.ops import OPS as DORA_OPS
 from surogate_lora.ops import OPS as LORA_OPS
+from surogate_loss_preference.ops import OPS as PREFERENCE_OPS
+from surogate_loss_tokens.ops import OPS as TOKENS_OPS
 from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_models.qwen2 import QWEN2

@@ -64,6 +64,8 @@ PACKAGES = {
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
     "surogate-launch-env": ROOT / "plugins/surogate_launch_env/src/surogate_launch_env",
+    "surogate-loss-preference": ROOT / "plugins/surogate_loss_preference/src/surogate_loss_preference",
+    "surogate-loss-tokens": ROOT / "plugins/surogate_loss_tokens/src/surogate_loss_tokens",
     "surogate-launch-ray": ROOT / "plugins/surogate_launch_ray/src/surogate_launch_ray",
     "surogate-new": ROOT / "plugins/surogate_new/src/surogate_new",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",

@@ -1,0 +1,92 @@
+"""The losses `dpo`, `orpo` and `simpo`. Everything is a mean over the pairs of the step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Figure, Head, Loss, LossContext, LossDef, Value
+
+_FIGURES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+
+
+class DpoOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dpo_beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the reference.")
+    dpo_loss: Literal["sigmoid", "hinge", "ipo"] = Field(
+        "sigmoid", description="sigmoid: DPO; hinge: SLiC; ipo: squared, of mean log-probabilities."
+    )
+    dpo_label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="sigmoid: probability that a pair is labelled the wrong way round (cDPO)."
+    )
+
+
+class OrpoOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    orpo_beta: float = Field(0.1, gt=0, description="Weight of the odds ratio beside the cross-entropy of the chosen.")
+
+
+class SimpoOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    simpo_beta: float = Field(2.0, gt=0, description="Factor of the mean log-probabilities.")
+    simpo_gamma: float = Field(1.0, ge=0, description="Target of the margin between the two rewards.")
+
+
+def _pairs(context: LossContext, **attrs: Any) -> Loss:
+    reference = [] if context.reference is None else _document_sums(context, context.reference)[:1]
+    sums, labels = _document_sums(context, context.head)
+    scale = context.batch.group_scale
+    assert scale is not None, "groups have a scale"
+    loss, *figures = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
+    reported = [Figure(name, value, "group") for name, value in zip(_FIGURES, figures, strict=True)]
+    return Loss([Figure("loss", loss, "group")], reported)
+
+
+def _document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
+    b, batch = context.builder, context.batch
+    assert batch.groups is not None, "the losses ask for pairs"
+    log_probs = b.apply("lm_head_tokens", head.x, head.weight, batch.targets, chunks=batch.lmhead_chunks, **head.attrs)
+    return b.emit("document_sums", log_probs, batch.targets, batch.groups)
+
+
+def _dpo(context: LossContext) -> Loss:
+    o: DpoOptions = context.options
+    return _pairs(context, form=o.dpo_loss, beta=o.dpo_beta, smoothing=o.dpo_label_smoothing)
+
+
+def _orpo(context: LossContext) -> Loss:
+    return _pairs(context, form="orpo", beta=context.options.orpo_beta)
+
+
+def _simpo(context: LossContext) -> Loss:
+    return _pairs(context, form="simpo", beta=context.options.simpo_beta, gamma=context.options.simpo_gamma)
+
+
+LOSSES: tuple[LossDef, ...] = (
+    LossDef(
+        name="dpo",
+        summary="direct preference optimization, with the model without its adapter as the reference",
+        options=DpoOptions,
+        build=_dpo,
+        group=2,
+        reference=lambda options: True,
+    ),
+    LossDef(
+        name="orpo",
+        summary="cross-entropy of chosen answers and odds ratio of pairs, without a reference",
+        options=OrpoOptions,
+        build=_orpo,
+        group=2,
+    ),
+    LossDef(
+        name="simpo",
+        summary="difference of mean log-probabilities of pairs, without a reference",
+        options=SimpoOptions,
+        build=_simpo,
+        group=2,
+    ),
+)

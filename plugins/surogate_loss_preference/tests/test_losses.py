@@ -1,0 +1,205 @@
+"""DPO, ORPO and SimPO beside plain torch: losses, rewards and gradients of an adapter, in any rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models.harness import PlannedModel, random_documents, random_hf_model, relative_error, tiny_config
+from torch import Tensor
+
+from surogate_core.api import ConfigError
+from surogate_core.testing.ops import check_op
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
+from surogate_loss_preference.losses import LOSSES
+from surogate_loss_preference.ops import OPS
+from surogate_loss_preference.reference import document_sums_bwd
+
+peft = pytest.importorskip("peft", reason="PEFT is what the policy is compared with: pip install peft")
+
+BY_NAME = {loss.name: loss for loss in LOSSES}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sigmoid": ("dpo", {}),
+    "smoothed": ("dpo", {"dpo_beta": 0.5, "dpo_label_smoothing": 0.2}),
+    "hinge": ("dpo", {"dpo_loss": "hinge", "dpo_beta": 0.3}),
+    "ipo": ("dpo", {"dpo_loss": "ipo"}),
+    "orpo": ("orpo", {"orpo_beta": 0.4}),
+    "simpo": ("simpo", {"simpo_gamma": 0.7}),
+}
+DOCUMENTS = random_documents([7, 5, 6, 6, 4, 9], tiny_config()["vocab_size"])
+PAIRS = [(DOCUMENTS[i], DOCUMENTS[i + 1]) for i in (0, 2, 4)]
+PACKED = [[*PAIRS[0], *PAIRS[1]], [*PAIRS[2]], []]
+ALONE = [[*pair] for pair in PAIRS]
+TOLERANCE = 1e-5
+
+
+def options(**keys: Any) -> LoraOptions:
+    return LoraOptions(lora_rank=4, lora_alpha=8, **keys)
+
+
+def planned(case: str, **settings: Any) -> PlannedModel:
+    name, keys = CASES[case]
+    loss = BY_NAME[name]
+    given = {"loss": loss, "loss_options": loss.options(**keys), "adapters": [(LORA, options())]} | settings
+    return PlannedModel(tiny_config(), 3, 24, lmhead_chunks=3, **given)
+
+
+def policy() -> Any:
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+    )
+    model = peft.get_peft_model(random_hf_model(tiny_config()), config)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def fill(model: PlannedModel, theirs: Any) -> PlannedModel:
+    model.load(random_hf_model(tiny_config()).state_dict())
+    for name, parameter in theirs.named_parameters():
+        if ".lora_" in name:
+            ours = name.removeprefix("base_model.model.").removesuffix(".default.weight")
+            model.params[ours].copy_(parameter.detach())
+    return model
+
+
+def step(model: PlannedModel, rows: list[list[list[int]]], program: str = "micro_first") -> dict[str, float]:
+    """Run a program on rows of pairs, and return the figures, by name."""
+    model.write(rows, 1.0)
+    batch = model.assembly.batch
+    assert batch.groups is not None and batch.group_scale is not None
+    spans = []
+    for number, row in enumerate(rows):
+        at = 24 * number
+        for document in row:
+            spans.append((at, at + len(document)))
+            at += len(document)
+    groups = model.buffers.persistent(batch.groups)
+    groups.zero_()
+    groups[: len(spans) // 2] = torch.tensor(spans, dtype=torch.int32).view(-1, 2, 2)
+    model.buffers.persistent(batch.group_scale).fill_(1 / len(PAIRS))
+    model.executor.run(program)
+    held = "evaluation" if program == "evaluate" else "step"
+    return {f.name: float(model.buffers.persistent(getattr(f, held))) for f in model.assembly.reported}
+
+
+def log_probs(model: Any, document: list[int]) -> Tensor:
+    ids = torch.tensor(document)[None]
+    return -F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
+
+
+def expected(case: str, theirs: Any) -> dict[str, Tensor]:
+    """The figures by the formulas of TRL, of each pair alone."""
+    name, keys = CASES[case]
+    o = BY_NAME[name].options(**keys)
+    every = []
+    for pair in PAIRS:
+        p = [log_probs(theirs, document) for document in pair]
+        with torch.no_grad(), theirs.disable_adapter():
+            r = [log_probs(theirs, document) for document in pair]
+        mean = name != "dpo" or o.dpo_loss == "ipo"
+        pc, pr, rc, rr = (x.mean() if mean else x.sum() for x in (*p, *r))
+        if name != "dpo":
+            rc, rr = torch.zeros(()), torch.zeros(())
+        logits = (pc - pr) - (rc - rr)
+        if name == "orpo":
+            beta = o.orpo_beta
+            odds = (pc - pr) - (torch.log1p(-torch.exp(pc)) - torch.log1p(-torch.exp(pr)))
+            loss = -pc - beta * F.logsigmoid(odds)
+        elif name == "simpo":
+            beta = o.simpo_beta
+            loss = -F.logsigmoid(beta * (logits - o.simpo_gamma / beta))
+        else:
+            beta, smoothing = o.dpo_beta, o.dpo_label_smoothing
+            loss = {
+                "sigmoid": -F.logsigmoid(beta * logits) * (1 - smoothing) - F.logsigmoid(-beta * logits) * smoothing,
+                "hinge": torch.relu(1 - beta * logits),
+                "ipo": (logits - 1 / (2 * beta)) ** 2,
+            }[o.dpo_loss]
+        rewards = beta * (pc - rc), beta * (pr - rr)
+        every.append(torch.stack([loss, *rewards, rewards[0] - rewards[1], (rewards[0] > rewards[1]).float()]))
+    names = ("loss", "reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+    return dict(zip(names, torch.stack(every).mean(0).unbind(), strict=True))
+
+
+def gradients(model: PlannedModel) -> dict[str, Tensor]:
+    declared = [v for v in model.assembly.declared if v.role == "grad"]
+    return {v.name.removeprefix("grad."): model.buffers.persistent(v).clone() for v in declared}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figures_and_gradients_are_those_of_plain_torch(case: str) -> None:
+    theirs = policy()
+    wanted = expected(case, theirs)
+    wanted["loss"].backward()
+    model = fill(planned(case), theirs)
+    found = step(model, PACKED)
+    assert found == pytest.approx(
+        {name: float(value.detach()) for name, value in wanted.items()}, rel=TOLERANCE, abs=1e-6
+    )
+    ours = gradients(model)
+    for name, parameter in theirs.named_parameters():
+        if ".lora_" in name:
+            own = ours[name.removeprefix("base_model.model.").removesuffix(".default.weight")]
+            assert relative_error(own, parameter.grad) <= TOLERANCE, name
+    assert step(model, PACKED, "evaluate") == pytest.approx(found, rel=1e-6, abs=1e-7)
+
+
+def test_rows_and_recomputation_do_not_matter() -> None:
+    theirs = policy()
+    model = fill(planned("sigmoid"), theirs)
+    packed, grads = step(model, PACKED), gradients(model)
+    alone = step(model, ALONE)
+    assert alone == pytest.approx(packed, rel=1e-5, abs=1e-6)
+    for name, gradient in gradients(model).items():
+        assert relative_error(gradient, grads[name]) <= TOLERANCE, name
+    again = fill(planned("sigmoid", recompute=frozenset({"block", "adapter"})), theirs)
+    assert step(again, PACKED) == packed
+    assert all(torch.equal(gradient, grads[name]) for name, gradient in gradients(again).items())
+
+
+def test_the_reference_is_the_model_before_training_and_has_no_backward_pass() -> None:
+    model = planned("sigmoid")
+    micro = model.assembly.programs["micro_first"]
+    reference = [op for op in micro.ops if op.phase == "reference"]
+    assert {op.block for op in reference} >= {0, 1, 2, 3}
+    adapters = {v for op in reference for v in op.ins if v.role == "param" and "lora" in v.name}
+    assert not adapters
+    fresh = fill(model, peft.get_peft_model(random_hf_model(tiny_config()), peft.LoraConfig(r=4)))
+    for name, value in model.params.items():
+        if "lora_B" in name:
+            value.zero_()
+    found = step(fresh, PACKED)
+    assert (found["reward_chosen"], found["reward_margin"]) == (0, 0) and found["loss"] == pytest.approx(0.6931472)
+
+
+def test_a_reference_that_would_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"loss: dpo compares .* trains no adapter\. Set lora: true"):
+        planned("sigmoid", adapters=[])
+    trained = [(LORA, options(lora_modules_to_save=["norm"]))]
+    with pytest.raises(ConfigError, match=r"loss: dpo .* trains params of the model itself: layers.0.attn.norm"):
+        planned("sigmoid", adapters=trained)
+    planned("orpo", adapters=[])
+
+
+def test_references_of_the_ops_fit_their_shape_rules_and_gradients() -> None:
+    ops = {op.kind: op for op in OPS}
+    values, targets = torch.randn(12), torch.tensor([1] * 5 + [-100] * 2 + [3] * 4 + [-100], dtype=torch.int32)
+    groups = torch.tensor([[[0, 4], [4, 11]], [[0, 0], [0, 0]]], dtype=torch.int32)
+    sums, labels = check_op(ops["document_sums"], values, targets, groups)
+    assert labels.tolist() == [[4, 5], [0, 0]] and sums[0, 0] == values[:4].sum()
+    d = torch.randn(2, 2)
+    (gradient,) = check_op(ops["document_sums_bwd"], d, targets, groups)
+    assert torch.equal(gradient, document_sums_bwd(d, targets, groups)) and gradient[3] == d[0, 0] and gradient[11] == 0
+    scale = torch.tensor(0.5)
+    loss, *_ = check_op(ops["pair_loss"], sums, labels, scale, sums, form="sigmoid", beta=0.1)
+    assert float(loss) == pytest.approx(0.5 * 0.6931472)

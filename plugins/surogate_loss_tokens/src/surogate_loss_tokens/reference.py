@@ -1,0 +1,75 @@
+"""Torch references. Every function upcasts its operands and rounds each output once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference.ops import linear, up
+from surogate_core.reference.rounding import accumulator
+
+
+def _chunks(x: Tensor, w: Tensor, targets: Tensor, chunks: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (indices of labelled rows, their logits, rounded to the dtype of x). Rows without a label are skipped."""
+    for rows in (targets >= 0).nonzero().flatten().split(targets.shape[0] // chunks):
+        if len(rows):
+            yield rows, up(linear(x[rows], w))
+
+
+def lm_head_tokens(x: Tensor, w: Tensor, targets: Tensor, *, chunks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of the label, logsumexp and mean of the logits of each token; 0 without a label."""
+    log_probs, logsumexp, mean = (torch.zeros(len(targets), dtype=accumulator(x.dtype)) for _ in range(3))
+    for rows, logits in _chunks(x, w, targets, chunks):
+        logsumexp[rows] = logits.logsumexp(-1)
+        log_probs[rows] = logits.log_softmax(-1).gather(1, targets[rows].long()[:, None])[:, 0]
+        mean[rows] = logits.mean(-1)
+    return log_probs, logsumexp, mean
+
+
+def lm_head_tokens_bwd(
+    x: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    logsumexp: Tensor,
+    d_log_probs: Tensor,
+    d_logsumexp: Tensor,
+    d_mean: Tensor,
+    *,
+    chunks: int,
+) -> tuple[Tensor, Tensor]:
+    """Return dx [T, C] and dw [V, C]. The gradient of the logits is rounded to the dtype of x."""
+    dx, dw = torch.zeros_like(x), torch.zeros(w.shape, dtype=accumulator(x.dtype))
+    for rows, logits in _chunks(x, w, targets, chunks):
+        dlogits = (logits - logsumexp[rows, None]).exp() * (d_logsumexp - d_log_probs)[rows, None]
+        dlogits += d_mean[rows, None] / w.shape[0]
+        dlogits[torch.arange(len(rows)), targets[rows].long()] += d_log_probs[rows]
+        dlogits = up(dlogits.to(x.dtype))
+        dx[rows] = (dlogits @ up(w)).to(x.dtype)
+        dw.addmm_(dlogits.T, up(x[rows]))
+    return dx, dw
+
+
+def lm_head_tokens_dgrad(*args: Tensor, chunks: int) -> Tensor:
+    """dx of `lm_head_tokens_bwd`."""
+    return lm_head_tokens_bwd(*args, chunks=chunks)[0]
+
+
+def smoothed_cross_entropy(
+    log_probs: Tensor,
+    logsumexp: Tensor,
+    mean_logit: Tensor,
+    scale: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """scale * sum of the labels' weights * ((1 - smoothing) * cross-entropy + smoothing * its mean over all labels)."""
+    losses = -(1 - smoothing) * log_probs + smoothing * (logsumexp - mean_logit)
+    return scale * (losses if weights is None else weights * losses).sum()
+
+
+def z_loss(logsumexp: Tensor, scale: Tensor, *, factor: float) -> Tensor:
+    """factor * scale * sum of the squares of logsumexp, which is 0 without a label."""
+    return factor * scale * logsumexp.square().sum()

@@ -1,0 +1,104 @@
+"""The dataset type `preference`: forms of TRL, axolotl and LLaMA-Factory, masks, cuts, rows that are no pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate_core.api import ConfigError, Encoded
+from surogate_core.data.chat.row_tokenizer import RowTokenizer as Tokenizer
+from surogate_loss_preference.pairs import PREFERENCE
+
+MODEL = Path(__file__).parents[2] / "examples/tiny-qwen3"
+ASK, GOOD, BAD = "What is 2 + 2?", "It is four.", "It is five, of course."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(MODEL)
+
+
+def said(role: str, content: str, keys: tuple[str, str] = ("role", "content")) -> dict[str, Any]:
+    return dict(zip(keys, (role, content), strict=True))
+
+
+def pair_of(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> list[Encoded]:
+    guessed = PREFERENCE.guess(list(row))
+    found = PREFERENCE.encode(row, tokenizer, PREFERENCE.options(**{**guessed, **options}))
+    assert not isinstance(found, Encoded)
+    return list(found)
+
+
+def texts(document: Encoded, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Return the text that is not trained and the text that is."""
+    asked = [t for t, trained in zip(document.tokens, document.trained, strict=True) if not trained]
+    answer = [t for t, trained in zip(document.tokens, document.trained, strict=True) if trained]
+    return tokenizer.decode(asked), tokenizer.decode(answer)
+
+
+USER, GOOD_ONE, BAD_ONE = said("user", ASK), said("assistant", GOOD), said("assistant", BAD)
+SHARE = ("from", "value")
+FORMS: dict[str, dict[str, Any]] = {
+    "TRL, text": {"prompt": ASK, "chosen": GOOD, "rejected": BAD},
+    "TRL, messages": {"prompt": [USER], "chosen": [GOOD_ONE], "rejected": [BAD_ONE]},
+    "TRL, implicit prompt": {"chosen": [USER, GOOD_ONE], "rejected": [USER, BAD_ONE]},
+    "a prompt that the answers repeat": {"prompt": ASK, "chosen": [USER, GOOD_ONE], "rejected": [USER, BAD_ONE]},
+    "axolotl": {"messages": [USER], "chosen": GOOD_ONE, "rejected": BAD_ONE},
+    "axolotl, responses": {"question": ASK, "chosen_response": GOOD, "rejected_response": BAD},
+    "LLaMA-Factory, sharegpt": {
+        "conversations": [said("human", ASK, SHARE)],
+        "chosen": said("gpt", GOOD, SHARE),
+        "rejected": said("gpt", BAD, SHARE),
+    },
+    "LLaMA-Factory, alpaca": {"instruction": ASK, "input": "", "chosen": GOOD, "rejected": BAD},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_pair(form: str, tokenizer: Tokenizer) -> None:
+    chosen, rejected = pair_of(FORMS[form], tokenizer)
+    expected = pair_of(FORMS["TRL, messages"], tokenizer)
+    assert [chosen.tokens, rejected.tokens] == [one.tokens for one in expected]
+    asked, answer = texts(chosen, tokenizer)
+    assert ASK in asked and answer.startswith(GOOD) and ASK not in answer
+    assert texts(rejected, tokenizer)[1].startswith(BAD)
+
+
+def test_text_without_messages_ends_in_eos(tokenizer: Tokenizer) -> None:
+    chosen, _ = pair_of({"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}, tokenizer, text_as="text")
+    assert texts(chosen, tokenizer)[0] == "2 + 2 =" and chosen.tokens[-1] == tokenizer.eos_id
+
+
+def test_only_answers_after_the_last_question_are_trained(tokenizer: Tokenizer) -> None:
+    before = [said("user", "Hello."), said("assistant", "Hello, who is it?"), USER]
+    chosen, _ = pair_of({"chosen": [*before, GOOD_ONE], "rejected": [*before, BAD_ONE]}, tokenizer)
+    assert texts(chosen, tokenizer)[1].startswith(GOOD) and "Hello" in texts(chosen, tokenizer)[0]
+
+
+def test_a_long_prompt_keeps_its_end_and_is_counted(tokenizer: Tokenizer) -> None:
+    row = {"prompt": "Once upon a time. " * 30 + ASK, "chosen": GOOD, "rejected": BAD}
+    whole, cut = pair_of(row, tokenizer), pair_of(row, tokenizer, max_prompt_tokens=12)
+    for before, after in zip(whole, cut, strict=True):
+        assert list(after.tokens) == list(before.tokens[len(before.tokens) - len(after.tokens) :])
+        assert list(after.trained).index(True) == 12 and sum(after.trained) == sum(before.trained)
+    assert [(o.what, o.count, o.of) for o in cut[0].omissions] == [("the start of the prompt", 1, 1)]
+    (left,) = pair_of(row, tokenizer, max_tokens=4)
+    assert left.left_out == "an answer is longer than max_tokens: 4"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": ASK, "chosen": GOOD, "rejected": GOOD}, "chosen and rejected are equal"),
+        ({"prompt": ASK, "chosen": GOOD, "rejected": " "}, "column 'rejected' is empty"),
+        ({"prompt": None, "chosen": GOOD, "rejected": BAD}, "column 'prompt' is empty"),
+        ({"chosen": GOOD, "rejected": BAD}, "chosen holds no prompt. Set prompt_field"),
+        ({"chosen": [USER, GOOD_ONE], "rejected": [said("user", "Else?"), BAD_ONE]}, "begin with different prompts"),
+        ({"prompt": ASK, "chosen": 5, "rejected": BAD}, "column 'chosen' must be text, a message or a list of mess"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], message: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pair_of(row, tokenizer)
