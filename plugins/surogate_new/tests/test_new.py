@@ -21,7 +21,7 @@ from surogate_core.plugins.hookspecs import HOOKS
 from surogate_new.package import LAYERS, TEMPLATES, Package, write
 
 KINDS = sorted(LAYERS)
-SHOWN = {"op", "adapter", "dataset", "kernel", "launcher", "logger", "offload", "recipe", "weight-format"}
+SHOWN = {"op", "adapter", "dataset", "kernel", "launcher", "logger", "loss", "offload", "recipe", "weight-format"}
 """Kinds whose commands run in `make test` or, with a page of their own in the documentation, in `make docs-test`."""
 
 

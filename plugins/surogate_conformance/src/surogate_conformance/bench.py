@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
 from surogate_core import run, training
-from surogate_core.api import ModelDef, Op
+from surogate_core.api import Definition, LossDef, ModelDef, Op
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.data.loader import NO_LABEL, MicroBatch
 from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
@@ -243,8 +246,8 @@ class Bench:
                 runs += [{"model": str(self.model_dir(config))} for config in self.config_of(definition)]
             elif item.kind == "recipe":
                 runs.append({"recipe": item.name, "model_dtype": None})
-            elif item.kind == "optimizer":
-                runs.append({"optimizer": item.name})
+            elif item.kind in ("optimizer", "loss"):
+                runs.append({item.kind: item.name, **based(self, definition)})
             elif item.kind in ("adapter", "weight format"):
                 keys = {definition.key: True} if item.kind == "weight format" else {}
                 adapter = adapter_of(self) if item.kind == "weight format" else item.name
@@ -298,7 +301,7 @@ class Steps:
         self.plan = plan_run(opened, device("cpu"), 1, revise)
         self.assembly = self.plan.assembly
         self.worker = Worker.on_cpu(self.assembly, self.plan.inputs.ops, loaded.config.train_seed, poison=True)
-        self.batch = random_rows(self.plan.inputs, seed=3).batch
+        self.batch = with_groups(random_rows(self.plan.inputs, seed=3).batch, self.plan.inputs)
         self._count = 0
         self._sample(bench)
         run.fill_weights(opened, self.assembly, self.worker)
@@ -325,7 +328,9 @@ class Steps:
     def micro_step(self, *, first: bool = True, last: bool = True, scale: float | None = None, index: int = 1) -> float:
         """Run a micro-step and return the loss so far."""
         scale = 1 / self.batch.n_valid if scale is None else scale
-        self.worker.micro_step(self.batch, first=first, last=last, loss_scale=scale, index=index)
+        groups = 1 / max(1, self.batch.n_groups)
+        given = {"loss_scale": scale, "group_scale": groups * scale * self.batch.n_valid}
+        self.worker.micro_step(self.batch, first=first, last=last, index=index, **given)
         return float(self.view(self.assembly.loss))
 
     def step(self, scale: float | None = None, lr: float = 1e-2) -> float:
@@ -343,12 +348,50 @@ class Steps:
 
     def bits(self, *roles: str) -> dict[str, Tensor]:
         """Return the bytes of everything of these roles but readings, and copies of states that a step may discard."""
-        passing = {self.assembly.loss, self.assembly.grad_norm, self.assembly.eval_loss, *self.assembly.pending}
+        passing = {*self.assembly.readings, *self.assembly.pending}
         values = (v for v in self.assembly.allocated if v.role in roles and v not in passing)
         return {v.name: self.view(v).clone().reshape(-1).view(torch.uint8) for v in values}
 
     def gradients(self) -> dict[str, Tensor]:
         return {v.name: self.view(v).double() for v in self.assembly.allocated if v.role == "grad"}
+
+
+def based(bench: Bench, definition: Definition) -> dict[str, Any]:
+    """Return the keys that a loss with a reference needs besides its name: a base with an adapter."""
+    options = definition.options() if isinstance(definition, LossDef) else None
+    if not isinstance(definition, LossDef) or not definition.reference(options):
+        return {}
+    return {"adapter": adapter_of(bench), "model": str(bench.base()), "from_scratch": False}
+
+
+def with_groups(batch: MicroBatch, inputs: PlanInputs, only: slice = slice(None)) -> MicroBatch:
+    """Return a batch with what the run's loss asks for: neighbours as groups, and columns of drawn numbers.
+
+    only: of the groups, or of the documents if it asks for none. The others lose their labels.
+    """
+    loss, size = inputs.loss, max(1, inputs.loss.group)
+    bounds = list(dict.fromkeys(batch.cu_seqlens.tolist()))
+    labelled = [(a, b) for a, b in pairwise(bounds) if (batch.targets[a:b] >= 0).any()]
+    every = np.array(labelled[: len(labelled) // size * size], np.int32).reshape(-1, size, 2)
+    chosen = every[only]
+    targets = np.full_like(batch.targets, NO_LABEL)
+    for start, stop in chosen.reshape(-1, 2):
+        targets[start:stop] = batch.targets[start:stop]
+    most = (inputs.max_documents - inputs.batch_size) // size
+    asked: dict[str, Any] = {}
+    if loss.group:
+        asked["groups"] = np.zeros((most, size, 2), np.int32)
+        asked["groups"][: len(chosen)] = chosen
+    for column in loss.columns(inputs.loss_options):
+        drawn = np.random.default_rng(7).random((len(targets) + most) * size).astype(np.float32)
+        if column.per == "token":
+            asked[f"column.{column.name}"] = np.where(targets >= 0, drawn[: len(targets)], 0).astype(np.float32)
+        else:
+            whole = np.zeros((most, size), np.float32)
+            whole[: len(chosen)] = drawn[: len(every) * size].reshape(-1, size)[only]
+            asked[f"column.{column.name}"] = whole
+    valid, groups = int((targets >= 0).sum()), len(chosen) if loss.group else 0
+    return replace(batch, targets=targets, n_valid=valid, n_groups=groups, asked=asked)
 
 
 def _two_steps(team: Team, plan: Plan) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
     "kernel": ("shared", "in_model", "kernel"),
     "launcher": ("shared", "launcher"),
     "logger": ("shared", "logger"),
+    "loss": ("shared", "loss"),
     "lowering": ("shared", "lowering"),
     "model": ("shared", "model"),
     "offload": ("shared", "offload"),
@@ -42,7 +43,7 @@ _PLUGIN: Final = Path("src/acme_plugin/plugin.py")
 _DOT: Final = "dot_"
 """Begins the names of files that are hidden in a package, but would have an effect in this repository."""
 
-_PATTERN = re.compile(r"^surogate_((model|recipe|optim|offload|launch|log)_)?")
+_PATTERN = re.compile(r"^surogate_((model|recipe|optim|offload|launch|log|loss)_)?")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 

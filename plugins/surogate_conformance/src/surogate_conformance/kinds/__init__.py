@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     kernels,
     launchers,
     loggers,
+    losses,
     models,
     offload,
     ops,

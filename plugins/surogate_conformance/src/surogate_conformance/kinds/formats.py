@@ -33,6 +33,13 @@ def _tokenizer(bench: Bench) -> RowTokenizer:
     return bench.once("tokenizer", lambda: RowTokenizer(bench.model_dir()))
 
 
+def _documents(found: Any) -> list[Encoded]:
+    """Return the documents of a row. Raises AssertionError for anything else."""
+    documents = found if isinstance(found, list | tuple) else [found]
+    assert all(isinstance(one, Encoded) for one in documents), f"returns {found!r:.80}, expected Encoded"
+    return list(documents)
+
+
 @proves(
     "format", remedy="Return Encoded with as many `trained` as `tokens`, and neither change the row nor draw numbers."
 )
@@ -42,13 +49,12 @@ def a_row_becomes_the_same_document_every_time(definition: DatasetFormatDef, ben
         given = deepcopy(row)
         found, again = (definition.encode(given, tokenizer, options) for _ in range(2))
         assert given == row, "encode changes the row"
-        assert isinstance(found, Encoded) and found == again, f"a second call returns {again!r:.80} after {found!r:.80}"
-        assert len(found.tokens) == len(found.trained), (
-            f"{len(found.tokens)} tokens, but {len(found.trained)} of trained"
-        )
-        assert all(isinstance(t, int) and 0 <= t < 260 for t in found.tokens), "a token is not in the vocabulary"
-        assert found.tokens or found.left_out, f"{row!r:.80} gives no tokens and no reason (left_out)"
-        assert any(found.trained) or found.left_out, f"no token of {row!r:.80} is trained"
+        assert found == again, f"a second call returns {again!r:.80} after {found!r:.80}"
+        for one in _documents(found):
+            assert len(one.tokens) == len(one.trained), f"{len(one.tokens)} tokens, but {len(one.trained)} of trained"
+            assert all(isinstance(t, int) and 0 <= t < 260 for t in one.tokens), "a token is not in the vocabulary"
+            assert one.tokens or one.left_out, f"{row!r:.80} gives no tokens and no reason (left_out)"
+            assert any(one.trained) or one.left_out, f"no token of {row!r:.80} is trained"
 
 
 @proves("format", remedy="Raise ConfigError that says what is wrong with a row; a run then names its file and line.")
@@ -64,7 +70,7 @@ def a_bad_row_is_refused_or_left_out(definition: DatasetFormatDef, bench: Bench)
                 continue
             except Exception as error:
                 raise AssertionError(f"{column} = {bad!r} raises {error}, expected a ConfigError") from error
-            assert isinstance(found, Encoded), f"{column} = {bad!r} returns {found!r:.60}"
+            assert _documents(found), f"{column} = {bad!r} returns {found!r:.60}"
 
 
 @proves("format", remedy="List every column that encode reads in DatasetFormatDef.fields.")
@@ -90,6 +96,8 @@ def it_reads_the_columns_that_it_names(definition: DatasetFormatDef, bench: Benc
     "format", remedy="A run names the row that it cannot read. Examples of rows may have 64 tokens, which are bytes."
 )
 def a_run_trains_on_it(definition: DatasetFormatDef, bench: Bench) -> None:
+    if definition.group > 1:
+        raise NotApplicable(f"only losses of groups of {definition.group} documents train on it")
     path = bench._new("rows") / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in _rows(definition, bench) * 24))
     data = [{"path": str(path), "type": definition.name}]
