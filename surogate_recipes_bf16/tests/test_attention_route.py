@@ -180,6 +180,14 @@ def test_what_a_kernel_does_not_implement_is_refused_by_name(
             assert choose(kernels, op, Target(DEVICES[device])) in kernels
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"), [({}, ""), ({"head_dim": 256}, "heads of 256"), ({"softcap": 50.0}, "a cap of scores")]
+)
+def test_the_plan_says_when_attention_is_slower_than_it_assumes(changes: dict[str, Any], text: str) -> None:
+    found = PLAIN[-1].notice(backward_op(replace(FEW, **changes)), H200)
+    assert text in found and bool(found) is bool(text)
+
+
 def test_determinism_takes_workspace_only_if_it_is_requested() -> None:
     assert backward_bytes(MORE, replace(H200, deterministic="false")) < 0.6 * SCORE_BYTES_LIMIT
     assert SCORE_BYTES_LIMIT < backward_bytes(MORE, H200) < 1.2 * SCORE_BYTES_LIMIT

@@ -476,12 +476,13 @@ def test_chunks_give_the_bits_of_the_whole(
                 assert torch.equal(first, second) and torch.equal(first, whole), algorithm
 
 
+@pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("lengths", "heads", "unused", "chunks"), CHUNKED, ids=str)
 def test_plain_chunks_give_the_bits_of_the_whole(
-    lengths: list[int], heads: tuple[int, int, int], unused: int, chunks: int, dtype: str
+    lengths: list[int], heads: tuple[int, int, int], unused: int, chunks: int, dtype: str, window: int
 ) -> None:
-    case = Case(lengths, heads, dtype, unused)
+    case = Case(lengths, heads, dtype, unused, window=window)
     given = case.backward_inputs()
     chunked = replace(case.op_bwd, attrs={**case.attrs, "chunks": chunks})
     (whole,), (first,) = (_launch(PLAIN, op, given)[0] for op in (case.op_bwd, chunked))

@@ -51,9 +51,20 @@ _LITTLE_SHARED_MEMORY = (86, 89, 120, 121)
 """SMs whose blocks have at most 99 KiB. The backward kernels take 102.5 for heads of more than 128."""
 
 
+def _plain_notice(op: Op, target: Target) -> str:
+    """Return a line about an op in bf16 that cuDNN does not serve for its shape or its scores."""
+    size, capped = op.attrs["head_dim"], op.attrs.get("softcap", 0.0) > 0
+    if op.ins[0].dtype != "bf16" or (size <= 128 and not capped):
+        return ""
+    what = f"heads of {size}" if size > 128 else "a cap of scores"
+    return f"attention with {what} is computed by plain kernels in fp32 arithmetic, many times slower than planned."
+
+
 def _bind_plain(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
+    if text := _plain_notice(op, ctx.target):
+        ctx.notice(text)
     qkv, cu_seqlens = op.ins
     out, lse = op.outs
     return ctx.call(_C.attention_plain, qkv, cu_seqlens, out, lse, *shape_of(op).launch, DTYPES[qkv.dtype].code)
@@ -62,6 +73,8 @@ def _bind_plain(op: Op, ctx: BindContext) -> Call:
 def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
+    if text := _plain_notice(op, ctx.target):
+        ctx.notice(text)
     dtype = DTYPES[op.ins[1].dtype].code
     arguments = (*op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, _plain_chunks(op), dtype)
     return ctx.call(_C.attention_plain_bwd, *arguments)
@@ -193,6 +206,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
             attrs=("window", "scale", "softcap"),
             supports=_plain_supports,
             bind=_bind_plain,
+            notice=_plain_notice,
         ),
         KernelDef(
             op="attention_bwd",
@@ -201,6 +215,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
             supports=_plain_supports,
             bind=_bind_plain_bwd,
             workspace=_plain_bwd_workspace,
+            notice=_plain_notice,
         ),
     )
 )
