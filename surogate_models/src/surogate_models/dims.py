@@ -43,7 +43,7 @@ class DecoderDims:
     norm_offset: float = 0.0
 
     @property
-    def norm(self) -> dict[str, float]:
+    def norm(self) -> dict[str, Any]:
         """Attributes of the ops that have an RMS norm."""
         return {"eps": self.norm_eps} | ({"offset": self.norm_offset} if self.norm_offset else {})
 

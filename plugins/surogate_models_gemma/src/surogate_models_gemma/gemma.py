@@ -81,9 +81,7 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise wrong("use_bidirectional_attention", "must be false", True)
 
 
-def read_gemma(
-    config: Mapping[str, Any], *, pattern: int, max_positions: int, qk_norm: bool, **caps: float
-) -> GemmaDims:
+def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, qk_norm: bool, **caps: Any) -> GemmaDims:
     """Read what both generations have. `caps`: score_cap and logit_cap.
 
     The RoPE is that of transformers: one for all layers, or `rope_parameters` by layer type.
