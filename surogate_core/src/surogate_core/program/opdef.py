@@ -101,9 +101,9 @@ class OpDef(Definition):
     shapes, dtypes and roles of its values, but not on its block or on which values it uses.
 
     infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError, with the shapes, if they are invalid.
-    reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
-                returns one tensor, or a tuple with one tensor per output. Must not write to its inputs. It defines what
-                the op computes: kernels are tested against it.
+    reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors, attrs
+                by keyword-only parameters; returns one tensor, or a tuple with one tensor per output. Must not write to
+                its inputs. It defines what the op computes: kernels are tested against it.
     attrs       {name: type, or (type, default)} of its attributes. An op has all of them that are without a default,
                 and no others. Every kernel implements the attributes without a default, and those whose default is
                 IN_OUTPUTS; `KernelDef.attrs` names the others that it implements.

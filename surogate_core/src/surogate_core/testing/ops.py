@@ -86,7 +86,7 @@ def check_declared_attrs(definition: OpDef) -> None:
         name: ((None if of[1] is IN_OUTPUTS else of[1]),) if isinstance(of, tuple) else ()
         for name, of in definition.attrs.items()
     }
-    assert declared == keywords, f"{definition.kind}: attributes {declared}, but its reference has {keywords}"
+    assert declared == keywords, f"{definition.kind}: attributes {declared}, but its reference has {keywords} after *"
 
 
 def _call(definition: OpDef, ins: tuple[Tensor, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
