@@ -1,0 +1,99 @@
+"""`loss: dpo` as a whole run: resumed, on two ranks, checked op by op, verified, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from surogate_core import run
+from surogate_core.errors import ConfigError
+
+from .planted import write_random_model
+
+WORDS = ["to be", "or not", "that is", "the question", "whether", "nobler", "in the mind", "to suffer"]
+
+
+PROMPT = {"prompt_field": "prompt"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("preference")
+    write_random_model(place / "model", "qwen3", layers=2)
+    rows = [{"prompt": WORDS[i % 8], "chosen": WORDS[(i + 1) % 8], "rejected": WORDS[(i + 3) % 8]} for i in range(40)]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def train(folder: Path, name: str, **keys: Any) -> tuple[Path, list[dict[str, Any]]]:
+    out = folder / name
+    config = {
+        "model": str(folder / "model"),
+        "model_dtype": "fp32",
+        "lora": True,
+        "lora_rank": 4,
+        "loss": "dpo",
+        "datasets": [{"path": str(folder / "pairs.jsonl"), "type": "preference", "text_as": "text"} | PROMPT],
+        "sequence_len": 64,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 4,
+        "save_steps": 2,
+        "learning_rate": 1e-2,
+        "verify_outputs": False,
+        "output_dir": str(out),
+        **keys,
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    run.train(run.load(folder / f"{name}.yaml"))
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return out, [record for record in records if record["log"] in ("step", "eval")]
+
+
+@pytest.fixture(scope="module")
+def straight(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    return train(folder, "straight")
+
+
+def adapter(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "adapter/adapter_model.safetensors")
+
+
+def test_a_run_reports_pairs_and_rewards_of_steps_and_evaluations(straight: tuple[Path, list[dict[str, Any]]]) -> None:
+    steps = [record for record in straight[1] if record["log"] == "step"]
+    (evaluation,) = (record for record in straight[1] if record["log"] == "eval")
+    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["figures"]["reward_margin"] == 0
+    assert all(record["groups"] > 1 for record in (*steps, evaluation)) and not evaluation["in_nats"]
+    assert set(evaluation["figures"]) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
+    assert steps[-1]["loss"] < 0.69
+
+
+def test_a_resumed_run_and_one_checked_op_by_op_have_the_same_bits(
+    folder: Path, straight: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    out, records = straight
+    saved = str(out / "step_00000002")
+    for name, keys in {
+        "resumed": {"resume_from_checkpoint": saved},
+        "checked": {"check_finite": True},
+        "recomputed": {"recompute": "true"},
+    }.items():
+        other, found = train(folder, name, **keys)
+        assert [r["loss"] for r in found] == [r["loss"] for r in records[-len(found) :]], name
+        assert all(torch.equal(x, adapter(out)[n]) for n, x in adapter(other).items()), name
+    with pytest.raises(ConfigError, match=r"was saved with .*loss: dpo \(this run: .*orpo"):
+        train(folder, "other", loss="orpo", resume_from_checkpoint=saved)
+
+
+def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, found = train(folder, "ranks", ranks_per_gpu=2, gradient_accumulation_steps=1)
+    for ours, theirs in zip(found, straight[1], strict=True):
+        assert ours["groups"] == theirs["groups"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-4)
