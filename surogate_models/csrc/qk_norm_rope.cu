@@ -6,7 +6,8 @@
 // cos and sin denote attention_factor times the cosine and sine of the angle.
 //
 // rope: without the norm, u = x. rope_bwd: rope with the opposite angles, applied to dy. All of them may work in place
-// (out is the same buffer as the input); then the v heads are neither read nor written.
+// (out is the same buffer as the input); then the v heads are neither read nor written. rope and rope_bwd rotate the first
+// rotary_dim elements of a head as if they were the head (D above), and copy the others one element at a time.
 //
 //   qkv, out, dy, d_qkv  [tokens, (H + 2G) D], columns [q; k; v], fp32 or bf16; D even, 2 to 256
 //   q_norm, k_norm       [D] in the dtype of qkv
@@ -40,7 +41,7 @@ struct Batch {
 #pragma unroll
         for (int k = 0; k < at_once; ++k) {
             const int head = base + (k * 32 >> s.group_bits);
-            heads[k].load(first + head * s.head_dim, place, s, head < count);
+            heads[k].load(first + head * s.stride, place, s, head < count);
         }
     }
 };
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(rope_threads, 8)
     }
     const int place = threadIdx.x & (s.group() - 1);
     const int slot = threadIdx.x % 32 >> s.group_bits;
-    const int64_t first = row + static_cast<int64_t>(chunk.first) * s.head_dim;
+    const int64_t first = row + static_cast<int64_t>(chunk.first) * s.stride;
     const int count = has_token ? chunk.heads : 0;
     Batch<T, N, P> batch;
     batch.load(qkv + first, slot, count, place, s);
@@ -114,8 +115,13 @@ __global__ void __launch_bounds__(rope_threads, 8)
                 a[i] = turned;
             }
             x.from_float(a, b);
-            x.store(out + first + head * s.head_dim, place, s, head < count);
+            x.store(out + first + head * s.stride, place, s, head < count);
             __syncwarp();  // the floats in shared memory are read again for the next head: fewer registers
+        }
+    }
+    if constexpr (!with_norm) {
+        if (s.stride > s.head_dim && qkv != out) {
+            copy_rest(qkv + first, out + first, count, s);
         }
     }
 }
@@ -134,9 +140,13 @@ void launch(const char* op, const void* qkv, const void* q_norm, const void* k_n
 
 // `direction` is -1 for the opposite angles.
 void turn(const char* op, const void* in, const void* positions, const void* inv_freq, void* out, int64_t tokens,
-          int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, double attention_factor, float direction, int dtype,
-          cudaStream_t stream) {
-    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, 0, attention_factor, dtype);
+          int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor,
+          float direction, int dtype, cudaStream_t stream) {
+    SUROGATE_REQUIRE(head_dim <= max_head_dim && rotary_dim <= head_dim, op,
+                     "rotary_dim must be at most head_dim, and that 256, got " + std::to_string(rotary_dim) + " and " +
+                         std::to_string(head_dim));
+    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, rotary_dim, 0, attention_factor, dtype);
+    s.stride = static_cast<int>(head_dim);
     s.queries += s.keys;
     s.keys = 0;
     s.query_chunks = static_cast<int>(ceil_div(s.queries, s.chunk_heads));
@@ -153,15 +163,17 @@ void turn(const char* op, const void* in, const void* positions, const void* inv
 }  // namespace
 
 void rope(const void* qkv, const void* positions, const void* inv_freq, void* out, int64_t tokens, int64_t n_heads,
-          int64_t n_kv_heads, int64_t head_dim, double attention_factor, int dtype, cudaStream_t stream) {
-    turn("rope", qkv, positions, inv_freq, out, tokens, n_heads, n_kv_heads, head_dim, attention_factor, 1, dtype,
-         stream);
+          int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
+          cudaStream_t stream) {
+    turn("rope", qkv, positions, inv_freq, out, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, attention_factor, 1,
+         dtype, stream);
 }
 
 void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads,
-              int64_t n_kv_heads, int64_t head_dim, double attention_factor, int dtype, cudaStream_t stream) {
-    turn("rope_bwd", dy, positions, inv_freq, d_qkv, tokens, n_heads, n_kv_heads, head_dim, attention_factor, -1, dtype,
-         stream);
+              int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
+              cudaStream_t stream) {
+    turn("rope_bwd", dy, positions, inv_freq, d_qkv, tokens, n_heads, n_kv_heads, head_dim, rotary_dim,
+         attention_factor, -1, dtype, stream);
 }
 
 void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const void* positions, const void* inv_freq,

@@ -36,7 +36,8 @@ struct RopeShape {
     int queries;   // heads with the weight q_norm; without norms, all heads that are rotated
     int keys;      // heads with the weight k_norm
     int values;    // heads that are copied
-    int head_dim;  // D
+    int head_dim;  // D: elements of a head that the kernels process
+    int stride;    // from one head to the next: D, or more where only the first D elements of a head are rotated
     int chunk_heads;
     int query_chunks;
     int key_chunks;
@@ -47,7 +48,7 @@ struct RopeShape {
     float sin_scale;
 
     __host__ __device__ int group() const { return 1 << group_bits; }
-    __host__ __device__ int64_t row_size() const { return static_cast<int64_t>(queries + keys + values) * head_dim; }
+    __host__ __device__ int64_t row_size() const { return static_cast<int64_t>(queries + keys + values) * stride; }
 };
 
 // Heads that a block processes.
@@ -187,10 +188,20 @@ __device__ __forceinline__ float group_sum(float x, const RopeShape& s) {
 // Copies the v heads of a token. All lanes of the warp must call it.
 template <class T, int N>
 __device__ __forceinline__ void copy_values(const T* row, T* out, const Chunk& chunk, const RopeShape& s) {
-    const int64_t end = static_cast<int64_t>(chunk.first + chunk.heads) * s.head_dim;
+    const int64_t end = static_cast<int64_t>(chunk.first + chunk.heads) * s.stride;
 #pragma unroll 4
-    for (int64_t i = static_cast<int64_t>(chunk.first) * s.head_dim + threadIdx.x % 32 * N; i < end; i += 32 * N) {
+    for (int64_t i = static_cast<int64_t>(chunk.first) * s.stride + threadIdx.x % 32 * N; i < end; i += 32 * N) {
         Packed<T, N>::load(row + i).store(out + i);
+    }
+}
+
+// Copies the elements from D on of `heads` heads. All lanes of the warp must call it.
+template <class T>
+__device__ __forceinline__ void copy_rest(const T* first, T* out, int heads, const RopeShape& s) {
+    const int rest = s.stride - s.head_dim;
+    for (int i = threadIdx.x % 32; i < heads * rest; i += 32) {
+        const int at = i / rest * s.stride + s.head_dim + i % rest;
+        out[at] = first[at];
     }
 }
 
@@ -215,7 +226,7 @@ inline RopeShape checked_rope_shape(const char* op, int64_t tokens, int64_t n_he
     s.tokens = tokens;
     s.queries = static_cast<int>(n_heads);
     s.keys = s.values = static_cast<int>(n_kv_heads);
-    s.head_dim = static_cast<int>(head_dim);
+    s.head_dim = s.stride = static_cast<int>(head_dim);
     s.chunk_heads = std::max(1, chunk_elements / s.head_dim);
     s.query_chunks = static_cast<int>(ceil_div(s.queries, s.chunk_heads));
     s.key_chunks = static_cast<int>(ceil_div(s.keys, s.chunk_heads));
@@ -224,14 +235,14 @@ inline RopeShape checked_rope_shape(const char* op, int64_t tokens, int64_t n_he
     return s;
 }
 
-// Whether 16-byte accesses are possible: all buffers are aligned and D/2 is a multiple of the vector size. Sets the group
-// to the smallest power of two of lanes that hold a head.
+// Whether 16-byte accesses are possible: all buffers are aligned, and D/2 and the stride are multiples of the vector size.
+// Sets the group to the smallest power of two of lanes that hold a head.
 template <class T>
 bool choose_vectors(RopeShape& s, std::initializer_list<const void*> buffers) {
     constexpr int n = Vec<T>::size;
-    const bool vectors = s.head_dim / 2 % n == 0 && std::all_of(buffers.begin(), buffers.end(), [](const void* buffer) {
-                             return is_aligned(buffer, 16);
-                         });
+    const bool vectors =
+        s.head_dim / 2 % n == 0 && s.stride % n == 0 &&
+        std::all_of(buffers.begin(), buffers.end(), [](const void* buffer) { return is_aligned(buffer, 16); });
     s.group_bits = vectors ? 0 : 5;
     while (vectors && s.group() * n < s.head_dim / 2) {
         ++s.group_bits;

@@ -26,20 +26,25 @@ def _attention_factor(op: Op) -> float:
     return float(op.attrs.get("attention_factor", 1.0))
 
 
+def _rotary_dim(op: Op) -> int:
+    """Return R, the number of elements of a head that are rotated."""
+    return int(op.attrs.get("rotary_dim", 0) or op.attrs["head_dim"])
+
+
 def _norm(op: Op) -> tuple[float, float]:
     """Return (eps, offset)."""
     return float(op.attrs["eps"]), float(op.attrs.get("offset", 0.0))
 
 
 def _frequencies(op: Op, ctx: BindContext) -> int:
-    """Return the device address of the inverse frequencies, fp32 [D/2]. The reference computes them."""
+    """Return the device address of the inverse frequencies, fp32 [R/2]. The reference computes them."""
     import torch
 
     from .reference import inverse_frequencies
 
-    head_dim = op.attrs["head_dim"]
-    padded = torch.zeros(-(-head_dim // 4) * 2)  # padded to whole int64 words
-    padded[: head_dim // 2] = inverse_frequencies(head_dim, op.attrs["theta"], op.attrs.get("scaling"))
+    rotary_dim = _rotary_dim(op)
+    padded = torch.zeros(-(-rotary_dim // 4) * 2)  # padded to whole int64 words
+    padded[: rotary_dim // 2] = inverse_frequencies(rotary_dim, op.attrs["theta"], op.attrs.get("scaling"))
     return ctx.table(padded.view(torch.int64).tolist())
 
 
@@ -57,9 +62,8 @@ def _bind_rope_bwd(op: Op, ctx: BindContext) -> Call:
 
 def _bind_rotation(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
     (out,) = op.outs
-    return ctx.call(
-        launch, *op.ins, _frequencies(op, ctx), out, *_sizes(op), _attention_factor(op), DTYPES[out.dtype].code
-    )
+    sizes = (*_sizes(op), _rotary_dim(op))
+    return ctx.call(launch, *op.ins, _frequencies(op, ctx), out, *sizes, _attention_factor(op), DTYPES[out.dtype].code)
 
 
 def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
@@ -137,14 +141,15 @@ def _supports_bwd(op: Op, target: Target) -> Support:
 
 _ROTATION = ("scaling", "attention_factor")
 _NORM = (*_ROTATION, "offset")
+_PARTIAL = (*_ROTATION, "rotary_dim")
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     kernel
     for dtype in ("bf16", "fp32")
     for kernel in (
-        KernelDef(op="rope", dtypes=(dtype, "int32", dtype), attrs=_ROTATION, supports=_supports_rope, bind=_bind_rope),
-        KernelDef(
-            op="rope_bwd", dtypes=(dtype, "int32", dtype), attrs=_ROTATION, supports=_supports_rope, bind=_bind_rope_bwd
+        *(
+            KernelDef(op=op, dtypes=(dtype, "int32", dtype), attrs=_PARTIAL, supports=_supports_rope, bind=bind)
+            for op, bind in (("rope", _bind_rope), ("rope_bwd", _bind_rope_bwd))
         ),
         KernelDef(
             op="qk_norm_rope",

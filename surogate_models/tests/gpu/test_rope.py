@@ -208,8 +208,10 @@ def check_rope(case: Case, skew: int = 0) -> None:
         op = Op(kind, ins, (case.rope,), attrs)
         (out,) = run_kernel(KERNELS, op, {v: case.contents[v] for v in ins}, skew=skew)
         truth = function(case.contents[x].double(), case.contents[case.positions], **attrs)
-        a, b = case.contents[x].double().view(x.shape[0], -1, 2, attrs["head_dim"] // 2).unbind(2)
-        length = (a.square() + b.square()).sqrt()[:, :, None].expand(-1, -1, 2, -1).reshape(x.shape)
+        half = (attrs.get("rotary_dim") or attrs["head_dim"]) // 2
+        heads = case.contents[x].double().view(x.shape[0], -1, attrs["head_dim"])
+        length = (heads[..., :half].square() + heads[..., half : 2 * half].square()).sqrt()
+        length = torch.cat((length, length, heads[..., 2 * half :].abs()), dim=-1).view(x.shape)
         assert_close(out, truth, out.dtype, 2, length * attrs.get("attention_factor", 1.0))
         assert same_bits(case.values_columns(out), case.values_columns(case.contents[x]))
 
@@ -223,6 +225,27 @@ def test_rope_matches_the_reference(shape: tuple[int, int, int, int], dtype: str
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_of_unaligned_buffers_matches_the_reference(dtype: str) -> None:
     check_rope(Case((37, 4, 2, 128), dtype, seed=7), skew=1)
+
+
+PARTIAL = [((33, 6, 2, 128), 96), ((70, 24, 8, 128), 32), ((37, 5, 1, 96), 36), ((9, 3, 3, 80), 2)]
+"""Shapes and rotated elements of a head: 16 bytes at a time, and one element at a time."""
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "rotary_dim"), PARTIAL, ids=str)
+def test_partial_rope_matches_the_reference_and_copies_the_rest(
+    shape: tuple[int, int, int, int], rotary_dim: int, dtype: str, skew: int
+) -> None:
+    case = Case(shape, dtype, seed=11, rotary_dim=rotary_dim)
+    check_rope(case, skew=skew)
+    op = Op("rope", (case.qkv, case.positions), (case.rope,), case.without_norm())
+    contents = {v: case.contents[v] for v in op.ins}
+    (apart,) = run_kernel(KERNELS, op, contents, skew=skew)
+    (in_place,) = run_kernel(KERNELS, replace(op, outs=(case.qkv,)), contents, skew=skew)
+    assert same_bits(apart, in_place)
+    heads, before = (x.view(shape[0], -1, shape[3])[..., rotary_dim:] for x in (apart, case.contents[case.qkv]))
+    assert same_bits(heads, before)
 
 
 @pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
@@ -266,8 +289,10 @@ def test_errors_name_the_invalid_argument() -> None:
     with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
         _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="rope: attention_factor must be positive, got 0"):
-        _C.rope(p, p, p, p, 1, 1, 1, 64, 0.0, 0, stream)
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 0.0, 0, stream)
+    with pytest.raises(ValueError, match="rope: rotary_dim must be at most head_dim, and that 256, got 66 and 64"):
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 66, 1.0, 0, stream)
     with pytest.raises(ValueError, match="rope_bwd: positions is a null pointer"):
-        _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 1.0, 0, stream)
+        _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 64, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
         _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 0.0, 1.0, False, True, 0, 0, 1, stream)
