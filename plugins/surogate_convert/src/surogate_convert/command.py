@@ -1,0 +1,92 @@
+"""`surogate convert`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from surogate_core.api import ConfigError
+
+from .convert import Converted
+from .convert import convert as converted_from
+from .rules import TOOLS
+
+WIDTH = 100
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML, JSON, shell or Python file of another trainer.")],
+    tool: Annotated[
+        str | None, typer.Option("--from", metavar="TOOL", help=f"{', '.join(TOOLS)}. Default: by the keys of FILE.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="New file for the config. Default: stdout.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print config and notes as one JSON document.")] = False,
+) -> None:
+    """Convert a config of axolotl, TRL, LLaMA-Factory or Unsloth. What has no counterpart is named."""
+    if tool is not None and tool not in TOOLS:
+        raise ConfigError(f"--from {tool}: is not known. Give {', '.join(TOOLS)}.")
+    done = converted_from(file, tool)
+    config = yaml.dump(done.config, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text = "\n".join(_head(file, done)) + f"\n\n{config}"
+    if output is not None:
+        try:
+            with output.open("x", encoding="utf-8") as new:
+                new.write(text)
+        except OSError as error:
+            raise ConfigError(f"--output: {output} cannot be written: {error.strerror}. Give a new file.") from None
+    if as_json:
+        print(json.dumps(to_json(done), indent=2))
+    elif output is None:
+        print(text, end="")
+    counts = f"{len(done.differs)} differ, {len(done.missing)} have no counterpart, {len(done.unneeded)} are not needed"
+    print(f"{file}: {done.tool.title}; of its keys {counts}", file=sys.stderr)
+    for key, said in done.missing:
+        print(f"  no counterpart: {key}: {said}", file=sys.stderr)
+
+
+def to_json(done: Converted) -> dict[str, object]:
+    """Return config and notes as data: the contract of `surogate convert --json`."""
+    notes = {name: [{"key": key, "note": said} for key, said in found] for name, found in _notes(done)}
+    return {"tool": done.tool.name, "config": done.config, **notes, "added": done.added}
+
+
+def _notes(done: Converted) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+    yield "differs", done.differs
+    yield "missing", done.missing
+    yield "unneeded", done.unneeded
+
+
+def _head(file: Path, done: Converted) -> Iterator[str]:
+    """Yield the notes as comments."""
+    yield f"# Converted from {done.tool.title}: {file.name}"
+    titles = {"differs": "Differs in meaning", "missing": "No counterpart", "unneeded": "Not needed"}
+    for name, found in _notes(done):
+        if found:
+            yield f"#\n# {titles[name]}:"
+        for key, said in found:
+            yield from textwrap.wrap(
+                f"{key}: {said}", WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False
+            )
+    if done.added:
+        yield f"#\n# Defaults of {done.tool.title}, set because those of Surogate are others:"
+        yield from textwrap.wrap(", ".join(done.added), WIDTH, initial_indent="#   ", subsequent_indent="#   ")

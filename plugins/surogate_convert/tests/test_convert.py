@@ -1,0 +1,212 @@
+"""Configs of other trainers become configs that are planned and trained, and no key is lost without a word."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from surogate_convert.convert import Converted, convert
+from surogate_convert.reading import read
+from surogate_convert.rules import TOOLS, tool
+from surogate_core import run
+from surogate_core.api import ConfigError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+FILES = sorted(path for path in HERE.glob("configs/*/*") if path.is_file())
+PROGRAM = Path(sys.prefix) / "bin/surogate"
+
+NEVER_NAMED = {"command", "dataset", "datasets", "r"}  # parts of keys of the same name
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with as many positions as the configs ask for."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    shutil.copytree(ROOT / "examples/tiny-qwen3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return folder
+
+
+def test_there_are_five_configs_of_each_tool() -> None:
+    assert {name: sum(path.parent.name == name for path in FILES) for name in TOOLS} == dict.fromkeys(TOOLS, 5)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_config_is_recognised_and_its_conversion_is_planned(path: Path, model: Path, tmp_path: Path) -> None:
+    done = convert(path)
+    assert done.tool.name == path.parent.name
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(done.config))
+    loaded = run.load(tmp_path / "run.yaml", [f"model={model}"])
+    plan = run.plan(loaded, "h200", gpus=8 if "zero_level" in done.config else 1)
+    assert plan.report.fits
+    assert plan.inputs.seq_len == done.config["sequence_len"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_key_is_converted_or_named(path: Path) -> None:
+    done = convert(path)
+    told = " ".join(f"{key}: {said}" for key, said in (*done.differs, *done.missing, *done.unneeded))
+    for key, value in read(path).keys.items():
+        rule = done.tool.keys.get(key)
+        if value in (None, False, "", "none", []) or key in NEVER_NAMED or (rule and rule.by):
+            continue
+        changed = (
+            {rule.to, *rule.sets, *(k for v in rule.values.values() if isinstance(v, dict) for k in v)}
+            if rule
+            else set()
+        )
+        dora = {name.replace("lora_", "dora_") for name in changed}
+        assert key in told or (changed | dora) & done.config.keys(), key
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_table_sets_keys_that_exist_to_values_that_they_take(name: str) -> None:
+    found = tool(name)
+    schema = json.loads(subprocess.run([PROGRAM, "schema"], check=True, capture_output=True).stdout)["properties"]
+    pairs = [*found.defaults.items(), *found.adapter.items()]
+    for rule in found.keys.values():
+        pairs += rule.sets.items()
+        assert rule.to in {"", *schema}
+        for value in rule.values.values():
+            pairs += value.items() if isinstance(value, dict) else [(rule.to, value)]
+    assert not [key for key, _ in pairs if key not in schema]
+    jsonschema = pytest.importorskip("jsonschema")
+    for key, value in pairs:
+        jsonschema.validate(value, schema[key])
+
+
+def notes(done: Converted) -> dict[str, str]:
+    return dict([*done.differs, *done.missing])
+
+
+def converted(tmp_path: Path, text: str, name: str = "run.yaml", tool: str | None = None) -> Converted:
+    (tmp_path / name).write_text(text)
+    return convert(tmp_path / name, tool)
+
+
+def test_what_differs_in_meaning_is_said(tmp_path: Path) -> None:
+    done = converted(tmp_path, "model_name_or_path: m\ndataset_name: d\nuse_peft: true\nwarmup_steps: 0.1\nlora_r: 4\n")
+    assert done.config["warmup_ratio"] == 0.1 and "warmup_steps" not in done.config
+    assert done.config["lora_target_modules"] == ["q_proj", "v_proj"] and done.config["lora_rank"] == 4
+    assert done.config["loss_scale"] == "all" and "every token" in notes(done)["loss_scale"]
+    assert "8 rows of 1024 tokens" in notes(done)["gpus"]
+    assert {"lora_target_modules", "learning_rate", "per_device_train_batch_size"} <= {*done.added}
+
+
+def test_what_has_no_counterpart_is_named_with_its_value(tmp_path: Path) -> None:
+    text = "base_model: m\nval_set_size: 200\noptimizer: lion\nnum_epochs: 0.5\nmade_up: 3\nneftune_noise_alpha: 5\n"
+    told = notes(converted(tmp_path, text))
+    assert told["val_set_size"].startswith("200:") and told["num_epochs"].startswith("0.5:")
+    assert told["optimizer"] == "lion: is not built; optimizer may be adamw, adamw_8bit, normuon"
+    assert told["made_up"] == "3: is unknown to surogate convert"
+    assert told["neftune_noise_alpha"] == "5: not built; remove it"
+
+
+def test_datasets_of_llamafactory_are_looked_up(tmp_path: Path) -> None:
+    done = convert(HERE / "configs/llamafactory/full_ds3.yaml")
+    assert done.config["datasets"] == [
+        {
+            "path": "llamafactory/glaive_toolcall_en",
+            "type": "conversation",
+            "messages_field": "conversations",
+            "message_property_mappings": {"role": "from", "content": "value"},
+        }
+    ]
+    assert done.config["zero_level"] == 3
+    text = "model_name_or_path: m\nstage: sft\ndataset: mine\ntemplate: qwen3\n"
+    assert "mine: is not in data/dataset_info.json" in notes(converted(tmp_path, text))["dataset"]
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
+    text = "from unsloth import FastLanguageModel as F\nopen('ran', 'w')\nrank = 8\nlr = float(input())\n"
+    text += "F.from_pretrained('a/b-bnb-4bit', max_seq_length=64)\nF.get_peft_model(m, r=rank)\n"
+    text += "SFTConfig(learning_rate=lr)\n"
+    done = converted(tmp_path, text, "train.py")
+    assert (done.config["model"], done.config["lora_rank"], done.config["qlora_bnb"]) == ("a/b", 8, True)
+    assert notes(done)["learning_rate"] == "line 7: is computed by the script; set learning_rate"
+    assert not (tmp_path / "ran").exists()
+    code = "".join(path.read_text() for path in (HERE.parent / "src").rglob("*.py"))
+    called = {node.func.id for node in ast.walk(ast.parse(code.replace("from __future__ import annotations", "")))
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+    assert not called & {"eval", "exec", "compile", "__import__"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base_model: m\nrl: dpo\n", "rl: dpo is not built, so nothing was converted"),
+        ("model_name_or_path: m\nstage: dpo\ntemplate: x\n", "stage: dpo is not built"),
+        ("a: 1\n", "has no key of axolotl, TRL, LLaMA-Factory, Unsloth"),
+        ("learning_rate: 1\n", "Say which: --from"),
+        ("[1, 2]\n", "has no keys"),
+        ("a: [\n", "is not YAML"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        converted(tmp_path, text)
+
+
+def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
+    source = HERE / "configs/axolotl/llama3-lora.yml"
+
+    def command(*arguments: object, status: int = 0) -> Any:
+        done = subprocess.run([PROGRAM, "convert", *map(str, arguments)], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done
+
+    out = tmp_path / "run.yaml"
+    assert "no counterpart: evals_per_epoch: 4" in command(source, "--output", out).stderr
+    text = out.read_text()
+    assert "# Converted from axolotl: llama3-lora.yml" in text and "#   evals_per_epoch: 4" in text
+    assert yaml.safe_load(text) == convert(source).config
+    assert "Give a new file" in command(source, "--output", out, status=2).stderr
+    shown = json.loads(command(source, "--json").stdout)
+    assert shown["config"]["lora_rank"] == 16 and shown["missing"][0].keys() == {"key", "note"}
+
+
+@pytest.mark.parametrize("name", ["axolotl/llama3-lora.yml", "trl/script.py"])
+def test_a_converted_config_trains(name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(convert(HERE / "configs" / name).config))
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    (model / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A friend."}]
+    row = {"instruction": "Add.", "input": "1", "output": "2"} if "axolotl" in name else {"messages": messages}
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 40))
+    smaller = [
+        "sequence_len=128",
+        "max_steps=2",
+        "per_device_train_batch_size=1",
+        "warmup_steps=0",
+    ]
+    smaller += [f"output_dir={tmp_path / 'out'}", "verify_outputs=false", "model_dtype=fp32", "datasets.0.split=train"]
+    loaded = run.load(tmp_path / "run.yaml", [f"model={model}", f"datasets.0.path={tmp_path / 'rows.jsonl'}", *smaller])
+    result = run.train(loaded, lambda line: None)
+    assert result.steps == 2 and result.loss is not None
+    assert (tmp_path / "out/adapter/adapter_model.safetensors").exists()
+
+
+def test_the_page_of_the_tables_is_generated() -> None:
+    spec = importlib.util.spec_from_file_location("coming_from", ROOT / "docs/coming_from.py")
+    assert spec is not None and spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert (ROOT / "docs/coming-from.md").read_text() == generator.page(), (
+        "run `python docs/coming_from.py > docs/coming-from.md`"
+    )
