@@ -118,7 +118,7 @@ def test_records_have_exactly_the_keys_of_the_contract(tmp_path: Path) -> None:
     run, first, second = parse(record(tmp_path, [step(1), evaluation(1)]))
     assert set(run) == {
         "log", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
-        "total_steps", "steps_per_epoch", "tokens_per_step",
+        "total_steps", "steps_per_epoch", "tokens_per_step", "planned",
     }  # fmt: skip
     assert set(first) == STEP_KEYS and first["log"] == "step"
     assert set(second) == EVAL_KEYS and second["log"] == "eval"

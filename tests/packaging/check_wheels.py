@@ -41,6 +41,7 @@ CORE_AND_FIRST = (
     "surogate-qlora-fp4",
     "surogate-launch-env",
     "surogate-convert",
+    "surogate-watch",
     "surogate-new",
     "surogate-offload-residual",
     "surogate-offload-states",
@@ -73,6 +74,7 @@ PACKAGES = {
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
     "surogate": ROOT / "src/surogate",
     "surogate-convert": ROOT / "plugins/surogate_convert/src/surogate_convert",
+    "surogate-watch": ROOT / "plugins/surogate_watch/src/surogate_watch",
     "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }
 KINDS = sorted(LAYERS)

@@ -21,6 +21,7 @@ class RunInfo:
     done_steps  optimizer steps of the checkpoint that the run resumes from; 0 for a new run. Reports of later steps
                 that an earlier run left in `output_dir` are obsolete.
     eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
+    planned     of the plan: `tokens_per_second`, and `device_bytes` of each device
     """
 
     run_name: str
@@ -35,6 +36,7 @@ class RunInfo:
     trainable_parameters: int
     done_steps: int = 0
     eval_time: float = 0.0
+    planned: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

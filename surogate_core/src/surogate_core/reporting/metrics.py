@@ -3,7 +3,7 @@
 One JSON object per line. "log" is its kind:
 
     {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
-     "total_steps", "steps_per_epoch", "tokens_per_step"}                   first, and again whenever a run resumes
+     "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
      "duration_ms", "time"}                                                 and "skipped": true if it was not applied
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
@@ -38,7 +38,7 @@ _NAMES = {StepReport: "step", EvalReport: "eval", GpuReport: "gpu", NumericsRepo
 
 _OF_RUN = (
     *("config", "versions", "device", "parameters", "trainable_parameters"),
-    *("total_steps", "steps_per_epoch", "tokens_per_step"),
+    *("total_steps", "steps_per_epoch", "tokens_per_step", "planned"),
 )
 
 

@@ -216,6 +216,10 @@ class RunFiles(PartFiles):
             trainable_parameters=plan.assembly.n_trainable,
             done_steps=progress.step,
             eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
+            planned={
+                "tokens_per_second": plan.report.tokens_per_second,
+                "device_bytes": plan.report.device_bytes["total"],
+            },
         )
 
     def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None:
