@@ -47,13 +47,17 @@ def watch(
     if once or not terminal:
         console.print(screen(runs))
         return
+    live = Live(screen(runs), console=console, auto_refresh=False, screen=True)
     try:
-        with Live(screen(runs), console=console, auto_refresh=False, screen=True) as live:
-            while True:
-                time.sleep(REFRESH_SECONDS)
-                live.update(screen(watched.read()), refresh=True)
+        live.start(refresh=True)
+        while True:
+            time.sleep(REFRESH_SECONDS)
+            live.update(screen(watched.read()), refresh=True)
     except KeyboardInterrupt:  # the way to end it
-        console.print(screen(watched.read()))
+        pass
+    finally:
+        live.stop()  # gives the terminal back, also if it was being taken
+    console.print(screen(watched.read()))
 
 
 class Watched:
