@@ -41,6 +41,7 @@ CORE_AND_FIRST = (
     "surogate-qlora-fp4",
     "surogate-launch-env",
     "surogate-convert",
+    "surogate-docs",
     "surogate-watch",
     "surogate-new",
     "surogate-offload-residual",
@@ -74,6 +75,7 @@ PACKAGES = {
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
     "surogate": ROOT / "src/surogate",
     "surogate-convert": ROOT / "plugins/surogate_convert/src/surogate_convert",
+    "surogate-docs": ROOT / "plugins/surogate_docs/src/surogate_docs",
     "surogate-watch": ROOT / "plugins/surogate_watch/src/surogate_watch",
     "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }
@@ -174,6 +176,9 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
             for path in source.rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         }
+        if name == "surogate-docs":
+            pages = [ROOT / "docs/llms.txt", *ROOT.glob("docs/**/*.md")]
+            expected |= {f"surogate_docs/docs/{path.relative_to(ROOT / 'docs')}" for path in pages}
         assert held - compiled(source) == expected - compiled(source), name
         assert (wheel.name.endswith("-py3-none-any.whl")) == held.isdisjoint(compiled(source)), name
         assert f"{source.name}/py.typed" in held

@@ -1,0 +1,1 @@
+"""`surogate docs`: the pages of the documentation, which the wheel has in `docs/`."""
