@@ -28,9 +28,19 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": rope | original | more}
 
 
+def longrope(original: int) -> dict[str, Any]:
+    """Return a config with LongRoPE on 12 of the 16 elements of a head, and a context of four times the original."""
+    factors = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [1.0 + 1.5 * i for i in range(6)]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, **factors}
+    rope |= {"attention_factor": 1.25} if original == 1 else {}  # the default is infinite
+    sizes = {"original_max_position_embeddings": original, "max_position_embeddings": 128, "hidden_size": 64}
+    return {"rope_parameters": rope, **sizes}
+
+
 QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
 SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]}
+PHI3: dict[str, Any] = {"model_type": "phi3", "sliding_window": None}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
 GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True}
 GEMMA3_ROPE: dict[str, Any] = {
@@ -56,13 +66,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
     "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
     "smollm3": SMOLLM3 | {"tie_word_embeddings": True},
+    "phi3": PHI3 | {"sliding_window": 6},
+    "phi3_short": PHI3 | longrope(original=24),
+    "phi3_long": PHI3 | longrope(original=1) | {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "mistral": MISTRAL,
     "gemma2": GEMMA | {"model_type": "gemma2", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
     "gemma2_untied": GEMMA | {"model_type": "gemma2", "tie_word_embeddings": False, "attention_bias": True},
     "gemma3_text": GEMMA | GEMMA3_ROPE | {"sliding_window_pattern": 2},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text")
+FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text", "phi3")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -158,7 +171,10 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
     assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased", "mistral", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "variant",
+    ["qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "phi3_short"],
+)
 def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from surogate_core.api import BatchInputs
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
+from surogate_models.rope import LongRope
 
 from .harness import MODELS, OPS, tiny_config
 
@@ -76,6 +80,26 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool,
         12_247_782_400,
     ),
 }
+PUBLISHED |= {
+    "SmolLM3-3B": (
+        {"model_type": "smollm3", "vocab_size": 128256, "no_rope_layer_interval": 4, "rope_theta": 5000000.0},
+        (2048, 36, 16, 4, 11008),
+        True,
+        3_075_098_624,
+    ),
+    "Phi-3-mini-4k-instruct": (
+        {"model_type": "phi3", "vocab_size": 32064, "sliding_window": 2047},
+        (3072, 32, 32, 32, 8192),
+        False,
+        3_821_079_552,
+    ),
+    "phi-4": (
+        {"model_type": "phi3", "vocab_size": 100352, "rope_theta": 250000},
+        (5120, 40, 40, 10, 17920),
+        False,
+        14_659_507_200,
+    ),
+}
 KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -137,6 +161,15 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
         ("llama", {"mlp_bias": 1}),
         ("llama", {"head_dim": 15}),
         ("llama", {"num_key_value_heads": 3}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}),
+        ("smollm3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+        ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 2]}),
+        ("phi3", {"resid_pdrop": 0.1}),
+        ("phi3", {"embd_pdrop": 0.1}),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("phi3", {"partial_rotary_factor": 0.2}),
+        ("phi3", {"hidden_act": "gelu"}),
         ("mistral", {"sliding_window": 0}),
         ("gemma2", {"hidden_activation": "gelu"}),
         ("gemma2", {"final_logit_softcapping": -1}),
@@ -155,3 +188,32 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
 def test_errors_name_the_invalid_key(family: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
         MODELS[family].dims(tiny_config(model_type=family, **changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "has_rope"),
+    [
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, (False, True, True, False)),
+        ({"no_rope_layer_interval": 2}, (True, False, True, False)),
+        ({}, (True, True, True, False)),
+    ],
+    ids=str,
+)
+def test_layers_of_smollm3_have_rope_as_in_transformers(given: dict[str, Any], has_rope: tuple[bool, ...]) -> None:
+    config = tiny_config(model_type="smollm3", **given)
+    theirs = AutoConfig.for_model(**config).no_rope_layers
+    assert MODELS["smollm3"].dims(config).has_rope == has_rope == tuple(map(bool, theirs[:4]))
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_phi3_reads_the_types_of_older_files_as_longrope(kind: str) -> None:
+    scaling = {"type": kind, "short_factor": [1.5] * 6, "long_factor": [4.0] * 6}
+    config = tiny_config(model_type="phi3", rope_scaling=scaling, partial_rotary_factor=0.75, rope_parameters=None)
+    config |= {"hidden_size": 64, "rope_theta": 5e5, "max_position_embeddings": 16384}
+    with pytest.raises(ConfigError, match="original_max_position_embeddings: is required"):
+        MODELS["phi3"].dims(config)
+    config["rope_scaling"] = scaling | {"original_max_position_embeddings": 4096}
+    theirs = AutoConfig.for_model(**deepcopy(config)).rope_parameters
+    assert (theirs["rope_type"], theirs["original_max_position_embeddings"]) == ("longrope", 4096)
+    rope = MODELS["phi3"].dims(config).rope
+    assert rope == replace(rope, scaling=LongRope((1.5,) * 6, (4.0,) * 6, 4096), theta=theirs["rope_theta"])

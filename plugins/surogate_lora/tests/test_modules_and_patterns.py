@@ -52,6 +52,7 @@ PATTERNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "gemma3_text", "rope_parameters": None, "sliding_window": 6, **TIED},
         {"lora_modules_to_save": ["norm"]},
     ),
+    "fused projections": ({"model_type": "phi3"}, {"lora_rank_pattern": {"qkv_proj": 5}}),
     "sliding window": ({"model_type": "mistral", "sliding_window": 6}, {}),
     "rslora": ({}, {"lora_use_rslora": True, "lora_rank_pattern": {"k_proj": 9}, "lora_alpha_pattern": {"k_proj": 3}}),
 }
@@ -76,7 +77,7 @@ def twins(case: str) -> tuple[PlannedModel, Any, LoraOptions]:
             r=options.lora_rank,
             lora_alpha=options.lora_alpha,
             use_rslora=options.lora_use_rslora,
-            target_modules=ALL,
+            target_modules=[*ALL, "qkv_proj", "gate_up_proj"],
             rank_pattern=options.lora_rank_pattern,
             alpha_pattern=options.lora_alpha_pattern,
             modules_to_save=list(options.lora_modules_to_save) or None,

@@ -1,0 +1,1 @@
+"""Phi models for Surogate."""
