@@ -150,6 +150,17 @@ def test_mismatched_shapes_of_rope_are_rejected(
         b.emit("rope", qkv, positions, **(ROPE_ATTRS | attrs))
 
 
+def test_queries_keys_and_values_of_other_shapes_are_not_joined_or_split() -> None:
+    b = Builder({definition.kind: definition for definition in OPS}, "fp32")
+    q, k, v = (b.input(f"in{i}", (5, n), "fp32") for i, n in enumerate((8, 4, 2)))
+    qkv = b.apply("join_qkv", q, k, v)
+    assert [part.shape for part in b.emit("split_qkv", qkv, widths=(8, 4, 2))] == [(5, 8), (5, 4), (5, 2)]
+    with pytest.raises(ProgramError, match="matrices of one dtype with as many rows"):
+        b.emit("join_qkv", q, k, b.input("wide", (5, 2), "bf16"))
+    with pytest.raises(ProgramError, match=r"widths \(8, 4, 4\) must be three and make up the columns"):
+        b.emit("split_qkv", qkv, widths=(8, 4, 4))
+
+
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
 def test_the_result_takes_the_place_of_qkv_where_nothing_reads_qkv_again(model_type: str) -> None:
     """The backward pass of the norms of queries and keys reads it again, that of RoPE alone does not."""

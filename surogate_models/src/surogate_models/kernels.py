@@ -1,10 +1,10 @@
-"""Compiled kernels of `rope` and `qk_norm_rope`, forward and backward."""
+"""Compiled kernels of the ops in `ops.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 
 MAX_HEAD_DIM = 256
 _TOKENS_PER_BLOCK = 4
@@ -114,6 +114,31 @@ def _workspace(op: Op, target: Target) -> int:
     return 4 * chunks * _partial_blocks(op) * head_dim
 
 
+def _bind_columns(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
+    """Bind `join_qkv` or `split_qkv`: a copy for each of q, k and v."""
+    from . import _C
+
+    def row_bytes(value: Value) -> int:
+        return value.nbytes // value.shape[0]
+
+    joins = op.kind == "join_qkv"
+    launches, at = [], 0
+    for part in op.ins if joins else op.outs:
+        x, y = (part, op.outs[0]) if joins else (op.ins[0], part)
+        width = row_bytes(part)
+        places = (0, at) if joins else (at, 0)
+        call = ctx.call(_C.move_columns, x, y, part.shape[0], width, row_bytes(x), row_bytes(y), *places)
+        launches.append(Launch(call))
+        at += width
+    return tuple(launches)
+
+
+def _supports_columns(op: Op, target: Target) -> Support:
+    if op.accumulate:
+        return Support(False, f"cannot accumulate into {op.outs[0]!r}")
+    return Support(target.device.sm is not None, f"needs a GPU, not {target.device.title}")
+
+
 def _supports(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
@@ -143,7 +168,7 @@ _ROTATION = ("scaling", "attention_factor")
 _NORM = (*_ROTATION, "offset")
 _PARTIAL = (*_ROTATION, "rotary_dim")
 
-KERNELS: tuple[KernelDef, ...] = tuple(
+_ROPE = tuple(
     kernel
     for dtype in ("bf16", "fp32")
     for kernel in (
@@ -174,4 +199,9 @@ KERNELS: tuple[KernelDef, ...] = tuple(
             workspace=_workspace,
         ),
     )
+)
+KERNELS: tuple[KernelDef, ...] = (
+    *_ROPE,
+    KernelDef(op="join_qkv", dtypes=("*",) * 4, supports=_supports_columns, bind=_bind_columns),
+    KernelDef(op="split_qkv", dtypes=("*",) * 4, supports=_supports_columns, bind=_bind_columns),
 )

@@ -5,6 +5,9 @@
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
                   the same attributes, eps and offset) -> [T, (H+2G)D]
 
+    join_qkv     (q [T, A], k [T, B], v [T, C]) -> [T, A + B + C]
+    split_qkv    (qkv [T, A + B + C]; widths (A, B, C)) -> [T, A], [T, B], [T, C]
+
 Columns are [q; k; v] as in `attention`. The v columns are copied. If qkv (dy in the backward ops) is read for the last
 time, the output takes its place, and the v columns stay where they are. RoPE rotates the pairs (i, i + D/2) (half
 layout) by the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a
@@ -94,6 +97,27 @@ def _infer_dgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec
     return _infer_bwd(ins, attrs)[:1]
 
 
+def _infer_join(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    q = ins[0]
+    if any(len(x.shape) != 2 or x.shape[0] != q.shape[0] or x.dtype != q.dtype for x in ins):
+        raise ProgramError("q, k and v must be matrices of one dtype with as many rows")
+    return [OutSpec("qkv", (q.shape[0], sum(x.shape[1] for x in ins)), q.dtype)]
+
+
+def _vjp_join(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    return b.emit("split_qkv", dy, widths=tuple(x.shape[1] for x in op.ins))
+
+
+def _infer_split(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    (qkv,) = ins
+    if len(qkv.shape) != 2 or len(attrs["widths"]) != 3 or sum(attrs["widths"]) != qkv.shape[1]:
+        raise ProgramError(f"widths {attrs['widths']} must be three and make up the columns of {qkv!r}")
+    labels = ("d_q", "d_k", "d_v")
+    return [OutSpec(label, (qkv.shape[0], n), qkv.dtype) for label, n in zip(labels, attrs["widths"], strict=True)]
+
+
 _ROTATION: Mapping[str, Any] = {
     "n_heads": int,
     "n_kv_heads": int,
@@ -150,4 +174,6 @@ OPS: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 13 * op.ins[1].size,
     ),
+    OpDef(kind="join_qkv", infer=_infer_join, reference=f"{_REFERENCE}:join_qkv", vjp=_vjp_join),
+    OpDef(kind="split_qkv", infer=_infer_split, attrs={"widths": tuple}, reference=f"{_REFERENCE}:split_qkv"),
 )

@@ -178,3 +178,13 @@ def _rotated_back(
     cos, sin = angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return _rotate(d, cos, -sin), x * rstd, rstd
+
+
+def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return [q; k; v], side by side."""
+    return torch.cat((q, k, v), dim=1)
+
+
+def split_qkv(qkv: Tensor, *, widths: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Return the columns of q, k and v."""
+    return tuple(part.contiguous() for part in qkv.split(list(widths), dim=1))

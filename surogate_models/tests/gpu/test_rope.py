@@ -279,6 +279,19 @@ def test_results_in_place_have_the_same_bits(
     assert all(same_bits(a, b) for a, b in zip(apart, in_place, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("widths", [(4096, 512, 512), (34, 6, 3), (1, 1, 1)], ids=str)
+def test_queries_keys_and_values_are_joined_and_split(widths: tuple[int, int, int], dtype: str) -> None:
+    gen = torch.Generator().manual_seed(12)
+    parts = [Value(name=name, shape=(257, n), dtype=dtype, role="act") for name, n in zip("qkv", widths, strict=True)]
+    qkv = Value(name="qkv", shape=(257, sum(widths)), dtype=dtype, role="act")
+    contents = {v: torch.randn(v.shape, generator=gen).to(TORCH_DTYPES[dtype]) for v in parts}
+    (joined,) = run_kernel(KERNELS, Op("join_qkv", tuple(parts), (qkv,), {}), contents)
+    assert same_bits(joined, torch.cat(list(contents.values()), dim=1))
+    split = run_kernel(KERNELS, Op("split_qkv", (qkv,), tuple(parts), {"widths": widths}), {qkv: joined})
+    assert all(same_bits(a, b) for a, b in zip(split, contents.values(), strict=True))
+
+
 def test_errors_name_the_invalid_argument() -> None:
     from surogate_models import _C
 
