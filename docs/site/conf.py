@@ -54,8 +54,8 @@ html_show_copyright = False
 html_additional_pages = {"index": "index.html"}
 templates_path = ["templates"]
 html_context = {
-    "commit": git("rev-parse", "--short=12", "HEAD") + (" with changes" if git("status", "--porcelain") else ""),
-    "commit_date": git("show", "--no-patch", "--format=%cs", "HEAD"),
+    "commit": git("show", "--no-patch", "--format=%h of %cs", "HEAD")
+    + (", with changes" if git("status", "--porcelain") else ""),
 }
 
 _SECTION = re.compile(r"^## (?P<heading>.+)\n(?P<body>(?:(?!^## ).*\n?)*)", re.M)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
+from markdown_it import MarkdownIt
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
@@ -38,10 +41,23 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, object], str]]:
         if (ROOT / name).is_dir():
             files = subprocess.run(["git", "ls-files", name], cwd=ROOT, capture_output=True, text=True, check=True)
             body = f"<pre>{escape(files.stdout)}</pre>"
+        elif name.endswith(".ipynb"):
+            body = notebook(app, json.loads((ROOT / name).read_text()))
         else:
             language = LANGUAGES.get(Path(name).suffix, "text")
             body = app.builder.highlighter.highlight_block((ROOT / name).read_text(), language, force=True)
         yield f"source/{name}", {"title": name, "body": f"<h1>{escape(name)}</h1>{body}"}, "page.html"
+
+
+def notebook(app: Sphinx, content: dict[str, Any]) -> str:
+    cells = []
+    for cell in content["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            cells.append(MarkdownIt().render(text))
+        else:
+            cells.append(app.builder.highlighter.highlight_block(text, "ipython3", force=True))
+    return "\n".join(cells)
 
 
 def setup(app: Sphinx) -> None:
