@@ -16,7 +16,7 @@ from surogate_core.api import Comm, Span
 from surogate_core.api.world import REDUCIBLE, CollectiveError
 from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.comms import reference
+from surogate_core.runtime.comms.exchange import combined
 
 SIZES = (1, 7, 64, 1000)
 """Elements of spans of a reduction, or of a part."""
@@ -62,6 +62,35 @@ def error_after_abort(waiting: Comm, aborted: Comm) -> str:
     thread.join(5)
     (text,) = failed
     return text
+
+
+# The collectives as functions from the values of all ranks to the results of all ranks.
+
+
+def all_reduce(values: Sequence[Tensor], how: str) -> list[Tensor]:
+    return [combined(values, how)] * len(values)
+
+
+def reduce_scatter(values: Sequence[Tensor], how: str) -> list[Tensor]:
+    return list(combined(values, how).chunk(len(values)))
+
+
+def all_gather(values: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat([*values])] * len(values)
+
+
+def to_root(values: Sequence[Tensor], root: int, how: str) -> list[Tensor]:
+    """The `reduce` of a communicator. Ranks other than the root keep what they have."""
+    return [combined(values, how) if rank == root else value for rank, value in enumerate(values)]
+
+
+def broadcast(values: Sequence[Tensor], root: int) -> list[Tensor]:
+    return [values[root]] * len(values)
+
+
+def all_to_all(values: Sequence[Tensor]) -> list[Tensor]:
+    parts = [value.chunk(len(values)) for value in values]
+    return [torch.cat([part[rank] for part in parts]) for rank in range(len(values))]
 
 
 def check_collectives(comms: Sequence[Comm], kind: str = "cpu") -> None:
@@ -122,25 +151,25 @@ def _cases(devices: Sequence[str]) -> Iterator[Case]:
         wide = [size * n for size in sizes]
         for how in ("sum", "max") if dtype in REDUCIBLE else ():
             ranks = given(dtype, sizes)
-            want = by_span(lambda v, how=how: reference.all_reduce(v, how), ranks)  # type: ignore[misc]
+            want = by_span(lambda v, how=how: all_reduce(v, how), ranks)  # type: ignore[misc]
             yield (f"all_reduce({how})", dtype, ranks, None, want,
                    lambda c, s, stream, how=how: c.all_reduce([i for i, _ in s], how, stream))  # fmt: skip
             for in_place in (False, True):
                 ranks = given(dtype, wide)
-                want = by_span(lambda v, how=how: reference.reduce_scatter(v, how), ranks)  # type: ignore[misc]
+                want = by_span(lambda v, how=how: reduce_scatter(v, how), ranks)  # type: ignore[misc]
                 outs = [[t.chunk(n)[rank] if in_place else t.chunk(n)[rank].clone() for t in ranks[rank]]
                         for rank in range(n)]  # fmt: skip
                 yield (f"reduce_scatter({how})", dtype, ranks, outs, want,
                        lambda c, s, stream, how=how: c.reduce_scatter(s, how, stream))  # fmt: skip
                 ranks = given(dtype, sizes)
-                want = by_root(reference.to_root, ranks, how)
+                want = by_root(to_root, ranks, how)
                 outs = ranks if in_place else [[t.clone() for t in of_rank] for of_rank in ranks]
                 yield (f"reduce({how})", dtype, ranks, outs, want,
                        lambda c, s, stream, how=how: c.reduce(s, roots, how, stream))  # fmt: skip
         for in_place in (False, True):
             outs = [[torch.zeros_like(values(dtype, size, 0, device)) for size in wide] for device in devices]
             ranks = given(dtype, sizes)
-            want = by_span(reference.all_gather, ranks)
+            want = by_span(all_gather, ranks)
             if in_place:
                 parts = [[out.chunk(n)[rank] for out in outs[rank]] for rank in range(n)]
                 for part, source in zip(chain(*parts), chain(*ranks), strict=True):
@@ -148,11 +177,11 @@ def _cases(devices: Sequence[str]) -> Iterator[Case]:
                 ranks = parts
             yield "all_gather", dtype, ranks, outs, want, lambda c, s, stream: c.all_gather(s, stream)
             ranks = given(dtype, sizes)
-            want = by_root(reference.broadcast, ranks)
+            want = by_root(broadcast, ranks)
             outs = ranks if in_place else [[torch.zeros_like(t) for t in of_rank] for of_rank in ranks]
             yield "broadcast", dtype, ranks, outs, want, lambda c, s, stream: c.broadcast(s, roots, stream)
         ranks = given(dtype, wide)
         outs = [[torch.zeros_like(t) for t in of_rank] for of_rank in ranks]
-        want = by_span(reference.all_to_all, ranks)
+        want = by_span(all_to_all, ranks)
         yield "all_to_all", dtype, ranks, outs, want, lambda c, s, stream: c.all_to_all(s, stream)
     yield "barrier", "fp32", [[] for _ in range(n)], None, [[] for _ in range(n)], lambda c, s, st: c.barrier(st)

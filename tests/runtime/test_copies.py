@@ -11,7 +11,8 @@ import torch
 from runtime.collective_cases import check_collectives, error_after_abort, on_all, span, values
 
 from surogate_core.errors import ProgramError
-from surogate_core.runtime.comms import copies, reference, spans
+from surogate_core.runtime.comms import copies, exchange, spans
+from surogate_core.runtime.comms.exchange import combined
 from surogate_core.runtime.comms.meeting import CollectiveError
 from surogate_core.runtime.launch import SingleComm
 
@@ -26,20 +27,20 @@ def test_the_collectives_of_one_rank_copy() -> None:
 
 
 def test_large_spans_are_combined_in_pieces_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PIECE", 10)
+    monkeypatch.setattr(exchange, "PIECE", 10)
     check_collectives(copies.connect([0] * 3))
 
 
 def test_sums_add_in_fp32_in_order_of_rank_and_round_once() -> None:
     """In another order 1 is lost; if each addition rounded to bf16, the small ones would be lost."""
-    lost = reference.combined([torch.tensor([x]) for x in (2.0**25, -(2.0**25), 1.0)], "sum")
+    lost = combined([torch.tensor([x]) for x in (2.0**25, -(2.0**25), 1.0)], "sum")
     assert float(lost) == 1.0
-    once = reference.combined([torch.tensor([x], dtype=torch.bfloat16) for x in (256.0, 1.0, 1.0)], "sum")
+    once = combined([torch.tensor([x], dtype=torch.bfloat16) for x in (256.0, 1.0, 1.0)], "sum")
     assert once.dtype == torch.bfloat16 and float(once) == 258.0
-    exact = reference.combined([torch.tensor([2**40 + 1]), torch.tensor([1])], "sum")
+    exact = combined([torch.tensor([2**40 + 1]), torch.tensor([1])], "sum")
     assert int(exact) == 2**40 + 2
     for how in ("sum", "max"):
-        nan = reference.combined([torch.tensor([1.0]), torch.tensor([float("nan")])], how)
+        nan = combined([torch.tensor([1.0]), torch.tensor([float("nan")])], how)
         assert bool(nan.isnan())
 
 
@@ -85,12 +86,12 @@ def test_on_a_gpu_a_stream_waits_for_the_events_of_the_other_ranks_at_every_meet
             waits.append((threading.get_ident(), event))
 
     in_memory = spans.tensor
-    for module in (spans, copies):
+    for module in (spans, exchange, copies):
         monkeypatch.setattr(module, "tensor", lambda of, stream: in_memory(of, 0))
-        monkeypatch.setattr(module, "current", lambda stream, device: nullcontext())
+    monkeypatch.setattr(copies, "current", lambda stream, device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     given = [values("bf16", 1001, rank, "cpu") for rank in range(3)]
-    want = reference.combined([tensor.clone() for tensor in given], "sum")
+    want = combined([tensor.clone() for tensor in given], "sum")
     comms = copies.connect([0, 0, 0])
     on_all(comms, lambda comm: comm.all_reduce([span(given[comm.rank], "bf16")], "sum", 4096))
     assert all(torch.equal(tensor, want) for tensor in given)

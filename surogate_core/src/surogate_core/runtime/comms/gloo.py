@@ -7,7 +7,7 @@ group of its own, so a process may have several.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -16,109 +16,47 @@ import torch
 from torch import Tensor
 
 from ...api import Span, World
-from ...api.world import CollectiveError, How, Position
+from ...api.world import CollectiveError
 from ...errors import ConfigError
+from ...reference.rounding import TORCH_DTYPES
+from .exchange import ExchangingComm, Item, Use
 from .meeting import SECONDS
-from .reference import combined
-from .spans import check_pairs, check_reducible, chunk, current, nbytes, part, tensor
+from .spans import current, nbytes, tensor
 
 _POLL = timedelta(milliseconds=100)
 
-Parts = Sequence[Tensor]
 
-
-class GlooComm:
-    """The `Comm` of a rank. Sums are those of `reference.combined`. On a GPU a call waits for its stream."""
-
-    capturable = False
+class GlooComm(ExchangingComm):
+    """The `Comm` of a rank. On a GPU a call waits for its stream."""
 
     def __init__(self, group: Any, rank: int, world_size: int, device: int, seconds: float) -> None:
         """`group` is a ProcessGroupGloo."""
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        self.position = Position()
+        super().__init__(rank, world_size, device)
         self._group = group
         self._seconds = seconds
         self._aborted = False
 
-    def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
-        """Combine a chunk of each span on each rank, then send it to the others."""
-        check_reducible("all_reduce", spans)
-        with current(stream, self.device):
-            for span in spans:
-                chunks = [chunk(span, rank, self.world_size) for rank in range(self.world_size)]
-                own = nbytes(chunks[self.rank])
-                parts = self._exchange("all_reduce", _sent(chunks, stream), [own] * self.world_size)
-                total = _bytes(self._combined(parts, span, how))
-                sums = self._exchange("all_reduce", [total] * self.world_size, [nbytes(c) for c in chunks])
-                _receive(chunks, sums, stream)
-
-    def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
-        check_pairs("reduce_scatter", spans, self.world_size, 1)
-        check_reducible("reduce_scatter", [source for source, _ in spans])
-        with current(stream, self.device):
-            for source, target in spans:
-                sizes = [nbytes(target)] * self.world_size
-                parts = self._exchange("reduce_scatter", _sent(self._parts(source), stream), sizes)
-                _receive([target], [_bytes(self._combined(parts, target, how))], stream)
-
-    def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
-        check_pairs("all_gather", spans, 1, self.world_size)
-        with current(stream, self.device):
-            for source, target in spans:
-                sent = _sent([source], stream) * self.world_size
-                sizes = [nbytes(source)] * self.world_size
-                _receive(self._parts(target), self._exchange("all_gather", sent, sizes), stream)
-
-    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
-        check_pairs("reduce", spans, 1, 1)
-        check_reducible("reduce", [source for source, _ in spans])
-        with current(stream, self.device):
-            for (source, target), root in zip(spans, roots, strict=True):
-                (own,) = _sent([source], stream)
-                sent = [own if rank == root else own[:0] for rank in range(self.world_size)]
-                sizes = [len(own) if self.rank == root else 0] * self.world_size
-                received = self._exchange("reduce", sent, sizes)
-                if self.rank == root:
-                    _receive([target], [_bytes(self._combined(received, target, how))], stream)
-
-    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
-        check_pairs("broadcast", spans, 1, 1)
-        with current(stream, self.device):
-            for (source, target), root in zip(spans, roots, strict=True):
-                empty = torch.empty(0, dtype=torch.uint8)
-                sent = (_sent([source], stream) if self.rank == root else [empty]) * self.world_size
-                sizes = [nbytes(source) if rank == root else 0 for rank in range(self.world_size)]
-                _receive([target], [self._exchange("broadcast", sent, sizes)[root]], stream)
-
-    def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
-        check_pairs("all_to_all", spans, 1, 1)
-        with current(stream, self.device):
-            for source, target in spans:
-                sent = _sent(self._parts(source), stream)
-                received = self._exchange("all_to_all", sent, [len(part) for part in sent])
-                _receive(self._parts(target), received, stream)
-
     def barrier(self, stream: int) -> None:
         with current(stream, self.device):
             _finish(stream)
-            self._exchange("barrier", [torch.zeros(1, dtype=torch.uint8)] * self.world_size, [1] * self.world_size)
-
-    def check(self) -> None:
-        """See `Comm`. Nothing happens asynchronously: calls raise."""
+            self._send("barrier", [torch.zeros(1, dtype=torch.uint8)] * self.world_size, [1] * self.world_size)
 
     def abort(self) -> None:
         self._aborted = True
 
-    def _parts(self, span: Span) -> list[Span]:
-        return [part(span, rank, self.world_size) for rank in range(self.world_size)]
+    def _exchange(self, what: str, stream: int, *stages: tuple[Sequence[Item], Use]) -> None:
+        with current(stream, self.device):
+            for items, use in stages:
+                use(self._received(what, items, stream))
 
-    def _combined(self, parts: Parts, span: Span, how: How) -> Tensor:
-        dtype = tensor((0, 0, span[2]), 0).dtype
-        return combined([p.clone().view(dtype) for p in parts], how)  # clones are aligned
+    def _received(self, what: str, items: Iterable[Item], stream: int) -> Iterator[Sequence[Tensor]]:
+        """Yield what the ranks give, in memory of the host that is freed when the next item follows."""
+        for given, taken in items:
+            parts = self._send(what, _sent(given, stream), [nbytes(span) for span in taken])
+            yield [part.view(TORCH_DTYPES[dtype]) for part, (_, _, dtype) in zip(parts, taken, strict=True)]
+            _finish(stream)
 
-    def _exchange(self, name: str, sent: Parts, sizes: Sequence[int]) -> Sequence[Tensor]:
+    def _send(self, what: str, sent: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
         """Send part r to rank r, and return what the ranks sent: `sizes` bytes. Raises CollectiveError."""
         received, lengths = torch.empty(sum(sizes), dtype=torch.uint8), [len(part) for part in sent]
         try:
@@ -128,7 +66,7 @@ class GlooComm:
                 pass
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise CollectiveError(f"rank {self.rank}, {name}, at most {self._seconds:g} s: {reason}") from error
+            raise CollectiveError(f"rank {self.rank}, {what}, at most {self._seconds:g} s: {reason}") from error
         return received.split([*sizes])
 
     def _is_done(self, work: Any) -> bool:
@@ -170,25 +108,15 @@ def connect(world: World, seconds: float = SECONDS) -> tuple[GlooComm, ...]:
         ) from CollectiveError(str(error))
 
 
-def _bytes(values: Tensor) -> Tensor:
-    return values.view(torch.uint8)
-
-
 def _sent(spans: Sequence[Span], stream: int) -> list[Tensor]:
     """Return the bytes of spans in host memory: their own on a CPU, copies in pinned memory of a GPU's."""
-    found = [_bytes(tensor(span, stream)) for span in spans]
+    found = [tensor(span, stream).view(torch.uint8) for span in spans]
     if stream:
         found = [
             torch.empty(part.shape, dtype=torch.uint8, pin_memory=True).copy_(part, non_blocking=True) for part in found
         ]
         _finish(stream)
     return found
-
-
-def _receive(spans: Sequence[Span], parts: Parts, stream: int) -> None:
-    for span, received in zip(spans, parts, strict=True):
-        _bytes(tensor(span, stream)).copy_(received)
-    _finish(stream)
 
 
 def _finish(stream: int) -> None:

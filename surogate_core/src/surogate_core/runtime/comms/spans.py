@@ -32,11 +32,6 @@ def part(span: Span, index: int, parts: int) -> Span:
     return address + index * DTYPES[dtype].nbytes(size), size, dtype
 
 
-def whole(span: Span, index: int, parts: int) -> Span:
-    """Return all of a span, where one rank takes what others take a `part` or `chunk` of."""
-    return span
-
-
 CHUNK = 128
 """Chunks have a multiple of this number of elements, so that all of an aligned span are aligned."""
 
