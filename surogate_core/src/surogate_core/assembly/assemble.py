@@ -65,11 +65,8 @@ def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> A
 def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
     """Return the assembly of a run that `recording` is of, without the last checks. Raises like `assemble`."""
     finisher = recording.recorder.forked(inputs)
-    try:
+    with finisher.passed.finding_causes():
         return _finished(recording, finisher, inputs)
-    except Exception:
-        finisher.passed.verify()  # the cause may be a program that an earlier pass has broken
-        raise
 
 
 def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInputs) -> Assembly:
@@ -136,13 +133,18 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
 
 def trace(inputs: PlanInputs) -> Assembly:
     """Return what `assemble` returns, with the programs of every pass (`Pass.programs`)."""
-    return assemble(inputs, record(inputs, PassRunner(inputs.ops, keeps=True)))
+    return assemble(inputs, record(inputs, keeps=True))
 
 
-def record(inputs: PlanInputs, passed: PassRunner | None = None) -> RecordedPrograms:
-    """Record the programs of a run up to recomputation. Raises like `assemble`."""
+def record(inputs: PlanInputs, *, keeps: bool = False) -> RecordedPrograms:
+    """Record the programs of a run up to recomputation, without the last checks. Raises like `assemble`."""
+    passed = PassRunner(inputs.ops, keeps=keeps)
+    with passed.finding_causes():
+        return _recorded(inputs, passed)
+
+
+def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
-    passed = passed or PassRunner(inputs.ops)
     recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
     model, head = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..api import Definition, OpDef
@@ -37,37 +38,39 @@ class Pass:
 
 @dataclass
 class PassRunner:
-    """Verifies the programs of a family between passes. `checked` is what it found valid so far.
+    """Verifies the programs of a family after their passes. `checked` is what it found valid so far.
 
-    later  checks of what core's own passes returned, in their order, until `verify` runs them; None: they run at once
+    later  checks of what passes returned, in their order, until `verify` runs them: most plans are made to compare
+           their bytes, and a fifth of their time would be these checks
     keeps  whether `passes` have their programs, most of which nothing else needs
     """
 
     ops: Mapping[str, OpDef]
-    checked: Checked = field(default_factory=Checked)
     passes: list[Pass] = field(default_factory=list)
-    later: list[Callable[[], None]] | None = None
     keeps: bool = False
+    checked: Checked = field(default_factory=Checked)
+    later: list[Callable[[], None]] = field(default_factory=list)
 
     def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
-        """Verify `after`, which the pass `name` made of `before`, and return it.
+        """Verify `after`, which the pass `name` made of `before`, when `verify` is called, and return it.
 
         `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them. A
         plugin may not drop what outlives the program: gradients, params and states that it wrote before.
         """
         if by:
-            self.verify()
-            self._verify_plugins(name, before, after, *by)
+            definition, function = by
+            with blaming(definition.origin, function):
+                if before and after.stage != before.stage:
+                    raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
+            self.later.append(lambda: self._verify_plugins(name, before, after, definition, function))
         else:
-            self._soon(lambda: verify(after, self.ops, name, self.checked))
+            self.later.append(lambda: verify(after, self.ops, name, self.checked))
         counts, kept = (len(before.ops) if before else 0, len(after.ops)), (before, after) if self.keeps else None
         self.passes.append(Pass(name, after.name, *counts, by[0].origin if by else None, kept))
         return after
 
     def _verify_plugins(self, name: str, before: Program | None, after: Program, by: Definition, function: str) -> None:
         with blaming(by.origin, function):
-            if before and after.stage != before.stage:
-                raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
             verify(after, self.ops, name, self.checked)
             if before and (lost := _lasting(before) - _lasting(after)):
                 names = ", ".join(sorted(value.name for value in lost)[:_MOST_NAMES])
@@ -78,25 +81,31 @@ class PassRunner:
         while self.later:
             self.later.pop(0)()
 
-    def _soon(self, check: Callable[[], None]) -> None:
-        if self.later is None:
-            check()
-        else:
-            self.later.append(check)
+    @contextmanager
+    def finding_causes(self) -> Iterator[None]:
+        """Verify first if the block fails: the cause may be a program that an earlier pass has broken."""
+        try:
+            yield
+        except Exception:
+            self.verify()
+            raise
 
     def forked(self) -> PassRunner:
-        """Return a runner that has verified the same, and whose checks of core's passes wait for `verify`.
+        """Return a runner for programs that are made of the same ones. It verifies those first."""
+        fork = PassRunner(self.ops, list(self.passes), self.keeps)
 
-        Most plans are made to compare their bytes, and a fifth of their time would be these checks.
-        """
-        known = self.checked
-        checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
-        return PassRunner(self.ops, checked, list(self.passes), [], self.keeps)
+        def follow() -> None:
+            self.verify()
+            known = self.checked
+            fork.checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
+
+        fork.later.append(follow)
+        return fork
 
     def replace_values(self, values: Iterable[Value]) -> None:
         """From now on `values` have their names. Programs that use what had these names before are refused."""
         named = {value.name: value for value in values}
-        self._soon(lambda: self.checked.values.update(named))
+        self.later.append(lambda: self.checked.values.update(named))
 
 
 def _lasting(program: Program) -> set[Value]:

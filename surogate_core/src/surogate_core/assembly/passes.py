@@ -1,7 +1,7 @@
 """The passes that make the programs of a run, in the order in which they run. A run skips those that it does not need.
 
-All programs share params, gradients, states, inputs, and one arena. `verify` checks the result of every pass; from
-recomputation on, it does so once the plan is chosen.
+All programs share params, gradients, states, inputs, and one arena. `verify` checks the result of every pass, once the
+plan is chosen.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
+from functools import cache
 from math import inf
+from typing import Any
 
 from ..assembly.assemble import RecordedPrograms, record
 from ..assembly.inputs import PlanInputs
@@ -49,6 +51,7 @@ class Search:
         recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
         divided = list(filter(self._is_allowed, divided_axes(run, plan))) if plan.inputs.world_size > 1 else []
         self._recordings: dict[Hashable, RecordedPrograms] = {_programs(plan.inputs): plan.recording}
+        self._held = cache(self._find_held)
         self._judged_with: Changes = {} if plan.report.fits else self._judging(divided, batch)
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
         self._axes, self._n_divided = [recompute, *divided, *strategies, batch], len(divided)
@@ -202,11 +205,11 @@ class Search:
         Where the host's memory is the device's, nothing more is offloaded.
         """
         kept, by_bytes, least = [axis.own], dict[int, int](), WORTH * self._plan.target.device.memory_bytes
-        own = _bytes(self._held({}))
+        own = _bytes(self._held(()))
         on_host = memory_is_the_hosts(self._plan.target.device)
         for index, setting in enumerate(axis.settings[: axis.own + 1] if on_host else axis.settings):
             try:
-                moved = _bytes(self._held(setting)) - own
+                moved = _bytes(self._held((*setting.items(),))) - own
             except SurogateError:
                 continue
             if not moved and index != axis.own:  # it moves activations
@@ -222,14 +225,14 @@ class Search:
         States are copied once a step, what micro-steps read is copied in each, and gradients in both directions.
         """
         order = {"state": 1, "param": 2, "grad": 3}
-        held = self._held(axis.settings[-1])
+        held = self._held((*axis.settings[-1].items(),))
         return max((order["param" if value.derived else value.role] for value in held), default=0)
 
-    def _held(self, changes: Changes) -> Sequence[Value]:
+    def _find_held(self, changes: tuple[tuple[str, Any], ...]) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
         judged = changed(self._run, self._judged_with)
         recording = self._recordings[_programs(self._inputs(judged))]
-        finisher = recording.recorder.forked(self._inputs(changed(judged, changes)))
+        finisher = recording.recorder.forked(self._inputs(changed(judged, dict(changes))))
         _, held = finisher.offloaded(recording.family, recording.params, recording.states)
         return held
 

@@ -118,7 +118,8 @@ def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: fl
     """
     plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
     if plan.report.missing_bytes > 0 and inputs.recompute_more:
-        plan = _recomputing(plan, inputs, seconds)
+        with plan.assembly.passed.finding_causes():
+            return _recomputing(plan, inputs, seconds)
     return plan
 
 
@@ -174,7 +175,8 @@ def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None)
         raise ValueError("a plan needs a device")
     recording = recording or record(inputs)
     assembly = draft(inputs, recording)
-    report = summarise(assembly, inputs)
+    with assembly.passed.finding_causes():
+        report = summarise(assembly, inputs)
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
 
 
