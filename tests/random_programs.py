@@ -27,7 +27,6 @@ from surogate_core.program.passes.accumulate import accumulate
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.passes.fuse_adds import fuse_adds
 from surogate_core.program.passes.in_place import in_place
-from surogate_core.program.passes.outputs import write_to
 from surogate_core.program.passes.recompute import recompute
 from surogate_core.program.verify import verify
 from surogate_core.reference.ops import load, up
@@ -399,7 +398,7 @@ def family(
     program, gradients = differentiate(source.program, source.loss, b, lambda p: p not in frozen, grad_dtype)
     verify(program, ops, "differentiate")
     total = b.state("loss_sum", source.loss.shape, source.loss.dtype, Init(), collects="sum")
-    program = write_to(program, {source.loss: total})
+    program = program.on({source.loss: total})
     verify(program, ops, "outputs")
     if trim:
         program = dead_code(program, ops)

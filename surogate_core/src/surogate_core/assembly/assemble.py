@@ -86,14 +86,13 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         micro_steps = [finisher.on_copies(program, copies, begins=program.first) for program in micro_steps]
         evaluate = finisher.on_copies(evaluate, copies, begins=True)
         update = finisher.committing(update, family.clip_coef, copies)
-    gathers = finisher.gathered_late(update, micro_steps, held)
-    micro_steps, update = [*gathers.micro_steps], gathers.update
+    update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
     beginning = () if recording.adapter_start is None else (recording.adapter_start,)
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients, beginning))
     for program in (derive, *(staged.program for staged in staging)) if staging else ():
         finisher.passed("staged", family.derive, program)
-    whole = (*beginning, family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
-    whole = (*whole, gathers.gather) if gathers.gather else whole
+    staged = (one.program for one in staging)
+    whole = (*beginning, family.start, derive, *staged, *micro_steps, evaluate, update, *gather)
     divided, loading, parts = finisher.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
     unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in held])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..api import ParamInfo
 from ..program.builder import Builder
@@ -32,8 +32,7 @@ class DividedWeights:
     def programs(self, programs: Iterable[Program], b: Builder) -> list[Program]:
         """Return the programs with gathers of the values that they read."""
         streaming = Streaming(RankParts(self.parts, self.ranks), b)
-        on_parts = (replace(program, ops=tuple(op.on(self.inside) for op in program.ops)) for program in programs)
-        return [streaming(program) for program in on_parts]
+        return [streaming(program.on(self.inside)) for program in programs]
 
     def loading(self, b: Builder) -> list[Staged]:
         """Return for each block the program that takes the rank's parts of params, which the loader writes whole."""

@@ -22,7 +22,7 @@ from ..program.value import Value
 from ..program.verify import check_collectives
 from .divided_weights import divide_weights
 from .inputs import PlanInputs
-from .late_gathers import LateGathers, gather_late
+from .late_gathers import gather_late
 from .parts import gradient_parts
 from .pass_runner import PassRunner
 from .staging import Staged
@@ -69,11 +69,12 @@ class Finisher:
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
         return family, tuple(held)
 
-    def gathered_late(self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
+    def gathered_late(
+        self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]
+    ) -> tuple[Program, list[Program], list[Program]]:
         """Let the first micro-steps gather the weights that an update leaves in parts."""
         found = gather_late(update, micro_steps, held)
-        pairs = zip((update, *micro_steps), (found.update, *found.micro_steps), strict=True)
-        for before, after in pairs:
+        for before, after in zip((update, *micro_steps), (found[0], *found[1]), strict=True):
             if after is not before:
                 self.passed("gather late", before, after)
         return found

@@ -9,34 +9,30 @@ save and the end of training, the program `gather` brings all of them up to date
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..program.op import Op, Program
 from ..program.value import Value
 
 
-@dataclass(frozen=True)
-class LateGathers:
-    """The update and the micro-steps, and the program `gather`; None: nothing is gathered late."""
+def gather_late(
+    update: Program, micro_steps: Sequence[Program], held: Collection[Value]
+) -> tuple[Program, list[Program], list[Program]]:
+    """Move the gathers of the update to the first micro-steps, but not of weights that it reads or the host holds.
 
-    update: Program
-    micro_steps: Sequence[Program]
-    gather: Program | None
-
-
-def gather_late(update: Program, micro_steps: Sequence[Program], held: Collection[Value]) -> LateGathers:
-    """Move the gathers of the update to the first micro-steps, but not of weights that it reads or the host holds."""
+    Return the update and the micro-steps, and the program `gather` if anything is gathered late.
+    """
     read = {v for op in update.ops for v in op.ins}
     late = [op for op in update.ops if _gathers_weights(op) and read.isdisjoint(op.outs) and not {*held} & {*op.outs}]
     if not late:
-        return LateGathers(update, micro_steps, None)
+        return update, [*micro_steps], []
     moved = set(late)
     used = {v for p in micro_steps for op in p.ops for v in op.ins}
     early = [found for op in late if (found := _of(op, used))]
-    return LateGathers(
+    return (
         replace(update, ops=tuple(op for op in update.ops if op not in moved)),
         [replace(p, ops=(*_in_order_of_use(early, p), *p.ops)) if p.first else p for p in micro_steps],
-        Program("gather", tuple(late), stage="update"),
+        [Program("gather", tuple(late), stage="update")],
     )
 
 

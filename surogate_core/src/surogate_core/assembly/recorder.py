@@ -29,7 +29,6 @@ from ..program.op import Op, Program
 from ..program.passes.dead_code import dead_code
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
-from ..program.passes.outputs import write_to
 from ..program.value import Value
 from ..program.verify import check_states
 from .assembly import ADAPTER_START
@@ -131,7 +130,7 @@ class Recorder:
 
     def _reporting(self, program: Program, totals: Mapping[Value, Value]) -> Program:
         """Return `program` with reported values written to their states, without what only computes others."""
-        found = self.passed("outputs", program, write_to(replace(program, outputs=tuple(totals)), totals))
+        found = self.passed("outputs", program, replace(program, outputs=tuple(totals)).on(totals))
         return self.passed("dead_code", found, dead_code(found, self.inputs.ops))
 
     # ---------------------------------------------------------------------------------------------------- the family

@@ -24,7 +24,7 @@ from ..errors import ProgramError
 from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import Value
-from .transfers import Transfers
+from .transfers import HostCopies
 
 Insertions = dict[int, list[Op]]
 """Ops to insert in front of the op at an index."""
@@ -75,7 +75,7 @@ class Streaming:
     uncopied  the values that programs so far use on the host because of `zero_copy`
     """
 
-    def __init__(self, transfers: Transfers, b: Builder, *, zero_copy: ZeroCopy = False) -> None:
+    def __init__(self, transfers: HostCopies, b: Builder, *, zero_copy: ZeroCopy = False) -> None:
         self._transfers = transfers
         self._held = frozenset(transfers.places)
         self.uncopied: set[Value] = set()
@@ -108,7 +108,8 @@ class Streaming:
             if visit.number + 2 < len(visits):
                 _insert(waits, visits[visit.number + 2].ops[0], wait)
             free_at |= dict.fromkeys(visit.written, ends + 1)
-        return replace(program, ops=tuple(self._in_places(_with(ops, (puts, waits, fetches)))))
+        streamed = replace(program, ops=tuple(_with(ops, (puts, waits, fetches))))
+        return streamed.on(self._transfers.places)  # what ops use where it is held
 
     def _left_on_host(self, ops: Sequence[Op]) -> frozenset[Value]:
         """Return the values on the host that `zero_copy` ops use and that no other op needs a copy of."""
@@ -216,11 +217,6 @@ class Streaming:
         with b.record(last.phase, visit.block) as wait:
             transfers.wait(b, [places[value] for value in visit.written])
         return fetch, put, wait
-
-    def _in_places(self, ops: Iterable[Op]) -> Iterable[Op]:
-        """Yield the ops, those that use values where they are held with the places instead."""
-        for op in ops:
-            yield op.on(self._transfers.places)
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

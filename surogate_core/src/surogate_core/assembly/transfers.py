@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from ..program.builder import Builder
 from ..program.shards import room
@@ -33,31 +32,15 @@ def take_part(b: Builder, whole: Value, part: Value, ranks: int) -> None:
         b.emit("copy", whole, outs=[part])
 
 
-class Transfers(Protocol):
-    """Emits what brings values from their places to copies on the device, and back.
+class HostCopies:
+    """Emits copies between the device and the memory of the host, on lanes of their own.
 
     places  {value: its place, which the programs use instead}
     direct  whether ops that can use values on the host (`OpDef.uses_host`) use the places themselves
+
+    `copy` returns a new activation that has the contents of a param or state, `fetch` fills the copies, `put` writes
+    them to their places, and `wait` waits until these are written, so that the copies give up their memory.
     """
-
-    places: Mapping[Value, Value]
-    direct: bool
-
-    def copy(self, b: Builder, value: Value) -> Value:
-        """Return a new activation that has the contents of a param or state."""
-
-    def fetch(self, b: Builder, pairs: Pairs) -> None:
-        """Emit what fills the copies."""
-
-    def put(self, b: Builder, pairs: Pairs) -> None:
-        """Emit what writes the copies to their places."""
-
-    def wait(self, b: Builder, places: Iterable[Value]) -> None:
-        """Emit what waits until the places are written, so that their copies give up their memory."""
-
-
-class HostCopies:
-    """Copies between the device and the memory of the host, on lanes of their own."""
 
     direct = True
 
@@ -81,13 +64,13 @@ class HostCopies:
             b.emit("wait", *places)
 
 
-class RankParts:
-    """Gathers of the parts that the ranks hold. Of what is written, each rank keeps its part."""
+class RankParts(HostCopies):
+    """The same with gathers of the parts that the ranks hold. Of what is written, each rank keeps its part."""
 
     direct = False
 
     def __init__(self, places: Mapping[Value, Value], ranks: int) -> None:
-        self.places = places
+        super().__init__(places)
         self._ranks = ranks
 
     def copy(self, b: Builder, value: Value) -> Value:

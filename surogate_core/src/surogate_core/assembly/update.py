@@ -63,7 +63,7 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     parts |= own
     if parts:
         b.redeclare(parts)
-        program = replace(program, ops=tuple(op.on(parts) for op in program.ops))
+        program = program.on(parts)
     states = (*states, *(value for value in own if value.role == "state"))
     return Update(
         program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in states]

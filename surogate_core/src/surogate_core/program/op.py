@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -135,6 +135,11 @@ class Program:
     def base_name(self) -> str:
         """First part of the names of the variants of a micro-step."""
         return "micro" if self.purpose == "train" else self.purpose
+
+    def on(self, values: Mapping[Value, Value]) -> Program:
+        """Return the program with the keys of `values` replaced by their values, also among its outputs."""
+        ops = tuple([op.on(values) for op in self.ops])
+        return replace(self, ops=ops, outputs=tuple(values.get(v, v) for v in self.outputs))
 
     def producers(self) -> dict[Value, Op]:
         """Return the op that writes each activation."""

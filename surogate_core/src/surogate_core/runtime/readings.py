@@ -1,4 +1,4 @@
-"""Loss, gradient norm and other figures of a step: read without making the host wait for the device."""
+"""Loss, gradient norm and other figures of a step, and tables: read without making the host wait for the device."""
 
 from __future__ import annotations
 
@@ -64,6 +64,53 @@ class ReadyReading:
         return self._values
 
 
+class HostCopyOf:
+    """Memory of the host that receives values asynchronously, pinned if `stream` is one of a GPU.
+
+    Valid until READINGS - 1 more copies of the same values have been enqueued.
+    """
+
+    def __init__(self, values: Sequence[Tensor], stream: torch.cuda.Stream | None, *, timing: bool = False) -> None:
+        self._values = values
+        self._stream = stream
+        self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=stream is not None) for v in values]
+        self._event = None if stream is None else torch.cuda.Event(enable_timing=timing)
+
+    def enqueue(self) -> None:
+        """Copy the values as they are once all work enqueued so far is done."""
+        with torch.cuda.stream(self._stream):
+            for host, value in zip(self._host, self._values, strict=True):
+                host.copy_(value, non_blocking=self._event is not None)
+            if self._event is not None:
+                self._event.record(self._stream)
+
+
+class TableReading(HostCopyOf):
+    """A reading of a table that some steps write."""
+
+    def values(self) -> list[list[float]]:
+        """Wait for the copy. Return its rows."""
+        if self._event is not None:
+            self._event.synchronize()
+        rows: list[list[float]] = self._host[0].tolist()
+        return rows
+
+
+class TableReadings:
+    """Reads the same table after different steps: a ring of READINGS that are used in turn.
+
+    `stream` is that of the programs; None on a CPU. The pinned memory is allocated here.
+    """
+
+    def __init__(self, table: Tensor, stream: torch.cuda.Stream | None) -> None:
+        self._ring = cycle([TableReading([table], stream) for _ in range(READINGS)])
+
+    def enqueue(self) -> TableReading:
+        reading = next(self._ring)
+        reading.enqueue()
+        return reading
+
+
 class DeviceReadings:
     """Readings on a GPU, copied to pinned memory on `stream`: a ring of READINGS that are used in turn."""
 
@@ -79,26 +126,21 @@ class DeviceReadings:
         return reading
 
 
-class PendingReading:
-    """Pinned memory that receives a step's loss and gradient norm asynchronously."""
+class PendingReading(HostCopyOf):
+    """A step's loss and gradient norm on a GPU."""
+
+    _event: torch.cuda.Event
 
     def __init__(self, values: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
-        self._values = values
-        self._stream = stream
-        self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
-        self._event = torch.cuda.Event(enable_timing=True)
+        super().__init__(values, stream, timing=True)
         self._finished_at: float | None = None
         self.previous: PendingReading | None = None
         """The reading of the step before."""
         self.enqueue()  # the first record creates the event
 
     def enqueue(self) -> None:
-        """Copy the values as they are once all work enqueued so far is done."""
         self._finished_at = None
-        with torch.cuda.stream(self._stream):
-            for host, value in zip(self._host, self._values, strict=True):
-                host.copy_(value, non_blocking=True)
-            self._event.record(self._stream)
+        super().enqueue()
 
     @property
     def ready(self) -> bool:

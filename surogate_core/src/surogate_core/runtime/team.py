@@ -27,8 +27,7 @@ from .arena import Buffers
 from .host_copy import TeamCopy, saved_by
 from .host_memory import NoHostMemory
 from .pieces import Pieces, pieces_of
-from .readings import Reading
-from .table_readings import TableReading
+from .readings import Reading, TableReading
 from .threads import RankThread, join
 from .worker import Watcher, Worker
 

@@ -27,10 +27,9 @@ from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
-from .readings import Reading
+from .readings import Reading, TableReading, TableReadings
 from .reference import ReferenceExecutor
 from .staged_states import copy_part, wholes_in
-from .table_readings import TableReading, TableReadings
 
 Watcher = Callable[[Program, int], None]
 """Called as `watcher(program, index)` after the op at `index` of `program`."""

@@ -52,7 +52,7 @@ def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder,
             for state, copy in copies.items():
                 if state in _used(program):
                     builder.emit("copy", state, outs=[copy])
-    return replace(program, ops=(*taken, *(op.on(copies) for op in program.ops)))
+    return replace(program, ops=(*taken, *program.on(copies).ops))
 
 
 def _written(programs: Sequence[Program]) -> set[Value]:
