@@ -31,8 +31,7 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.profiling.batches import random_batch
-from surogate_core.profiling.weights import fill
+from surogate_core.profiling.batches import fill, random_batch
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import connected
 from surogate_core.runtime.team import Team

@@ -46,7 +46,7 @@ from surogate_core.api import (
 from surogate_core.assembly import finisher
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
-from surogate_core.assembly.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
+from surogate_core.assembly.step_inputs import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import device

@@ -66,8 +66,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "runtime train training"
         ),
         "verification": (
-            "api assembly checkpoint config data errors hub machine memory planning plugins program reference run "
-            "runtime training"
+            "api assembly checkpoint config data errors hub machine memory outputs planning plugins program reference "
+            "run runtime training"
         ),
         "profiling": (
             "api assembly checkpoint config data errors hub machine memory planning plugins program run runtime train "

@@ -52,8 +52,8 @@ def test_an_adapter_that_no_plugin_reads_is_refused_with_what_it_says_and_the_pa
             r'says peft_type: "IA3": no installed adapter reads it; dora, lora do not. Install the',
         ),
         ("[1]", r"adapter_config.json: no installed adapter reads it; dora, lora do not"),
-        ("{", r"adapter_config.json: is not JSON"),
-        ("[" * 100000, r"adapter_config.json: is not JSON"),
+        ("{", r"adapter_config.json: is not valid JSON"),
+        ("[" * 100000, r"adapter_config.json: is not valid JSON"),
     ],
 )
 def test_a_file_that_nobody_can_read_is_refused(tmp_path: Path, content: str, message: str) -> None:

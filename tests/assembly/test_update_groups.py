@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surogate_core.api import Matrix, ParamGrad, PrecisionRequest, UpdateContext
 from surogate_core.assembly.assemble import assemble
-from surogate_core.assembly.update_groups import Grouping, Groups, by_block, one_group
+from surogate_core.assembly.inputs import Grouping, Groups, by_block, one_group
 from surogate_core.runtime.initialise import initialise
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions

@@ -17,7 +17,7 @@ from surogate_core import run
 from surogate_core.errors import ProgramError
 from surogate_core.program.shards import part_of
 from surogate_core.program.value import Value
-from surogate_core.runtime.staged_states import wholes_in
+from surogate_core.runtime.arena import wholes_in
 
 ROWS = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
 CASES = [

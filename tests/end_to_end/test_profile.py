@@ -15,11 +15,10 @@ from surogate_core import run
 from surogate_core.cli.app import app
 from surogate_core.cli.profile import to_json
 from surogate_core.profiling import StepProfile, profile
-from surogate_core.profiling.batches import random_batch, random_tokens
+from surogate_core.profiling.batches import fill, random_batch, random_tokens
 from surogate_core.profiling.measure import measure
 from surogate_core.profiling.picture import draw, parts
 from surogate_core.profiling.table import WIDTH, lines
-from surogate_core.profiling.weights import fill
 from surogate_core.runtime.worker import Worker
 
 

@@ -19,7 +19,7 @@ from surogate_core.config.adapter import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.verification import Extent, Verification, transformers_side, verify
-from surogate_core.verification.float64 import KeepFloat64
+from surogate_core.verification.transformers_side import KeepFloat64
 from surogate_models.rope import Rope
 
 

@@ -10,9 +10,8 @@ from end_to_end.product import environment, make_workplace, write_model
 
 from surogate_core import run
 from surogate_core.profiling import StepProfile, profile
-from surogate_core.profiling.batches import from_data
+from surogate_core.profiling.batches import fill, from_data
 from surogate_core.profiling.measure import measure
-from surogate_core.profiling.weights import fill
 from surogate_core.runtime.worker import Worker
 
 from .harness import SMALL

@@ -225,7 +225,7 @@ def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, 
     the run's plugins nor memory for the model. Raises ConfigError for a folder that is no checkpoint, is damaged or
     holds an adapter.
     """
-    from .checkpoint.export import export_model
+    from .checkpoint.model_ranges import export_model
 
     with writable(Path(output), overwrite, notice):
         refuse_inputs(Path(output), read=(Path(checkpoint),))

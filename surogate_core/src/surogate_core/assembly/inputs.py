@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -16,6 +16,7 @@ from ..api import (
     OffloadDef,
     OpDef,
     OptimizerDef,
+    ParamGrad,
     ParamKind,
     Precision,
     RecipeDef,
@@ -23,10 +24,10 @@ from ..api import (
     WeightFormatDef,
 )
 from ..program.shards import Sharding
+from ..program.value import Value
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
 from .streaming import ZeroCopy
-from .update_groups import Grouping, by_block, one_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +116,24 @@ class PlanInputs:
     def tokens(self) -> int:
         """Tokens of one worker's micro-step."""
         return self.batch_size * self.seq_len
+
+
+Groups = Sequence[Sequence[ParamGrad]]
+Grouping = Callable[[Sequence[ParamGrad]], Groups]
+"""Splits the trained params into groups. Each param is in exactly one, and no group is empty."""
+
+
+def one_group(params: Sequence[ParamGrad]) -> Groups:
+    """Return all params in one group."""
+    return (params,)
+
+
+def by_block(params: Sequence[ParamGrad]) -> Groups:
+    """Return one group for each block and for each param outside of blocks, in order of their first params.
+
+    Params outside of blocks are few and large: an embedding of 8B models has three times the size of a block.
+    """
+    groups: dict[int | Value, list[ParamGrad]] = {}
+    for p in params:
+        groups.setdefault(p.param.block if p.param.block >= 0 else p.param, []).append(p)
+    return tuple(groups.values())

@@ -34,11 +34,11 @@ from ..program.verify import check_states
 from .assembly import ADAPTER_START
 from .finisher import Finisher
 from .inputs import PlanInputs
-from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .parts import assigned, divided, elements_together, gather_updated, with_master
 from .pass_runner import PassRunner
 from .quantized_parts import quantize_parts
 from .update import Update, record_update, update_flops
+from .weight_maps import kind_by_shape, logical_matrices, special_kinds
 from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, store_weights
 
 

@@ -12,9 +12,8 @@ from ..program.builder import Builder
 from ..program.op import Program
 from ..program.value import Value
 from .gradient_norm import emit_norm
-from .inputs import PlanInputs
+from .inputs import PlanInputs, by_block
 from .parts import as_parts, gather_updated, owned
-from .update_groups import by_block
 
 
 @dataclass(frozen=True)

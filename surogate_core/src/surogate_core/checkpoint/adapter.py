@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..api import AdapterDef, Merge
 from ..assembly.assembly import Assembly
 from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
 from ..errors import ConfigError
-from ..hub.config_json import QUANTIZATION, read_config
+from ..hub.config_json import QUANTIZATION, read_config, read_json
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..planning.run import Run
 from ..plugins.registry import Registry
@@ -121,7 +121,8 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
         wanted = ", ".join(f"{file} ({', '.join(names)})" for file, names in readers.items())
         raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}. Name the folder of one.")
     path = folder / next(iter(named.values())).config_file
-    facts = _facts(path)
+    content = read_json(path, "Save the adapter again.")  # its kind, and the features that are on:
+    facts = {key: value for key, value in content.items() if key == "peft_type" or (key.startswith("use_") and value)}
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in facts.items())
     package = next((ADAPTER_FIELDS[key] for key in facts if key in ADAPTER_FIELDS), None)
     raise ConfigError(
@@ -129,22 +130,6 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
         f"{'does' if len(named) == 1 else 'do'} not. "
         + (f"pip install {package}" if package else "Install the package that does, or name another folder.")
     )
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Return what an adapter's JSON file says of its kind: its `..._type`, and the features that are on.
-
-    Raises ConfigError if it cannot be read.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON ({error}). Save the adapter again.") from None
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if key == "peft_type" or (key.startswith("use_") and value)}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,26 @@
-"""Loads the weights of a run's model from its files, at the start of a run and, with an adapter, of a resumed one."""
+"""The weights of a run's model in its files: loads them, and tells bases apart.
+
+A checkpoint of an adapter does not hold the weights of its base.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128
 
 from ..assembly.assembly import Assembly
 from ..hub.config_json import QUANTIZATION
+from ..planning.plan import Plan
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
 from ..runtime.pieces import Pieces
 from .checked_form import CheckedForm
+from .resume import FILES, FROZEN, WEIGHTS
+from .saved_tensors import read_header
 from .stored_weights import BaseFormat, file_of, locate, open_weights, quantized_params
 
 if TYPE_CHECKING:
@@ -81,3 +91,49 @@ def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor])
     """Raise ConfigError, naming file and tensor, if those weights of the model that are in `params` hold NaN or inf."""
     weights = [weight for weight in assembly.weights if weight.param in params]
     refuse_nonfinite_weights(params, weights, run.model_dir, file_of)
+
+
+_PIECES = 4
+_PIECE_BYTES = 256
+
+
+def base_facts(run: Run, plan: Plan) -> dict[str, str]:
+    """Return the facts of a run's base; none for a run that trains all weights, or draws them."""
+    if run.adapter is None or run.config.from_scratch:
+        return {}
+    stored = run.model_config.get(QUANTIZATION)
+    return {
+        WEIGHTS: weights_identity(run.model_dir),
+        FILES: "floating point" if stored is None else str(stored.get("quant_method")),
+        FROZEN: plan.inputs.precision.model if run.weight_format is None else run.weight_format[0].name,
+    }
+
+
+def weights_identity(model_dir: Path) -> str:
+    """Return a hash of the names, dtypes and shapes of a checkpoint's tensors, and of a sample of each one's bytes.
+
+    It depends neither on the folder nor on how the tensors are spread over files. It reads 1 KiB of a tensor.
+    """
+    tensors: dict[str, bytes] = {}
+    for path, names in locate(model_dir).items():
+        tensors |= {name: sample for name, sample in _samples(path) if name in names}
+    digest = xxh3_128()
+    for name in sorted(tensors):
+        digest.update(tensors[name])
+    return digest.hexdigest()[:16]
+
+
+def _samples(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, its header and sample) for the tensors of a file."""
+    header, begin = read_header(path)
+    with path.open("rb", buffering=0) as file:
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            first, end = entry["data_offsets"]
+            sample = bytearray(f"{name} {entry['dtype']} {entry['shape']}\n".encode())
+            last = max(end - first - _PIECE_BYTES, 0)
+            for offset in sorted({last * i // (_PIECES - 1) for i in range(_PIECES)}):
+                file.seek(begin + first + offset)
+                sample += file.read(min(_PIECE_BYTES, end - first - offset))
+            yield name, bytes(sample)

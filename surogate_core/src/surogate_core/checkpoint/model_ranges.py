@@ -1,4 +1,4 @@
-"""A model that several processes write to a checkpoint: each the ranges of the tensors that its ranks have.
+"""A model that several processes write to a checkpoint: each the ranges of the tensors that its ranks have. Exports it.
 
 Its folder holds the ranges, under the names and shapes of Hugging Face, and the index of the files to be made of them.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..api import WeightMap
 from ..errors import ConfigError
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
-from .hf import ModelExport, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
+from .folders import list_checkpoints
+from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
+from .manifest import MANIFEST, DamagedCheckpoint, read_manifest, verify_files
 from .saved_tensors import SavedTensor, read_tensors
-from .states import write_tensors
+from .states import FOLDER, write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, load_weights, read_weight_map, rows_of
 from .tensor_file import write_safetensors
 
@@ -77,3 +79,34 @@ def _tensors(directory: Path) -> dict[str, SavedTensor]:
             "another one."
         )
     return tensors
+
+
+def export_model(folder: Path, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+    """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
+
+    Raises ConfigError for a folder that is no checkpoint, is damaged, or holds an adapter.
+    """
+    if checkpoints := list_checkpoints(folder):
+        raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
+    if not (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder}: is not a checkpoint: it has no {MANIFEST}.")
+    try:
+        manifest = read_manifest(folder)
+        if CONFIG not in manifest.files:
+            raise ConfigError(
+                f"{folder}: holds an adapter, not a model. Merge it into its base: surogate merge {folder} OUTPUT"
+            )
+        verify_files(folder, manifest)
+    except DamagedCheckpoint as damage:
+        raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
+    files = [name for name in manifest.files if Path(name).parts[0] not in (FOLDER, RANGES_FOLDER)]
+    save_files(output, lambda fresh: join_files(folder, files, fresh), CONFIG, make_room=make_room)
+
+
+def join_files(folder: Path, files: Iterable[str], output: Path) -> None:
+    """Copy files of `folder` to `output`, and write the weights there that `folder` has in ranges."""
+    for file in files:
+        (output / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / file, output / file)
+    if (folder / RANGES_FOLDER).is_dir():
+        join_ranges(output, folder)

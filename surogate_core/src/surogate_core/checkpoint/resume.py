@@ -11,7 +11,7 @@ from typing import Any
 from ..config.schema import DTYPE_KEYS, RECOMPUTE_KEYS
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
-from ..planning.kept_rows import kept_rows_text
+from ..planning.ranks import kept_rows_text
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 

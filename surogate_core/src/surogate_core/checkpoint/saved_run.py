@@ -26,8 +26,7 @@ from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
 from . import hf
 from .adapter import adapter_params, write_adapter
-from .base import load_base
-from .base_identity import base_facts
+from .base import base_facts, load_base
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges

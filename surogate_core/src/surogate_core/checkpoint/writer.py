@@ -49,7 +49,7 @@ class CheckpointWriter(Protocol):
         """Stop without waiting. An unfinished checkpoint keeps its temporary name."""
 
 
-class ForegroundWriter:
+class ForegroundWriter(CheckpointWriter):
     """Writes checkpoints while training waits."""
 
     def __init__(self, worker: Worker | Team, write: Write, notice: Callable[[str], None]) -> None:
@@ -60,15 +60,6 @@ class ForegroundWriter:
         self._worker.settle()
         written = self._write(step, progress, self._worker.pieces)
         self._notice(_saved(written, time.perf_counter() - began))
-
-    def poll(self) -> None:
-        """Return at once: `save` has finished."""
-
-    def wait(self) -> None:
-        """Return at once: `save` has finished."""
-
-    def close(self) -> None:
-        """Return at once: there is nothing to stop."""
 
 
 @dataclass(frozen=True)

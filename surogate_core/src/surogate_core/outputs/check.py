@@ -122,7 +122,7 @@ def _requests(run: Run) -> list[_Request]:
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
     """Run `check` on a folder, with the output of libraries silenced. Any exception becomes a RunStopped."""
     try:
-        with _quiet():
+        with quiet():
             check(folder)
     except Exception as error:  # libraries raise exceptions of many types
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -175,7 +175,7 @@ def refuse_incomplete(report: Any) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence transformers' progress bars, log lines and warnings. Errors are raised all the same."""
     from transformers.utils import logging
 

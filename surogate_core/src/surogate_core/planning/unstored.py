@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..api import ParamKind
 from ..assembly.assembly import Assembly
-from ..assembly.param_kinds import special_kinds
+from ..assembly.weight_maps import special_kinds
 from ..assembly.weight_storage import STORED_BY
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION

@@ -77,8 +77,8 @@ def profile(
 
 def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, notice: Callable[[str], None]) -> Times:
     from ..runtime.worker import Worker
+    from .batches import fill
     from .measure import measure
-    from .weights import fill
 
     worker = run.make_worker(opened, plan, notice=notice)
     assert isinstance(worker, Worker)  # one device

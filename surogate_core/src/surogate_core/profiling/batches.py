@@ -1,15 +1,19 @@
-"""The batches of a profile: the first steps of the run's data, or random tokens."""
+"""The batches and weights of a profile: those of the run, or random ones. The profile never changes the weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import run
+from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
 from ..config.schema import TrainConfig
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
+from ..planning.run import Run
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,32 @@ def _labels(steps: tuple[StepBatch, ...]) -> float:
     """Share of the positions, padding included, that have a label."""
     positions = sum(len(micro.tokens) for batch in steps for micro in batch.micro)
     return sum(batch.valid_tokens for batch in steps) / positions
+
+
+if TYPE_CHECKING:
+    from ..runtime.worker import Worker
+
+ADAPTER_STD = 0.01
+STAGED_STD = 0.02
+
+
+def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> None:
+    """Fill params and states. With `random`, draw all params and read no checkpoint.
+
+    Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
+    faster than other numbers, because it needs less power.
+    """
+    from ..runtime.initialise import draw_zeros, initialise
+
+    config = opened.config
+    view = worker.buffers.persistent
+    if random:
+        initialise((v for v in assembly.allocated if v.init), view, config.train_seed)
+        for part in assembly.staging:
+            for view_of_staged in worker.staged(part).values():
+                view_of_staged.normal_(std=STAGED_STD)  # on the device, because a host takes minutes for 70B
+            worker.derive(part)
+    else:
+        run.fill_weights(opened, assembly, worker)
+    if opened.adapter is not None and config.adapter_path is None:
+        draw_zeros(assembly.trainable, view, ADAPTER_STD, config.train_seed)

@@ -14,7 +14,6 @@ from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..origin import EMITTING
 from . import shards
-from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
 from .value import Collects, Init, Place, Role, Shard, Value
@@ -168,7 +167,7 @@ class Builder:
         if wrong := [i for i, value in enumerate(ins) if not isinstance(value, Value)]:
             what = f"input {wrong[0]} of {kind} is {ins[wrong[0]]!r:.80}"
             raise ProgramError(f"{where}: {what}, expected a Value (numbers are attrs)")
-        specs = infer(definition, ins, attrs, where)
+        specs = definition.specs(ins, attrs, where)
         if outs is None:
             given = (label,) if isinstance(label, str) else tuple(label or ())
             labels = (*given, *(spec.label for spec in specs[len(given) :]))

@@ -200,6 +200,15 @@ class OpDef(Definition):
             accepted[name] = (*classes, int) if float in classes else classes  # a whole number is a float
         return accepted
 
+    def specs(self, ins: Sequence[Value], attrs: Mapping[str, Any], place: str) -> Sequence[OutSpec]:
+        """Return what `infer` does. Raises ProgramError, which begins with `place`, for wrong attributes too."""
+        try:
+            self.check_attrs(attrs)
+            return self.infer(ins, attrs)
+        except (ProgramError, LookupError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
+            raise ProgramError(f"{place}: {self.kind}({', '.join(map(repr, ins))}): {reason}") from error
+
     def check_attrs(self, attrs: Mapping[str, Any]) -> None:
         """Raise ProgramError if an attribute is unknown or missing, or has a value of another type."""
         accepted, reason = self._accepted, ""

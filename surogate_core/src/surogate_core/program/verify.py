@@ -8,7 +8,6 @@ from typing import get_args
 
 from ..dtypes import DTYPES
 from ..errors import ProgramError
-from .infer import infer
 from .op import Lane, Op, Program, Signature
 from .opdef import OpDef
 from .passes.in_place import fits_in_place
@@ -135,7 +134,7 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
             raise ProgramError(f"{place}: {value!r} has no known dtype")
     _check_lane(op, definition, place)
     _check_changes(op, definition, place)
-    specs = infer(definition, op.ins, op.attrs, place)
+    specs = definition.specs(op.ins, op.attrs, place)
     if len(specs) != len(op.outs):
         raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
     if op.accumulate and max(op.accumulate) >= len(op.outs):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..api import Comm
 from ..errors import ProgramError, RunStopped
 from ..machine.devices import GIB
+from ..memory.alignment import align
 from ..memory.plan import MemoryPlan
 from ..program.value import Place, Value
 from ..reference.rounding import TORCH_DTYPES
@@ -156,3 +157,28 @@ def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
 def view_of(memory: Tensor, offset: int, value: Value) -> Tensor:
     """Return the view of a value whose bytes begin at an offset."""
     return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)
+
+
+def wholes_in(memory: Tensor, states: Sequence[Value], held: Callable[[Value], Tensor]) -> Iterator[Tensor]:
+    """Yield a view of each state: in `memory`, one after another, of those that ranks divide, `held` of others.
+
+    Raises ProgramError if they do not fit.
+    """
+    at = 0
+    for state in states:
+        if state.shard is None:
+            yield held(state)
+            continue
+        whole = replace(state, shape=state.shard.shape, shard=None)
+        if at + whole.nbytes > memory.numel():
+            raise ProgramError(f"{whole!r} has more bytes than its weight, in whose place it is loaded")
+        yield view_of(memory, at, whole)
+        at += align(whole.nbytes)
+
+
+def copy_part(part: Tensor, whole: Tensor, rank: int) -> None:
+    """Copy the part of a rank from a whole state. Zeros follow its end."""
+    own = part.view(-1).view(torch.uint8)
+    given = whole.view(-1).view(torch.uint8)[rank * own.numel() :][: own.numel()]
+    own[: given.numel()].copy_(given)
+    own[given.numel() :].zero_()

@@ -25,11 +25,12 @@ from ..program.value import Value
 from ..reference.ops import load
 from . import collectives
 from .arena import Buffers
+from .executor import Executor
 from .launch import ALONE
 from .readings import HostReadings
 
 
-class ReferenceExecutor:
+class ReferenceExecutor(Executor):
     """The `Executor` of a CPU: binds programs to buffers once and runs them by name."""
 
     stream = None
@@ -67,21 +68,6 @@ class ReferenceExecutor:
 
     def readings(self, values: Sequence[Tensor]) -> HostReadings:
         return HostReadings(values)
-
-    def connect(self) -> None:
-        """Nothing to set up: a communicator of CPUs is connected."""
-
-    def capture(self) -> None:
-        """A CPU has no graphs."""
-
-    def wait(self) -> None:
-        """Everything is done when `run` returns."""
-
-    def synchronize(self) -> None:
-        """Everything is done when `run` returns."""
-
-    def release(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True)

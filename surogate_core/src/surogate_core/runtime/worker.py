@@ -17,7 +17,7 @@ from ..data.loader import MicroBatch
 from ..machine.timing import mark
 from ..program.op import Program, Purpose
 from ..program.value import Value
-from .arena import Buffers
+from .arena import Buffers, copy_part, wholes_in
 from .context import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
@@ -29,7 +29,6 @@ from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
 from .readings import Reading, TableReading, TableReadings
 from .reference import ReferenceExecutor
-from .staged_states import copy_part, wholes_in
 
 Watcher = Callable[[Program, int], None]
 """Called as `watcher(program, index)` after the op at `index` of `program`."""

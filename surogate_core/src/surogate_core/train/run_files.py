@@ -14,7 +14,7 @@ from ..api import RunInfo
 from ..checkpoint import folders as checkpoint
 from ..checkpoint import hf
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_params, open_merge, write_adapter
-from ..checkpoint.export import join_files
+from ..checkpoint.model_ranges import join_files
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
 from ..checkpoint.writer import CheckpointWriter, open_writer

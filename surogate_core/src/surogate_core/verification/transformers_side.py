@@ -1,24 +1,26 @@
-"""The other side of a comparison: the model of transformers, with the adapter of PEFT, from the same files."""
+"""The other side of a comparison: the model of transformers, with the adapter of PEFT, from the same files.
+
+In float64 it is a whole model in float64, even where its code asks for float32 by name.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..checkpoint.adapter import adapter_params
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
-from .float64 import KeepFloat64
+from ..outputs.check import quiet
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .rows import ComparedRows
 from .subject import Subject
@@ -34,7 +36,7 @@ def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     stored = compute if compute == torch.bfloat16 else STORED[subject.plan.inputs.precision.model]
-    with _quiet():
+    with quiet():
         model = _load(subject, scratch, stored)
         wrapped, parameters = _adapted(subject, model, scratch)
         wrapped = _in_dtype(wrapped, compute).to(device).eval()
@@ -131,7 +133,7 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
     for parameter in parameters.values():
         parameter.data = parameter.grad
     folder = scratch / "adapter-gradients"
-    with _quiet():
+    with quiet():
         wrapped.save_pretrained(folder, save_embedding_layers=False)
     assembly = subject.plan.assembly
     frozen = {param.name for param in adapter_params(assembly) if param not in assembly.trainable}
@@ -164,19 +166,29 @@ def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
     return seen
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers."""
-    from transformers.utils import logging as transformers_logging
+class KeepFloat64(TorchFunctionMode):
+    """Keeps a float64 tensor in float64 where code would cast it to float32.
 
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
+    The norms and the softmax of transformers compute in float32 whatever the dtype of the model ("x.to(torch.float32)",
+    "softmax(x, dtype=torch.float32)"), so a model that is only moved to float64 is no more exact than these. Only casts
+    of float64 tensors change: what starts in float32, such as the angles of RoPE, stays in float32.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0]
+            args = [_wide(value) for value in args]
+            kwargs = {name: _wide(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from surogate_core.api import OptimizerDef
-from surogate_core.assembly.inputs import PlanInputs
-from surogate_core.assembly.update_groups import by_block
+from surogate_core.assembly.inputs import PlanInputs, by_block
 
 from ..bench import Bench, differing, shown, unchanged
 from ..check import NotApplicable, proves, variants
