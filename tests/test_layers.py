@@ -70,8 +70,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "run runtime training"
         ),
         "profiling": (
-            "api assembly checkpoint config data errors hub machine memory planning plugins program run runtime train "
-            "training"
+            "api assembly checkpoint config data errors hub machine memory planning plugins program reporting run "
+            "runtime train training"
         ),
         "cli": (
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "

@@ -51,7 +51,7 @@ def test_an_adapter_that_no_plugin_reads_is_refused_with_what_it_says_and_the_pa
             '{"peft_type": "IA3"}',
             r'says peft_type: "IA3": no installed adapter reads it; dora, lora do not. Install the',
         ),
-        ("[1]", r"adapter_config.json: no installed adapter reads it; dora, lora do not"),
+        ("[1]", r"adapter_config.json: must contain a JSON object, contains list"),
         ("{", r"adapter_config.json: is not valid JSON"),
         ("[" * 100000, r"adapter_config.json: is not valid JSON"),
     ],

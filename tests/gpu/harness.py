@@ -20,7 +20,7 @@ from surogate_core.assembly.streaming import ZeroCopy
 from surogate_core.data.loader import MicroBatch
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
-from surogate_core.runtime.context import ExecutionContext
+from surogate_core.runtime.bind import ExecutionContext
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.team import Team

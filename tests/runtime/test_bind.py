@@ -16,8 +16,7 @@ from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
 from surogate_core.program.shards import part_of
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.bind import BoundProgram, bind, each_once
-from surogate_core.runtime.context import ExecutionContext
+from surogate_core.runtime.bind import BoundProgram, ExecutionContext, bind, each_once
 from surogate_core.runtime.launch import SingleComm
 
 

@@ -78,14 +78,9 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in family.micro_steps()
     )
     micro_steps = [program for programs in steps for program in programs]
-    evaluate, update = family.evaluate, family.update
     readings = {state for figure in recording.reported for state in (figure.step, figure.evaluation)}
     readings |= {family.numerics.values} if family.numerics else set()
-    copies = finisher.pending_copies(micro_steps, evaluate, update, frozenset(readings))
-    if copies:
-        micro_steps = [finisher.on_copies(program, copies, begins=program.first) for program in micro_steps]
-        evaluate = finisher.on_copies(evaluate, copies, begins=True)
-        update = finisher.committing(update, family.clip_coef, copies)
+    micro_steps, evaluate, update, copies = finisher.pending(micro_steps, family, frozenset(readings))
     update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
     beginning = () if recording.adapter_start is None else (recording.adapter_start,)
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients, beginning))

@@ -145,27 +145,28 @@ class Finisher:
         steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
         return steps[:1] if program.purpose == "report" else steps
 
-    # ------------------------------------------------------------------------------------------------ pending states
+    def pending(
+        self, micro: Sequence[Program], family: Family, readings: frozenset[Value]
+    ) -> tuple[list[Program], Program, Program, dict[Value, Value]]:
+        """Change states that a skipped step must leave unchanged in pending copies, which the update commits.
 
-    def pending_copies(
-        self, micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
-    ) -> dict[Value, Value]:
-        """Declare a pending copy of every state that a skipped step must leave unchanged. Return {state: copy}."""
+        Return the micro-steps, the evaluation, the update, and {state: copy}.
+        """
+        evaluate, update, b = family.evaluate, family.update, self.b
         states = states_to_commit(micro, evaluate, update, readings)
-        return {v: self.b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
+        copies = {v: b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
+        if not copies:
+            return [*micro], evaluate, update, copies
 
-    def on_copies(self, program: Program, copies: Mapping[Value, Value], *, begins: bool) -> Program:
-        """Return `program` with pending copies in place of the states; `begins`: it first copies the states."""
-        return self.passed("pending", program, on_copies(program, copies, self.b, begins=begins))
+        def on(program: Program, *, begins: bool) -> Program:
+            return self.passed("pending", program, on_copies(program, copies, b, begins=begins))
 
-    def committing(self, update: Program, clip_coef: Value, copies: Mapping[Value, Value]) -> Program:
-        """Return the update, which commits the pending copies unless the step is skipped."""
-        with self.b.record("update") as commits:
+        micro, evaluate = [on(program, begins=program.first) for program in micro], on(evaluate, begins=True)
+        with b.record("update") as commits:
             for state, copy in copies.items():
-                self.b.emit("commit", clip_coef, copy, state, outs=[state])
-        return self.passed("pending", update, replace(update, ops=(*update.ops, *commits)))
-
-    # ------------------------------------------------------------------------------------------------------ variants
+                b.emit("commit", family.clip_coef, copy, state, outs=[state])
+        committing = replace(update, ops=(*update.ops, *commits))
+        return micro, evaluate, self.passed("pending", update, committing), copies
 
     def variants(self, programs: Sequence[Program]) -> tuple[dict[int, Value], dict[str, tuple[Program, ...]]]:
         """Return {documents: their cu_seqlens input}, and for each program that reads documents its variants."""

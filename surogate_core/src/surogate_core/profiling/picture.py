@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import TYPE_CHECKING
 
+from ..reporting.picture import INK, QUIET, drawn, leave_the_bottom
 from .step_profile import StepProfile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KINDS = 9
 """Kinds of op with a colour of their own: those that take longest. The others share one."""
@@ -17,25 +18,20 @@ COLOURS = (
     *("#2a6fbb", "#d1495b", "#3d9a6d", "#e2a03f", "#7b5ea7", "#4fb3bf", "#a3704b", "#c86fa0", "#7f8f3a"),
     *("#9aa3af", "#dfe3e8"),
 )
-INK, QUIET = "#20242b", "#7a828e"
 _LABELLED = 0.02
 """Share of the step from which on a part of a bar is labelled with its milliseconds."""
 
 
 def draw(profile: StepProfile) -> bytes:
     """Return the picture as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # headless: neither pyplot nor a display
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_bars(axes, parts(profile), profile.seconds)
-    axes.set_title(_title(profile), loc="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8, labelcolor=INK)
-    image = BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+    def fill(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        _draw_bars(axes, parts(profile), profile.seconds)
+        axes.set_title(_title(profile), loc="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+        figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8, labelcolor=INK)
+
+    return drawn((11, 4.2), fill)
 
 
 def parts(profile: StepProfile) -> list[tuple[str, float, float]]:
@@ -64,9 +60,7 @@ def _draw_bars(axes: Axes, found: list[tuple[str, float, float]], step: float) -
     axes.tick_params(colors=INK, labelsize=9, length=0)
     axes.grid(axis="x", color="#e8eaed", linewidth=0.8)
     axes.set_axisbelow(True)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(QUIET)
+    leave_the_bottom(axes, QUIET)
 
 
 def _title(profile: StepProfile) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -96,17 +97,30 @@ def draw_loss(metrics: Path, png: Path) -> bool:
     curve = read_curve(metrics)
     if all(point.loss is None for point in curve.train):
         return False
+    image = drawn((9, 5), lambda figure: _draw(figure, curve))
+    with replaced(png) as fresh:
+        fresh.write_bytes(image)
+    return True
+
+
+def drawn(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
+    """Return a picture of `size`, in inches, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # headless: neither pyplot nor a display
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    _draw(figure, curve)
+    draw(figure)
     image = BytesIO()
     figure.savefig(image, format="png")
-    with replaced(png) as fresh:
-        fresh.write_bytes(image.getvalue())
-    return True
+    return image.getvalue()
+
+
+def leave_the_bottom(axes: Axes, colour: str) -> None:
+    """Hide all sides of the axes but the lower one."""
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(colour)
 
 
 def read_curve(metrics: Path) -> Curve:
@@ -243,9 +257,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     axes.margins(x=0.015)
     axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
     axes.tick_params(colors=INK, labelsize=9, length=0)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#c9ced6")
+    leave_the_bottom(axes, LR)
     facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
     facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
     title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"

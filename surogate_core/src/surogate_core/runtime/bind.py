@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, KernelDef, Launch, Target
+from ..api import Call, Comm, KernelDef, Launch, Op, OpDef, Target
 from ..errors import ConfigError, ProgramError, SurogateError
-from ..program.op import Lane, Op, Program
+from ..program.op import Lane, Program
 from ..program.value import Value
 from .arena import Buffers
-from .context import ExecutionContext
+from .launch import SingleComm
 from .reference import place, reference_call
+
+KernelFor = Callable[[Op], KernelDef | None]
+"""Return the kernel that serves an op, or None if its torch reference is to be used."""
+
+UseAutotuneCache = Callable[[str, Callable[[Mapping[str, str]], None], Callable[[], Mapping[str, str]]], None]
+"""The signature of `BindContext.autotune_cache`: (name, load, dump)."""
+
+
+def no_autotune_cache(
+    name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
+) -> None:
+    """Cache nothing: kernels are timed again in every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionContext:
+    """Everything but the programs, their buffers and their streams.
+
+    ops             op definitions by kind
+    kernel_for      selects the kernel of each op
+    target          device and determinism that kernels are selected and bound for
+    notice          called with lines for the user; may get the same line several times
+    autotune_cache  what `BindContext.autotune_cache` calls
+    comm            the communicator of this rank; its `device` is the GPU to run on
+    allow_reference whether an op without a kernel may run its torch reference
+    """
+
+    ops: Mapping[str, OpDef]
+    kernel_for: KernelFor
+    target: Target
+    notice: Callable[[str], None]
+    autotune_cache: UseAutotuneCache = no_autotune_cache
+    comm: Comm = field(default_factory=SingleComm)
+    allow_reference: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..api import Call, Launch
 from ..program.op import Lane, Program
 from .arena import Buffers
-from .bind import BoundProgram, bind, each_once
-from .context import ExecutionContext
+from .bind import BoundProgram, ExecutionContext, bind, each_once
 from .readings import DeviceReadings
 from .streams import order_streams
 

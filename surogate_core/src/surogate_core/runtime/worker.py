@@ -18,7 +18,7 @@ from ..machine.timing import mark
 from ..program.op import Program, Purpose
 from ..program.value import Value
 from .arena import Buffers, copy_part, wholes_in
-from .context import ExecutionContext
+from .bind import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy

@@ -41,7 +41,7 @@ def make_worker(
     another order would make bits depend on the rank.
     """
     from ..runtime.autotune_cache import AutotuneCache
-    from ..runtime.context import ExecutionContext
+    from ..runtime.bind import ExecutionContext
     from ..runtime.launch import ALONE
     from ..runtime.team import Team
     from ..runtime.worker import Worker

@@ -140,7 +140,7 @@ def verify(
         needed = estimate(subject, exact, rows)
         refuse_unless_it_fits(subject, needed)
         with _only_new_objects_collected():
-            verdict_in_fp32, verdict = _compare(subject, exact, _Comparison(rows, model_dir, scratch, notice))
+            verdict_in_fp32, verdict = _compare(subject, exact, rows, model_dir, scratch, notice)
     precision = subject.plan.inputs.precision
     return Verification(
         model=config.model + (f", its first {extent.layers} layers" if extent.layers else ""),
@@ -172,33 +172,29 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     return write_stored(subject, scratch / "model"), {"model": str(scratch / "model"), **without}
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Inputs that both sides of a comparison share. scratch: folder for weights that transformers reads."""
-
-    rows: ComparedRows
-    model_dir: Path
-    scratch: Path
-    notice: Callable[[str], None]
-
-
-def _compare(subject: Subject, exact: Subject | None, shared: _Comparison) -> tuple[Verdict | None, Verdict]:
+def _compare(
+    subject: Subject,
+    exact: Subject | None,
+    rows: ComparedRows,
+    model_dir: Path,
+    scratch: Path,
+    notice: Callable[[str], None],
+) -> tuple[Verdict | None, Verdict]:
     """Return (the comparison in fp32 if the run computes in less, that of the run). Holds one model at a time.
 
-    Our side goes first, because in a run from scratch it draws the weights.
+    Our side goes first, because in a run from scratch it draws the weights. Those that transformers cannot read from
+    the user's files are written to `scratch`.
     """
     import torch
 
     from . import surogate_side, transformers_side, yardstick
 
-    rows, scratch = shared.rows, shared.scratch
     model, dims = subject.plan.inputs.model, subject.plan.inputs.dims
-    skipped = sorted(_names(model.weights(model.dims(read_config(shared.model_dir)))) - _names(model.weights(dims)))
+    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
     stored = {v.name: v.dtype for v in subject.plan.assembly.declared if v.role == "param"}
 
     def observe_ours(of: Subject) -> Observed:
-        weights = surogate_side.Weights(scratch, skipped, stored)
-        observed = surogate_side.observe(of, rows, weights, shared.notice)
+        observed = surogate_side.observe(of, rows, scratch, skipped, stored, notice)
         gc.collect()  # a watched worker refers to itself, so that only a collection frees its buffers
         return observed
 
@@ -208,9 +204,7 @@ def _compare(subject: Subject, exact: Subject | None, shared: _Comparison) -> tu
     layers = _layers(subject)
     for missing in (ours.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
-            raise ConfigError(
-                f"{shared.model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with."
-            )
+            raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
     in_fp32 = transformers_side.observe(subject, rows, scratch, torch.float32)
     fp32 = yardstick.fp32(in_fp32, _longest_sum(subject), len(rows.batch.tokens))
     if ours_in_fp32 is None:

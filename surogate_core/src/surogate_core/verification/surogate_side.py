@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,29 +29,27 @@ from .subject import Subject
 _ADAPTER_STD = 0.02
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The weights that a comparison uses.
+def observe(
+    subject: Subject,
+    rows: ComparedRows,
+    scratch: Path,
+    skipped: Sequence[str],
+    stored: Mapping[str, str],
+    notice: Callable[[str], None],
+) -> Observed:
+    """Run one micro-step on `rows` and return its results.
 
     scratch  folder for weights that transformers cannot read from the user's files: "model" if they are drawn, and
-             "adapter". Written by the first `observe`.
+             "adapter". Written by the first call.
     skipped  tensors of the checkpoint that belong to layers which were cut off
     stored   dtype of each param in the run that is verified; the weights are rounded to it
     """
-
-    scratch: Path
-    skipped: Sequence[str]
-    stored: Mapping[str, str]
-
-
-def observe(subject: Subject, rows: ComparedRows, weights: Weights, notice: Callable[[str], None]) -> Observed:
-    """Run one micro-step on `rows` and return its results."""
     worker = run.make_worker(subject.run, subject.plan, notice=notice)
     try:
-        _fill(subject, worker, weights.skipped)
+        _fill(subject, worker, skipped)
         for name, param in worker.params().items():
-            param.copy_(param.to(TORCH_DTYPES[weights.stored[name]]))
-        _write(subject, worker, weights.scratch)
+            param.copy_(param.to(TORCH_DTYPES[stored[name]]))
+        _write(subject, worker, scratch)
         observed = Observed()
         positions = torch.cat([torch.arange(a, b) for a, b in rows.documents])
         worker.watch(lambda buffers: _Watcher(buffers, positions, observed, subject.plan))
