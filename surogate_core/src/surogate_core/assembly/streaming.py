@@ -16,8 +16,10 @@ the embedding: nothing of that size is there to hide its copies, which follow ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from ..errors import ProgramError
@@ -25,9 +27,6 @@ from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import Value
 from .transfers import HostCopies
-
-Insertions = dict[int, list[Op]]
-"""Ops to insert in front of the op at an index."""
 
 _OPEN = 2
 """Blocks whose ops may alternate, because an op of a block can serve the next one too."""
@@ -95,7 +94,9 @@ class Streaming:
         ops, free_at = list(program.ops), dict[Value, int]()
         for index, visit_of in uses.items():
             ops[index] = self._on_copies(ops[index], visit_of)
-        puts, waits, fetches = Insertions(), Insertions(), Insertions()
+        puts, waits, fetches = layers = [
+            defaultdict[int, list[Op]](list) for _ in range(3)
+        ]  # in front of ops, by index
         written = self._places_written(ops)
         for visit in visits:
             begins, ends = visit.ops[0], visit.ops[-1]
@@ -103,12 +104,13 @@ class Streaming:
             done = visits[visit.number - _SETS].ops[-1] + 1 if visit.number >= _SETS else 0
             free = (free_at.get(value, 0) for value in visit.fetched)
             made = (at + 1 for value in visit.fetched for at in written.get(value, ()) if at < begins)
-            _insert(fetches, max([visit.fetch_at, done, *free, *made]), fetch)
-            _insert(puts, ends + 1, put)
+            fetches[max([visit.fetch_at, done, *free, *made])] += fetch
+            puts[ends + 1] += put
             if visit.number + 2 < len(visits):
-                _insert(waits, visits[visit.number + 2].ops[0], wait)
+                waits[visits[visit.number + 2].ops[0]] += wait
             free_at |= dict.fromkeys(visit.written, ends + 1)
-        streamed = replace(program, ops=tuple(_with(ops, (puts, waits, fetches))))
+        every = ((*chain(*(layer[at] for layer in layers)), *ops[at : at + 1]) for at in range(len(ops) + 1))
+        streamed = replace(program, ops=tuple(chain.from_iterable(every)))
         return streamed.on(self._transfers.places)  # what ops use where it is held
 
     def _left_on_host(self, ops: Sequence[Op]) -> frozenset[Value]:
@@ -217,15 +219,3 @@ class Streaming:
         with b.record(last.phase, visit.block) as wait:
             transfers.wait(b, [places[value] for value in visit.written])
         return fetch, put, wait
-
-
-def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:
-    insertions.setdefault(index, []).extend(ops)
-
-
-def _with(ops: Sequence[Op], layers: Sequence[Insertions]) -> Iterable[Op]:
-    """Yield the ops, in front of each those of every layer, and the rest at the end."""
-    for index in range(len(ops) + 1):
-        for layer in layers:
-            yield from layer.get(index, ())
-        yield from ops[index : index + 1]

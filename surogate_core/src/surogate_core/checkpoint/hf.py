@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
-from ..hub.config_json import QUANTIZATION, read_json
+from ..hub.config_json import read_json
 from ..hub.files import TEMPLATE_DIRECTORY
 from ..machine.progress import Progress
 from ..reporting.text import names_text
@@ -191,46 +192,32 @@ def write_merged(
     changes: Mapping[str, Callable[[Tensor], Tensor]],
     may_lack: Sequence[str] = (),
 ) -> None:
-    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, names, order and dtypes.
+    """Write the checkpoint in `base_dir` with some of its tensors changed, as `write_changed` does.
 
     `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
-    them. One file at a time is in memory. Raises ConfigError for any other changed tensor that the base lacks, or that
-    is quantised. For use inside `save_files`.
+    them. Raises ConfigError for any other changed tensor that the base lacks.
     """
     absent = sorted(changes.keys() - {name for names in locate(base_dir).values() for name in names} - set(may_lack))
     if absent:
         raise ConfigError(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
-    _rewrite_weights(directory, base_dir, changes.keys(), lambda name, tensor: {name: changes[name](tensor)})
-    config = read_json(base_dir / CONFIG, AGAIN)
-    _write_companions(directory, config, base_dir)
-    _write_json(directory / CONFIG, {key: value for key, value in config.items() if key != "auto_map"})
+    write_changed(directory, base_dir, changes.keys(), lambda name, tensor: {name: changes[name](tensor)})
 
 
-def write_quantized(
+def write_changed(
     directory: Path,
     base_dir: Path,
     names: Collection[str],
-    quantized: Callable[[str, Tensor], Mapping[str, Tensor]],
-    quantization: Mapping[str, Any],
+    changed: Callable[[str, Tensor], Mapping[str, Tensor]],
+    config_keys: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write the checkpoint in `base_dir` with some tensors in a weight format, in files of the same names.
+    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes of the others.
 
-    `quantized`: (name, tensor) -> the tensors that hold it, by name; called for each of `names`. `quantization`: what
-    config.json says of them. One file at a time is in memory. For use inside `save_files`.
+    `changed`: (name, tensor) -> the tensors in its place, by name; called for each of `names`. `config_keys`: keys that
+    config.json gets. One file at a time is in memory. Raises ConfigError for a changed tensor that is quantised. For
+    use inside `save_files`.
     """
-    _rewrite_weights(directory, base_dir, names, quantized)
-    config = read_json(base_dir / CONFIG, AGAIN)
-    _write_companions(directory, config, base_dir)
-    kept = {key: value for key, value in config.items() if key != "auto_map"}
-    _write_json(directory / CONFIG, kept | {QUANTIZATION: dict(quantization)})
-
-
-def _rewrite_weights(
-    directory: Path, base_dir: Path, names: Collection[str], rewritten: Callable[[str, Tensor], Mapping[str, Tensor]]
-) -> None:
-    """Write the weights of `base_dir` with `rewritten(name, tensor)` in place of the tensors `names`."""
     weight_map: dict[str, str] = {}
     total = done = 0
     files = locate(base_dir)
@@ -244,7 +231,7 @@ def _rewrite_weights(
                     if name in names and stored_as not in LOADABLE:
                         raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
                     tensor = file.get_tensor(name)
-                    tensors |= rewritten(name, tensor) if name in names else {name: tensor}
+                    tensors |= changed(name, tensor) if name in names else {name: tensor}
                     done += 1
                     progress(done)
             write_safetensors(directory / path.name, [Stored.of(name, tensor) for name, tensor in tensors.items()])
@@ -253,6 +240,10 @@ def _rewrite_weights(
     if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(directory / INDEX, index)
+    config = read_json(base_dir / CONFIG, AGAIN)
+    _write_companions(directory, config, base_dir)
+    kept = {key: value for key, value in config.items() if key != "auto_map"}
+    _write_json(directory / CONFIG, kept | {**config_keys})
 
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:

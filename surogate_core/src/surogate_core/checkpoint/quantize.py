@@ -19,7 +19,7 @@ from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.finite_check import contents
 from .checked_form import CheckedForm
-from .hf import CONFIG, save_files, write_quantized
+from .hf import CONFIG, save_files, write_changed
 from .matrix_codec import MatrixCodec
 from .stored_weights import file_of, open_weights
 
@@ -97,7 +97,7 @@ def quantize_checkpoint(
         return {part: tensor.contiguous() for part, tensor in parts.items()}
 
     def write(folder: Path) -> None:
-        write_quantized(folder, run.model_dir, {tensor.name for tensor in every}, quantized, config)
+        write_changed(folder, run.model_dir, {tensor.name for tensor in every}, quantized, {QUANTIZATION: {**config}})
 
     save_files(output, write, CONFIG, make_room=make_room)
 

@@ -8,7 +8,7 @@ writes it. Everything is done at the end of the program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from .op import Lane, Op
@@ -31,12 +31,8 @@ class LaneOrder:
     done: Mapping[int, int]
 
 
-@dataclass
-class _Users:
-    """The last op of each side lane that uses a value, and the last one that writes it."""
-
-    any: Known = field(default_factory=dict)
-    writing: Known = field(default_factory=dict)
+Users = dict[Value, tuple[Known, Known]]
+"""By value, the last op of each side lane that uses it, and the last one that writes it."""
 
 
 def lane_order(ops: Sequence[Op]) -> LaneOrder:
@@ -48,7 +44,7 @@ def lane_order(ops: Sequence[Op]) -> LaneOrder:
 
 @lru_cache(maxsize=256)  # the programs of a run, of which a stored base has two for each block
 def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
-    users: dict[Value, _Users] = {}
+    users: Users = {}
     waits: dict[int, tuple[int, ...]] = {}
     done: dict[int, int] = {}
     running: dict[Lane, list[int]] = {}
@@ -77,21 +73,21 @@ def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
             started[index] = known
             running.setdefault(op.lane, []).append(index)
             for value in dict.fromkeys((*op.ins, *op.outs)):
-                used = users.setdefault(value, _Users())
-                used.any[op.lane] = index
+                using, writing = users.setdefault(value, ({}, {}))
+                using[op.lane] = index
                 if value in op.written:
-                    used.writing[op.lane] = index
+                    writing[op.lane] = index
     return LaneOrder(waits, done | {i: len(ops) for lane in running.values() for i in lane})
 
 
-def _needed(op: Op, users: Mapping[Value, _Users]) -> set[int]:
+def _needed(op: Op, users: Users) -> set[int]:
     """Return the ops on side lanes that must be done before `op`, the last one of each lane for each value."""
     written = set(op.written)
     return {
         index
         for value in (*op.ins, *op.outs)
         if value in users
-        for index in (users[value].any if value in written else users[value].writing).values()
+        for index in users[value][value not in written].values()
     }
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from ..memory.alignment import align
 from ..program.op import Program
 from ..program.value import Value
-from ..reference.rounding import TORCH_DTYPES
-from .arena import Buffers
+from .arena import Buffers, view_of
 from .host_memory import allocate, pin, unpin
 from .pieces import Pieces, pieces_of
 
@@ -60,7 +59,7 @@ class HostCopy:
         for source, members in ranges:
             target = self._memory[at : at + source.numel()]
             self._parts.append((source, target))
-            self._views |= {value: _view(target, offset, value) for value, offset in members}
+            self._views |= {value: view_of(target, offset, value) for value, offset in members}
             at += align(source.numel())
         self._views |= {value: buffers.persistent(value) for value in kept if value.place == "host"}
         self.writers = _writers(programs, copied)
@@ -179,7 +178,3 @@ def _ranges(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor,
             members.append((value, first - start))
             end = first + value.nbytes
         yield buffers.segment(role)[start:end], members
-
-
-def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
-    return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..assembly.assembly import Assembly
 from ..memory.plan import MemoryPlan
 from ..program.value import Value
-from ..reference.rounding import TORCH_DTYPES
-from .arena import Buffers
+from .arena import Buffers, view_of
 
 MIRRORS = 4
 
@@ -49,7 +47,8 @@ class Inputs:
         """Set an input to an array of its shape, or a scalar input to a number."""
         if not self._dirty:
             self._next_mirror()
-        view = self._view(self._values[name])
+        value_of = self._values[name]
+        view = view_of(self._mirrors[self._turn], self._segment.offsets[value_of], value_of)
         if isinstance(value, np.ndarray):
             view.copy_(torch.from_numpy(value))
         else:
@@ -71,11 +70,6 @@ class Inputs:
         before, self._turn = self._turn, (self._turn + 1) % len(self._mirrors)
         self._done[self._turn].synchronize()
         self._mirrors[self._turn].copy_(self._mirrors[before])
-
-    def _view(self, value: Value) -> Tensor:
-        offset = self._segment.offsets[value]
-        raw = self._mirrors[self._turn][offset : offset + value.nbytes]
-        return raw.view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)
 
 
 def write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:

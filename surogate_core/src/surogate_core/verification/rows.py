@@ -35,7 +35,7 @@ class ComparedRows:
 
 def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random rows of the training data, cut to the compared length. Rows without a label are skipped."""
-    n_rows, length = _shape(inputs)
+    n_rows, length = inputs.batch_size, inputs.seq_len
     found: list[MicroBatch] = []
     order = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
     for row in order:
@@ -57,7 +57,7 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
 
 def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random tokens in documents of random lengths, all of them labelled."""
-    n_rows, length = _shape(inputs)
+    n_rows, length = inputs.batch_size, inputs.seq_len
     rng = np.random.default_rng(seed)
     documents = min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, max(1, length // 8))
     rows = []
@@ -72,10 +72,6 @@ def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
         rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
     batch = _joined(rows, length, inputs)
     return ComparedRows(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
-
-
-def _shape(inputs: PlanInputs) -> tuple[int, int]:
-    return inputs.batch_size, inputs.seq_len
 
 
 def _documents_a_row(inputs: PlanInputs) -> int:
