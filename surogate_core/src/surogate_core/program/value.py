@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..dtypes import DTYPES
 from ..errors import ProgramError
-from .lazy import lazy
+
+if TYPE_CHECKING:
+    lazy = cached_property
+else:
+
+    class lazy:
+        """An attribute that is computed when it is first read. `cached_property` of Python 3.11 takes a lock each time:
+        half a second of a search, which reads a million."""
+
+        def __init__(self, compute):
+            self._compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __get__(self, owner, cls):
+            if owner is None:
+                return self
+            value = owner.__dict__[self._compute.__name__] = self._compute(owner)
+            return value
+
 
 Role = Literal["input", "param", "grad", "state", "act", "staged"]
 """The role of a value determines who owns its memory and how long it lives.

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
-from .console import RunClock, eval_line
-from .numerics import numerics_lines
+from .console import RunClock, eval_line, numerics_lines
 from .terminal import silence
 from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 

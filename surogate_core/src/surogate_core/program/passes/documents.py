@@ -31,7 +31,5 @@ def smaller_bounds(max_documents: int, rows: int) -> tuple[int, ...]:
 
 def for_fewer(program: Program, cu_seqlens: Value, shorter: Value) -> Program:
     """Return the variant that reads `shorter` instead of `cu_seqlens`. Ops that do not read `cu_seqlens` are shared."""
-    places = {cu_seqlens: shorter}
-    ops = tuple([op.on(places) if cu_seqlens in op.ins else op for op in program.ops])
     documents = shorter.shape[0] - 1
-    return replace(program, name=f"{program.name}@{documents}", ops=ops, documents=documents)
+    return replace(program.on({cu_seqlens: shorter}), name=f"{program.name}@{documents}", documents=documents)
