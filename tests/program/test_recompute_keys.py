@@ -11,7 +11,7 @@ import covering
 import pytest
 import torch
 from covering import SEED, pairwise
-from models.harness import MODELS, PlannedModel, random_documents, tiny_config
+from models.harness import PlannedModel, random_documents, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
@@ -69,7 +69,7 @@ def test_every_key_is_bit_identical_and_saves_memory(precision: str) -> None:
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_pairwise_covering_array_of_the_keys_is_bit_identical(family: str, adapter: str) -> None:
     print(f"covering array of seed {SEED}")
     config = tiny_config(model_type=family, num_hidden_layers=2)

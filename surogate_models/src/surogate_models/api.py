@@ -33,8 +33,9 @@ from .decoder import (
     pre_norm_block,
     rotate,
     vocabulary,
+    window_in,
 )
-from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .dims import DecoderDims, head_dim_of, layer_types, n_kv_heads_of, read_dims, refuse_sliding_windows
 from .layouts import Interleaved, Transposed
 from .rope import Rope, read_partial_rope, read_rope
 from .weight_maps import (
@@ -63,6 +64,7 @@ __all__ = [
     "head_dim_of",
     "integer",
     "is_given",
+    "layer_types",
     "linear",
     "linear_weights",
     "lm_head",
@@ -82,5 +84,6 @@ __all__ = [
     "rotate",
     "vocabulary",
     "weight_map",
+    "window_in",
     "wrong",
 ]

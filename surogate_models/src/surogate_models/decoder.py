@@ -118,6 +118,11 @@ def attention(
     return linear(b, d, attended, f"{name}.o", d.d_model, label="attn_out", bias=d.o_bias)
 
 
+def window_in(batch: BatchInputs, window: int) -> int:
+    """Return the attribute `window` of attention: 0, for none, if rows are not longer, which is the same and faster."""
+    return window if window < batch.seq_len else 0
+
+
 def rotate(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, qkv: Value, *, rope: Rope | None) -> Value:
     """Emit RoPE of the queries and keys, after an RMS norm of each head if the model has such norms."""
     if d.qk_norm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,20 @@ def n_kv_heads_of(config: Mapping[str, Any], *, absent: int) -> int:
     if key in config and not is_given(config, key):
         return integer(config, "num_attention_heads")
     return integer(config, key, default=absent)
+
+
+def layer_types(config: Mapping[str, Any], n_layers: int, *, absent: Sequence[str]) -> Sequence[str]:
+    """Return `layer_types`: of each layer full_attention or sliding_attention.
+
+    absent: what it is if the key is missing or null.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return absent
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
+        raise wrong("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
+    return kinds
 
 
 def refuse_sliding_windows(config: Mapping[str, Any]) -> None:

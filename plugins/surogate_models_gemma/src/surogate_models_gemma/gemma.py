@@ -18,6 +18,7 @@ from surogate_models.api import (
     decoder,
     integer,
     is_given,
+    layer_types,
     lm_head,
     mlp,
     mlp_weights,
@@ -28,6 +29,7 @@ from surogate_models.api import (
     read_rope,
     vocabulary,
     weight_map,
+    window_in,
     wrong,
 )
 
@@ -53,17 +55,6 @@ class GemmaDims(DecoderDims):
 # -------------------------------------------------------------------------------------------------- from config.json
 
 
-def layer_types(config: Mapping[str, Any], n_layers: int, *, pattern: int) -> list[str]:
-    """Return `layer_types`, or without them every `pattern`-th layer global and the others local."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(n_layers)]
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
-        raise wrong("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
-    return list(kinds)
-
-
 def cap(config: Mapping[str, Any], key: str, *, default: float = 0.0) -> float:
     """Return a soft cap. Null means none, which is 0."""
     if key in config and config[key] is None:
@@ -84,7 +75,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
 def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, qk_norm: bool, **caps: Any) -> GemmaDims:
     """Read what both generations have. `caps`: score_cap and logit_cap.
 
-    The RoPE is that of transformers: one for all layers, or `rope_parameters` by layer type.
+    pattern: without `layer_types`, every `pattern`-th layer is global. The RoPE is that of transformers: one for all
+    layers, or `rope_parameters` by layer type.
     """
     refuse_unsupported(config)
     head_dim = integer(config, "head_dim", default=256)
@@ -100,7 +92,9 @@ def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, q
         qkv_bias=bias,
         o_bias=bias,
     )
-    kinds = layer_types(config, sizes.n_layers, pattern=pattern)
+    every = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
+    absent = [every[i % pattern] for i in range(sizes.n_layers)]
+    kinds = layer_types(config, sizes.n_layers, absent=absent)
     window = integer(config, "sliding_window", default=4096)
     return GemmaDims(
         **vars(sizes) | {"norm_offset": 1.0},
@@ -184,7 +178,7 @@ def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: Stream) 
     """Emit the block x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). Rows that fit in a window have none."""
     name = f"layers.{i}"
     scores = {
-        "window": d.windows[i] if d.windows[i] < batch.seq_len else 0,
+        "window": window_in(batch, d.windows[i]),
         "scale": d.score_scale,
         "softcap": d.score_cap,
     }

@@ -13,11 +13,13 @@ from surogate_models.api import (
     decoder,
     head_dim_of,
     integer,
+    layer_types,
     n_kv_heads_of,
     pre_norm_block,
     pre_norm_weights,
     read_dims,
     read_rope,
+    window_in,
     wrong,
 )
 
@@ -48,15 +50,12 @@ def one_window(config: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
 
 def windows_by_layer(config: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     """Return the windows of a Ministral, from `layer_types`. Without them all layers have `sliding_window`."""
-    window, kinds = window_of(config), config.get("layer_types")
-    if kinds is None:
-        return (window,) * n_layers
-    known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
-        raise wrong("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
+    window = window_of(config)
+    absent = ["sliding_attention" if window else "full_attention"] * n_layers
+    kinds = layer_types(config, n_layers, absent=absent)
     if "sliding_attention" in kinds and not window:
         raise wrong("sliding_window", "must be given, because layer_types names sliding_attention", None)
-    return tuple(known[kind] for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def reader(windows: Callable[[Mapping[str, Any], int], tuple[int, ...]]) -> Callable[[Mapping[str, Any]], MistralDims]:
@@ -82,8 +81,7 @@ def reader(windows: Callable[[Mapping[str, Any], int], tuple[int, ...]]) -> Call
 
 def block(b: Builder, d: MistralDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
     """Emit one transformer block. A window that is as long as the rows is none."""
-    window = d.windows[i] if d.windows[i] < batch.seq_len else 0
-    return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window)
+    return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window_in(batch, d.windows[i]))
 
 
 MISTRAL = decoder(
