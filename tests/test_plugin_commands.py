@@ -85,12 +85,9 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
     )
     assert "mine" not in CliRunner().invoke(app, ["doctor"]).output
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
-    assert {command["name"]: command["problem"] for command in listed["commands"]} == {
-        "doctor": "'doctor' is a command of surogate itself and cannot be replaced",
-        "new": "",
-        "plugins test": "",
-        "plugins trace": "",
-    }
+    problems = {command["name"]: command["problem"] for command in listed["commands"]}
+    assert problems["doctor"] == "'doctor' is a command of surogate itself and cannot be replaced"
+    assert {name for name, problem in problems.items() if not problem} >= {"new", "plugins test", "plugins trace"}
 
 
 def test_a_command_of_another_distribution_can_follow_plugins(

@@ -37,7 +37,6 @@ HELP = """Pre-train and fine-tune LLMs.
 app = typer.Typer(
     cls=CommandGroup,
     help=HELP,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
