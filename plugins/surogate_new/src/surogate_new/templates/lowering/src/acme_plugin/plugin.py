@@ -45,7 +45,7 @@ ROUND = OpDef(
 )
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Family, context: LowerContext[Any]) -> Family:
     """Round the operands of forward products in blocks. The products, and all backward ones, stay in bf16."""
     b = context.builder
     return replace(family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b))
@@ -56,14 +56,10 @@ def rounded(program: Program, b: Builder) -> Program:
     ops: list[Op] = []
     for op in program.ops:
         product = b.ops[op.kind].product
-        if product is None or product.of != "forward" or op.block < 0:
-            ops.append(op)
-            continue
+        operands = op.ins[:2] if product and product.of == "forward" and op.block >= 0 else ()
         with b.record(op.phase, op.block) as emitted:
-            for operand in op.ins[:2]:
-                if operand not in copies:
-                    copies[operand] = b.apply("acme_toy_round", operand)
-            b.append(replace(op, ins=(copies[op.ins[0]], copies[op.ins[1]], *op.ins[2:])))
+            copies |= {operand: b.apply("acme_toy_round", operand) for operand in operands if operand not in copies}
+            b.append(op.on({operand: copies[operand] for operand in operands}))
         ops += emitted
     return replace(program, ops=tuple(ops))
 

@@ -59,14 +59,11 @@ def rounded(program: Program, b: Builder) -> Program:
     copies: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in program.ops:
-        if b.ops[op.kind].product is None or op.block < 0:
-            ops.append(op)
-            continue
+        product = b.ops[op.kind].product
+        operands = op.ins[:2] if product and op.block >= 0 else ()
         with b.record(op.phase, op.block) as emitted:
-            for operand in op.ins[:2]:
-                if operand not in copies:
-                    copies[operand] = b.apply("acme_toy_round", operand)
-            b.append(replace(op, ins=(copies[op.ins[0]], copies[op.ins[1]], *op.ins[2:])))
+            copies |= {operand: b.apply("acme_toy_round", operand) for operand in operands if operand not in copies}
+            b.append(op.on({operand: copies[operand] for operand in operands}))
         ops += emitted
     return replace(program, ops=tuple(ops))
 
