@@ -48,13 +48,11 @@ def assigned(params: Iterable[ParamInfo], work: Callable[[ParamInfo], int], part
     return owners
 
 
-def divided(info: ParamInfo, inputs: PlanInputs, b: Builder, owner: int | None = None) -> ParamInfo:
-    """Return a trained param with this rank's part of it, if ranks divide its states; `owner`: if one has all."""
-    if not elements_together(info, inputs):
-        return info
+def divided(info: ParamInfo, sharding: Sharding, b: Builder, owner: int | None) -> ParamInfo:
+    """Return a trained param whose states ranks divide with this rank's part of it; `owner`: if one has all."""
     assert info.grad is not None
-    parts = inputs.sharding.parts
-    sums = b.part(info.grad, parts, owner) if inputs.sharding.gradients else part_inside(info.grad, parts, owner)
+    parts = sharding.parts
+    sums = b.part(info.grad, parts, owner) if sharding.gradients else part_inside(info.grad, parts, owner)
     return replace(info, part=part_inside(info.param, parts, owner), grad_part=sums)
 
 

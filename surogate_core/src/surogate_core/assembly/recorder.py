@@ -204,11 +204,13 @@ class Recorder:
             if param.role == "param"
         }
         trained = [info for info in found.values() if info.grad is not None]
-        owners = self._owners([info for info in trained if elements_together(info, self.inputs) == info.param.size])
+        together = {info.param: elements_together(info, self.inputs) for info in trained}
+        owners = self._owners([info for info in trained if together[info.param] == info.param.size])
         for info in trained:
             dtype = asked if info.stored else wider(info.param.dtype, asked)
-            part = divided(info, self.inputs, self.b, owners.get(info.param))
-            found[info.param] = with_master(part, dtype, self.b)
+            if together[info.param]:
+                info = divided(info, self.inputs.sharding, self.b, owners.get(info.param))
+            found[info.param] = with_master(info, dtype, self.b)
         return found
 
     def _owners(self, whole: Sequence[ParamInfo]) -> dict[Value, int]:

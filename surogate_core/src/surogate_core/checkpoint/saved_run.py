@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ class SavedRun:
     versions: Mapping[str, str]
     metrics: Path
 
-    @property
+    @cached_property
     def weights(self) -> list[Value]:
         """The params that are saved as the model or the adapter."""
         assembly = self.plan.assembly
@@ -88,12 +89,12 @@ class SavedRun:
             return adapter_params(assembly)
         return [assembly.params[weight.param] for weight in assembly.weights]
 
-    @property
+    @cached_property
     def values(self) -> list[Value]:
         """All saved values, each once."""
-        return list(dict.fromkeys([*self.weights, *self._kept_values()]))
+        return list(dict.fromkeys([*self.weights, *self._kept_values]))
 
-    @property
+    @cached_property
     def divided(self) -> bool:
         """Whether ranks have parts of saved values, so that every process writes its own."""
         return any(v.shard for v in self.values)
@@ -121,7 +122,7 @@ class SavedRun:
         hashes = {} if self.run.adapter else self.write_model(directory, params, process, processes)
         if self.run.adapter and process == 0:
             write_adapter(directory, self.run, self.plan.assembly, {name: p.tensor() for name, p in params.items()})
-        kept = [Stored(v.name, own[v], TORCH_DTYPES[v.dtype]) for v in self._kept_values() if v in own]
+        kept = [Stored(v.name, own[v], TORCH_DTYPES[v.dtype]) for v in self._kept_values if v in own]
         return hashes | write_state(directory, kept, process)
 
     def write_model(
@@ -165,7 +166,7 @@ class SavedRun:
         inputs = self.plan.inputs
         refuse_another_run(resumed, common, self.run.loaded.source, inputs.world_size, inputs.batch_size)
         config = resolved(self.run.loaded)
-        check_state(resumed.directory, self._kept_values(), saved_settings(resumed, config))
+        check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
         neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
@@ -203,11 +204,12 @@ class SavedRun:
         if params and not self.run.adapter:
             load_model(directory, self.plan.assembly.weights, params)
         if values:
-            load_state(directory, self._kept_values(), lambda v: pieces(v) if v in values else None)
+            load_state(directory, self._kept_values, lambda v: pieces(v) if v in values else None)
 
+    @cached_property
     def _kept_values(self) -> list[Value]:
-        """Return the values that a checkpoint holds besides the model's files. With an adapter, those hold no param
-        that is trained."""
+        """The values that a checkpoint holds besides the model's files. With an adapter, those hold no param that is
+        trained."""
         assembly = self.plan.assembly
         stored = {m.param for m in assembly.weights}
         if self.run.adapter:

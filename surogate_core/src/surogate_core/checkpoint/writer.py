@@ -41,12 +41,15 @@ class CheckpointWriter(Protocol):
 
     def poll(self) -> None:
         """Give notice if the current save has finished; raise its error if it failed. Does not wait."""
+        return
 
     def wait(self) -> None:
         """Wait for the current save, then `poll`."""
+        return
 
     def close(self) -> None:
         """Stop without waiting. An unfinished checkpoint keeps its temporary name."""
+        return
 
 
 class ForegroundWriter(CheckpointWriter):

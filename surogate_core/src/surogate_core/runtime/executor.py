@@ -38,15 +38,20 @@ class Executor(Protocol):
 
     def connect(self) -> None:
         """Set up the connections to the other workers, which must call this at the same time. Overwrites buffers."""
+        return
 
     def capture(self) -> None:
         """Capture the programs as CUDA graphs. `run` replays them from then on."""
+        return
 
     def wait(self) -> None:
         """Wait on the host until all enqueued programs are done."""
+        return
 
     def synchronize(self) -> None:
         """Wait on the host until all work on the device is done, including copies into the buffers."""
+        return
 
     def release(self) -> None:
         """Free what communicators wait for. Nothing can run afterwards."""
+        return
