@@ -19,7 +19,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.verification import Verification, transformers_side, verify
 from surogate_core.verification.observed import Observed
-from surogate_core.verification.subject import Subject
+from surogate_core.verification.programs import Subject
 
 FAMILIES = ["qwen2", "qwen3", "llama", "olmo2"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from surogate_core.api import Launch, Op, Value
 from surogate_core.program.op import Lane
-from surogate_core.runtime.streams import order_streams
+from surogate_core.runtime.cuda import order_streams
 
 
 class Stream:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -72,7 +72,7 @@ def _measure_graphs(worker: Worker, executor: CudaExecutor, batches: Sequence[St
 
 def _measure_eager(worker: Worker, executor: Executor, batches: Sequence[StepBatch]) -> Times:
     on_gpu = isinstance(executor, CudaExecutor)
-    clock: Clock = StreamClock(executor.stream) if isinstance(executor, CudaExecutor) else HostClock()
+    clock: Clock = StreamClock(executor.stream) if isinstance(executor, CudaExecutor) else Clock()
     runs: list[tuple[str, list[Any]]] = []
 
     def run_by_op(program: str, labels: int | None) -> None:
@@ -118,27 +118,19 @@ def _record(calls: dict[tuple[str, int], list[float]], program: str, moments: li
         calls.setdefault((program, index), []).append(clock.seconds(*pair))
 
 
-class Clock(Protocol):
-    """Moments of the device that runs the ops."""
+class Clock:
+    """Moments of the device that runs the ops: of the processor."""
 
     def now(self) -> Any:
         """The moment at which the work enqueued so far is done."""
+        return perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
         """Seconds between two moments that have passed."""
+        return float(end - start)
 
 
-class HostClock:
-    """The clock of the processor that runs the ops."""
-
-    def now(self) -> float:
-        return perf_counter()
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-
-class StreamClock:
+class StreamClock(Clock):
     """Events on a CUDA stream. Inside a capture they become nodes of the graph, which every replay records."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

@@ -27,9 +27,8 @@ from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_mod
 from ..planning.plan import plan_run
 from .extent import Extent
 from .needs import Needs, estimate, refuse_unless_it_fits
-from .programs import WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
+from .programs import Subject, WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
 from .rows import ComparedRows, from_data, random_rows
-from .subject import Subject
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..machine.devices import GIB
 from ..machine.system import memory_bytes
-from .subject import Subject
+from .programs import Subject
 
 if TYPE_CHECKING:
     from .rows import ComparedRows

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
 from ..assembly.inputs import PlanInputs
 from ..errors import ConfigError
+from ..planning.plan import Plan
+from ..planning.run import Run
 from ..program.passes.evaluation import for_evaluation
-from .subject import Subject
+
+
+class Subject(NamedTuple):
+    """A run and the plan of the micro-step that is compared."""
+
+    run: Run
+    plan: Plan
+
 
 EXACT: Final = Precision(
     model="fp32",

@@ -17,7 +17,7 @@ from ..api import HFTensor
 from ..checkpoint.hf import write_merged
 from ..checkpoint.quantize import codec_of, stored_tensors
 from ..hub.config_json import QUANTIZATION, refused_quantized
-from .subject import Subject
+from .programs import Subject
 
 BLOCK = 64
 """Consecutive weights of a row in the figure of the worst block."""

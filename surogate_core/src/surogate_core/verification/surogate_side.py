@@ -23,8 +23,8 @@ from ..runtime.initialise import draw_zeros, initialise
 from ..runtime.team import Team
 from ..runtime.worker import Worker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .programs import Subject
 from .rows import ComparedRows
-from .subject import Subject
 
 _ADAPTER_STD = 0.02
 

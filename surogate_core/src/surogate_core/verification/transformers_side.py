@@ -22,8 +22,8 @@ from ..data.loader import NO_LABEL
 from ..errors import ConfigError
 from ..outputs.check import quiet
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .programs import Subject
 from .rows import ComparedRows
-from .subject import Subject
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
