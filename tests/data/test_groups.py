@@ -35,6 +35,10 @@ def encode(row: Mapping[str, Any], tokenizer: Any, options: BaseModel) -> list[E
     return [document(10 * n, 3 + n % 4, n + 0.25), document(10 * n + 100, 4 + n % 3, n + 0.5)]
 
 
+def of_later_rows(row: Mapping[str, Any], tokenizer: Any, options: BaseModel) -> list[Encoded]:
+    return encode({"text": str(int(row["text"]) + 4)}, tokenizer, options)
+
+
 TYPE = DatasetFormatDef(
     name="acme",
     summary="",
@@ -61,7 +65,10 @@ def tokenized(folder: Path, made: DatasetFormatDef = TYPE, n: int = 9) -> Docume
 
 
 def packed(folder: Path, sequence_len: int = 24) -> PackedRows:
-    return pack(tokenized(folder), sequence_len, asked=PAIRS)
+    """Pairs of two datasets."""
+    (folder / "other").mkdir()
+    parts = [tokenized(folder, n=4), tokenized(folder / "other", replace(TYPE, encode=of_later_rows), n=5)]
+    return pack(DocumentSpans.joined(parts), sequence_len, asked=PAIRS)
 
 
 def test_a_batch_has_both_documents_of_each_pair_in_one_row_with_their_columns(tmp_path: Path) -> None:

@@ -7,20 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def _documents(groups: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the document of each token, [T], and whether it is in one. Documents ascend; unused entries are empty."""
+    starts, stops = groups.flatten(0, 1).unbind(-1)
+    position = torch.arange(tokens, device=groups.device)
+    used = int((stops > starts).sum())
+    document = torch.bucketize(position, starts[:used].contiguous(), right=True) - 1
+    return document, (document >= 0) & (position < stops[document.clamp(min=0)])
+
+
 def document_sums(values: Tensor, targets: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return [G, n]: the sum of the values of each document, which are 0 without a label, and its number of labels."""
-    labels = (targets >= 0).to(values.dtype)
-    spans = groups.flatten(0, 1).tolist()
-    sums, counts = (torch.stack([x[a:b].sum() for a, b in spans]).view(groups.shape[:2]) for x in (values, labels))
-    return sums, counts
+    document, inside = _documents(groups, len(values))
+    sums = torch.zeros((2, groups.shape[0] * groups.shape[1]), dtype=values.dtype, device=values.device)
+    for total, addend in zip(sums, (values, (targets >= 0).to(values.dtype)), strict=True):
+        total.index_add_(0, document[inside], addend[inside])
+    return sums[0].view(groups.shape[:2]), sums[1].view(groups.shape[:2])
 
 
 def document_sums_bwd(d_sums: Tensor, targets: Tensor, groups: Tensor) -> Tensor:
-    """The gradient of the values: that of their document's sum."""
-    d_values = torch.zeros(targets.shape, dtype=d_sums.dtype)
-    for gradient, (start, stop) in zip(d_sums.flatten(), groups.flatten(0, 1).tolist(), strict=True):
-        d_values[start:stop] = gradient
-    return d_values
+    """The gradient of the values: that of their document's sum; 0 outside of documents."""
+    document, inside = _documents(groups, len(targets))
+    return torch.where(inside, d_sums.flatten()[document.clamp(min=0)], 0.0)
 
 
 def pair_loss(

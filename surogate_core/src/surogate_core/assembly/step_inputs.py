@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..api import BatchInputs, Scalars
 from ..dtypes import DTYPES, wider
-from ..errors import ConfigError
+from ..errors import ConfigError, ProgramError
 from ..program.builder import Builder
 from .inputs import PlanInputs
 
@@ -15,6 +15,8 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
     chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, of_logits)
     group, columns = inputs.loss.group, inputs.loss.columns(inputs.loss_options)
     groups = ((inputs.max_documents - inputs.batch_size) // group, group) if group else ()  # of each row one is padding
+    if not group and (alone := [column.name for column in columns if column.per == "document"]):
+        raise ProgramError(f"loss {inputs.loss.name}: {alone[0]} is a column per document, but LossDef.group is 0")
     shapes = {"token": (tokens,), "document": groups}
     return BatchInputs(
         tokens=b.input("tokens", (tokens,), "int32"),

@@ -225,8 +225,8 @@ class TokenWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            files: tuple[IO[Any], ...] = (*self._files.values(), self._journal)
-            for file in files:
+            self._journal.close()
+            for file in self._files.values():
                 file.close()
         finally:  # closing flushes, which fails if the disk is full
             if error is None or isinstance(error, Exception) or not self.shards:

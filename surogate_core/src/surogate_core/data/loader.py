@@ -245,10 +245,10 @@ def _with_asked(
     for column in asked.columns:
         whole = np.zeros(total if column.per == "token" else (most, asked.group), np.float32)
         if column.per == "token":
-            whole[labelled] = rows.corpus.column(column.name, labels)
+            whole[labelled] = rows.corpus.column(column.name, labels, rows.corpus.bases)
         else:
             index = np.searchsorted(rows.corpus.bounds, start, side="right") - 1
-            whole[: len(groups)] = rows.corpus.column(column.name, index[groups])
+            whole[: len(groups)] = rows.corpus.column(column.name, index[groups], rows.corpus.document_bases)
         arrays[f"column.{column.name}"] = whole
     return replace(batch, n_groups=len(groups) if asked.group else 0, asked=arrays)
 

@@ -42,6 +42,11 @@ class Corpus:
         return self.datasets[0].group if self.datasets else 1
 
     @cached_property
+    def document_bases(self) -> Int64s:
+        """int64 [n_datasets + 1]: first document of each dataset, then the number of documents."""
+        return np.cumsum([0, *(dataset.n_docs for dataset in self.datasets)], dtype=np.int64)
+
+    @cached_property
     def bounds(self) -> Int64s:
         """int64: first position of every document, then the number of tokens."""
         starts = (dataset.offsets[:-1] + base for dataset, base in zip(self.datasets, self.bases, strict=False))
@@ -52,9 +57,14 @@ class Corpus:
         first = np.searchsorted(self.bounds, starts, side="right") - 1
         return first[:, None] + np.arange(self.group)
 
-    def column(self, name: str, index: Int64s) -> npt.NDArray[np.float32]:
-        """Return the numbers of a column at positions, or of documents."""
-        return np.concatenate([dataset.columns[name] for dataset in self.datasets])[index]
+    def column(self, name: str, index: Int64s, bases: Int64s) -> npt.NDArray[np.float32]:
+        """Return the numbers of a column at positions, or of documents. bases: the first of each dataset."""
+        found = np.empty(index.shape, np.float32)
+        owners = np.searchsorted(bases, index, side="right") - 1
+        for owner in np.unique(owners):
+            own = owners == owner
+            found[own] = self.datasets[owner].columns[name][index[own] - bases[owner]]
+        return found
 
     def read(self, positions: Int64s) -> tuple[npt.NDArray[np.int32], Bools]:
         """Return the tokens at `positions`, and whether each is trained."""
