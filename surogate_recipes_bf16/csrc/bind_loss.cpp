@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "lm_head_tokens.h"
 #include "loss.h"
 
 namespace nb = nanobind;
@@ -65,6 +66,45 @@ void bind_loss(nb::module_& m) {
         },
         nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"),
         nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("library_bytes"));
+    nb::class_<LmHeadTokens>(m, "LmHeadTokens")
+        .def(
+            "__init__",
+            [](LmHeadTokens* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t log_probs,
+               uintptr_t logsumexp, uintptr_t mean, uintptr_t d_logsumexp, uintptr_t dx, uintptr_t dw,
+               uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype,
+               bool has_dx, int dtype_dw, bool accumulate_dw, int64_t library_bytes, bool timed, uintptr_t stream) {
+                new (self) LmHeadTokens({tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw >= 0, dtype_dw,
+                                         accumulate_dw, library_bytes, timed},
+                                        {pointer(x), pointer(w), pointer(targets), pointer(log_probs),
+                                         pointer(logsumexp), pointer(mean), pointer(d_logsumexp), pointer(dx),
+                                         pointer(dw), pointer(workspace)},
+                                        stream_of(stream));
+            },
+            nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("log_probs"), nb::arg("logsumexp"), nb::arg("mean"),
+            nb::arg("d_logsumexp"), nb::arg("dx"), nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"),
+            nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"),
+            nb::arg("dtype_dw"), nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"),
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "As LmHead. dtype_dw -1: no dw.")
+        .def(
+            "begin", [](LmHeadTokens& self, uintptr_t stream) { self.begin(stream_of(stream)); }, nb::arg("stream"),
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "chunk", [](LmHeadTokens& self, int64_t index, uintptr_t stream) { self.chunk(index, stream_of(stream)); },
+            nb::arg("index"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "end", [](LmHeadTokens& self, uintptr_t stream) { self.end(stream_of(stream)); }, nb::arg("stream"),
+            nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "lm_head_tokens_workspace_bytes",
+        [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, bool has_dx, int dtype_dw,
+           int64_t library_bytes) {
+            return LmHeadTokens::workspace_bytes({tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw >= 0,
+                                                  dtype_dw, false, library_bytes, false});
+        },
+        nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"),
+        nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("library_bytes"));
+    bind_launcher(m, "token_statistics", token_statistics);
+    bind_launcher(m, "token_logit_grads", token_logit_grads);
     bind_launcher(m, "cross_entropy", cross_entropy);
     bind_launcher(m, "cross_entropy_grads", cross_entropy_grads);
     bind_launcher(m, "sum_loss", sum_loss);

@@ -1,4 +1,4 @@
-// LM head and cross-entropy. cross_entropy*.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
+// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
 // launches.
 #pragma once
 
@@ -26,6 +26,13 @@ bool cluster_holds_row(int64_t vocab_size);
 
 void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t rows, bool accumulate,
               cudaStream_t stream);
+
+void token_statistics(const void* logits, const void* row_index, const void* labels, void* log_probs, void* logsumexp,
+                      void* mean, int64_t rows, int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+
+void token_logit_grads(void* logits, const void* row_index, const void* labels, const void* logsumexp,
+                       const void* d_log_probs, const void* d_logsumexp, const void* d_mean, int64_t rows,
+                       int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
 
 void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream);
 

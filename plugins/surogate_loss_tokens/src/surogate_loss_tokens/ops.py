@@ -64,7 +64,7 @@ def _backward(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     _, logsumexp, _ = op.outs
-    form = {"shape": logsumexp.shape, "dtype": logsumexp.dtype, "value": 0.0}
+    form: Mapping[str, Any] = {"shape": logsumexp.shape, "dtype": logsumexp.dtype, "value": 0.0}
     given = [b.apply("fill", **form) if gradient is None else gradient for gradient in grads]
     dx, dw = b.emit("lm_head_tokens_bwd", *op.ins, logsumexp, *given, **op.attrs)
     return dx, dw, None

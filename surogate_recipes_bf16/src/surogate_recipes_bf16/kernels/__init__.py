@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import attention, elementwise, gemm, loss, norms, pair, reductions
+from . import attention, elementwise, gemm, loss, norms, pair, reductions, token_loss
 
 KERNELS: tuple[KernelDef, ...] = (
     *elementwise.KERNELS,
@@ -12,6 +12,7 @@ KERNELS: tuple[KernelDef, ...] = (
     *gemm.KERNELS,
     *pair.KERNELS,
     *loss.KERNELS,
+    *token_loss.KERNELS,
     *attention.KERNELS,
     *reductions.KERNELS,
 )

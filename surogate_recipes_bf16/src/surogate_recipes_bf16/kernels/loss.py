@@ -16,11 +16,11 @@ from .workspace import aligned
 NO_DW = -1
 """Dtype code that the binding takes if there is no weight gradient."""
 
-_ROW_MULTIPLE = 64
+ROW_MULTIPLE = 64
 """The row stride of the logits is a multiple of this many elements, so that 16-byte accesses are aligned."""
 
 
-def _sizes(op: Op) -> tuple[int, int, int, int]:
+def sizes(op: Op) -> tuple[int, int, int, int]:
     """Return (tokens, d_model, vocab_size, chunks)."""
     (tokens, d_model), (vocab_size, _) = op.ins[0].shape, op.ins[1].shape
     return tokens, d_model, vocab_size, int(op.attrs["chunks"])
@@ -28,10 +28,10 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
 
 def _workspace(op: Op, target: Target) -> int:
     """Bytes of the layout in lm_head.cpp: cuBLASLt's workspace, logits, losses, row lists, x and dx of a chunk, dw."""
-    tokens, d_model, vocab_size, chunks = _sizes(op)
+    tokens, d_model, vocab_size, chunks = sizes(op)
     dtype = op.ins[0].dtype
     rows = tokens // chunks
-    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE))
+    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // ROW_MULTIPLE) * ROW_MULTIPLE))
     x = aligned(DTYPES[dtype].nbytes(rows * d_model))
     staged = len(op.outs) == 3 and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
     dw = aligned(4 * vocab_size * d_model) if staged else 0
@@ -49,7 +49,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             *(ctx.pointer(value) for value in (*op.ins, op.outs[0])),
             *gradients,
             ctx.workspace,
-            *_sizes(op),
+            *sizes(op),
             float(op.attrs.get("softcap", 0.0)),
             DTYPES[op.ins[0].dtype].code,
             has_dx,
@@ -60,7 +60,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             is_timed(ctx.target),
             ctx.stream,
         )
-    tokens, _, _, chunks = _sizes(op)
+    tokens, _, _, chunks = sizes(op)
     counted = op.ins[2].name == "targets"  # the host knows the number of labels of the batch alone
     above = [-1, *(i * tokens // chunks if counted else -1 for i in range(1, chunks))]
     return (
