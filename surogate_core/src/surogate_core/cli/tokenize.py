@@ -68,6 +68,8 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], row
                 "documents": dataset.n_docs,
                 "tokens": dataset.n_tokens,
                 "trained": dataset.n_trained,
+                "group": dataset.group,
+                "columns": {name: [float(n.min()), float(n.max())] for name, n in dataset.columns.items()},
                 "lengths": dict(zip(LENGTHS, _lengths(dataset), strict=True)),
                 "cache": dataset.path,
             }
@@ -124,7 +126,10 @@ def _lengths(dataset: TokenDataset) -> list[int]:
 
 def _dataset(dataset: TokenDataset) -> Iterator[str]:
     shortest, median, most, longest = _lengths(dataset)
-    yield f"  documents {dataset.n_docs:>15,}"
+    of_groups = f"   in groups of {dataset.group}" if dataset.group > 1 else ""
+    yield f"  documents {dataset.n_docs:>15,}{of_groups}"
+    for name, numbers in dataset.columns.items():
+        yield f"  {name:<10}{numbers.min():>15,.4g}   to {numbers.max():,.4g}, a column"
     yield f"  tokens    {dataset.n_tokens:>15,}"
     yield f"  trained   {dataset.n_trained:>15,}   {dataset.n_trained / dataset.n_tokens:.1%} of the tokens"
     yield f"  lengths   {shortest:,} to {longest:,} tokens, median {median:,}, 99 % up to {most:,}"
@@ -161,8 +166,7 @@ def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop:
 
 def _packed(rows: PackedRows, row: int) -> Iterator[tuple[int, int]]:
     """Yield where each document of a packed row starts and stops."""
-    pieces = slice(int(rows.row_offsets[row]), int(rows.row_offsets[row + 1]))
-    yield from zip(rows.start[pieces].tolist(), rows.stop[pieces].tolist(), strict=True)
+    yield from zip(*(found.tolist() for found in rows.documents(np.array([row]))[1:]), strict=True)
 
 
 def _row(data: Corpora, row: int) -> Text:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError
 from .cache import Bools, Int64s
-from .pack import PackedRows
+from .pack import PackedRows, ranges
 from .permute import EVALUATION, SHUFFLE, permutation
 
 NO_LABEL = -100
@@ -162,23 +162,12 @@ def eval_batches(
 
 def counts(rows: PackedRows, chosen: Int64s) -> tuple[int, int, int]:
     """Return (positions that are not padding, labels, groups) of rows, as `micro_batch` has them."""
-    _, start, length = _documents(rows, chosen)
-    _, trained = rows.corpus.read(_ranges(start, length))
+    _, start, stop = rows.documents(chosen)
+    length = stop - start
+    _, trained = rows.corpus.read(ranges(start, length))
     trained[np.cumsum(length) - length] = False  # the first token of a document is no label
     groups = len(_groups(rows, np.cumsum(length) - length, length, trained)) if rows.asked.group else 0
     return int(length.sum()), int(np.count_nonzero(trained)), groups
-
-
-def _documents(rows: PackedRows, chosen: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return of each document of rows: its row among `chosen`, its first position in the corpus, its length."""
-    first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
-    piece = _ranges(first, last - first)
-    row, start, stop = np.repeat(np.arange(len(chosen)), last - first), rows.start[piece], rows.stop[piece]
-    if rows.corpus.group > 1:
-        index = rows.corpus.documents(start).ravel()
-        start, stop = rows.corpus.bounds[index], rows.corpus.bounds[index + 1]
-        row = np.repeat(row, rows.corpus.group)
-    return row, start, stop - start
 
 
 def _groups(rows: PackedRows, at: Int64s, length: Int64s, labelled: Bools) -> Int64s:
@@ -196,15 +185,16 @@ def _groups(rows: PackedRows, at: Int64s, length: Int64s, labelled: Bools) -> In
 def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:
     """Return the rows `chosen` as a batch of `batch_size` rows; missing rows are padding."""
     seq_len, total = rows.sequence_len, batch_size * rows.sequence_len
-    row, start, length = _documents(rows, chosen)
+    row, start, stop = rows.documents(chosen)
+    length = stop - start
     before = np.cumsum(length) - length
     row_length = np.bincount(row, weights=length, minlength=batch_size).astype(np.int64)
     at = row * seq_len + before - (np.cumsum(row_length) - row_length)[row]  # start of each piece in the batch
 
-    slots = _ranges(at, length)
-    read = _ranges(start, length)
+    slots = ranges(at, length)
+    read = ranges(start, length)
     read_tokens, trained = rows.corpus.read(read)
-    within = _ranges(np.zeros_like(length), length)
+    within = ranges(np.zeros_like(length), length)
     labelled = np.zeros(len(slots), np.bool_)
     labelled[:-1] = trained[1:] & (within[1:] > 0)  # the next token is of the same document, and trained
 
@@ -251,14 +241,6 @@ def _with_asked(
             whole[: len(groups)] = rows.corpus.column(column.name, index[groups], rows.corpus.document_bases)
         arrays[f"column.{column.name}"] = whole
     return replace(batch, n_groups=len(groups) if asked.group else 0, asked=arrays)
-
-
-def _ranges(start: Int64s, length: Int64s) -> Int64s:
-    """Return the concatenation of range(start[i], start[i] + length[i]) over all i."""
-    ends = np.cumsum(length)
-    total = int(ends[-1]) if len(ends) else 0
-    ranges: Int64s = np.arange(total) + np.repeat(start - (ends - length), length)
-    return ranges
 
 
 Item = TypeVar("Item")

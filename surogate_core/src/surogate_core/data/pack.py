@@ -183,6 +183,16 @@ class PackedRows:
         """Positions that are not padding."""
         return int((self.stop - self.start).sum())
 
+    def documents(self, chosen: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return of each document of rows: its row among `chosen`, and its first and last positions in the corpus."""
+        first, last = self.row_offsets[chosen], self.row_offsets[chosen + 1]
+        piece = ranges(first, last - first)
+        row, start, stop = np.repeat(np.arange(len(chosen)), last - first), self.start[piece], self.stop[piece]
+        if self.corpus.group == 1:
+            return row, start, stop
+        index = self.corpus.documents(start).ravel()
+        return np.repeat(row, self.corpus.group), self.corpus.bounds[index], self.corpus.bounds[index + 1]
+
 
 def pack(
     documents: DocumentSpans, sequence_len: int, sample_packing: bool = True, asked: Asked = ASKS_NOTHING
@@ -276,3 +286,11 @@ class _Groups:
             bisect.insort(self._rooms, room)
             self._members[room] = []
         self._members[room].append((rows, fill))
+
+
+def ranges(start: Int64s, length: Int64s) -> Int64s:
+    """Return the concatenation of range(start[i], start[i] + length[i]) over all i."""
+    ends = np.cumsum(length)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: Int64s = np.arange(total) + np.repeat(start - (ends - length), length)
+    return ranges
