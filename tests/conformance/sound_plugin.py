@@ -17,10 +17,14 @@ from surogate_core.api import (
     ConfigError,
     DatasetFormatDef,
     Encoded,
+    Figure,
     KernelDef,
     LauncherDef,
     Logger,
     LoggerDef,
+    Loss,
+    LossContext,
+    LossDef,
     Merge,
     NoOptions,
     OffloadDef,
@@ -37,7 +41,7 @@ from surogate_core.api import (
 
 SUROGATE_API = {
     **{"models": 1, "ops": 1, "kernels": 1, "recipes": 1, "optimizers": 1, "adapters": 1, "weight_formats": 1},
-    **{"offload_strategies": 1, "dataset_formats": 1, "loggers": 1, "launchers": 1},
+    **{"offload_strategies": 1, "dataset_formats": 1, "loggers": 1, "launchers": 1, "losses": 1},
 }
 SUROGATE_EXAMPLES = {"optimizer acme_sgd": [{"learning_rate": 0.1}], "op acme_squared_relu": [{"ins": ["fp32[6,8]"]}]}
 
@@ -214,6 +218,14 @@ class Lines(Logger):
 LOGGER = LoggerDef(name="acme", summary="lines", open=lambda info, options: Lines(info.output_dir / "acme.txt"))
 LAUNCHER = LauncherDef(name="acme", summary="one process", join=lambda here, options: World())
 
+
+def cross_entropy(c: LossContext) -> Loss:
+    chunks = c.batch.lmhead_chunks
+    loss = c.builder.apply("lm_head_ce", c.head.x, c.head.weight, c.batch.targets, c.batch.loss_scale, chunks=chunks)
+    return Loss([Figure("loss", loss)])
+
+
+LOSS = LossDef(name="acme_ce", summary="cross-entropy", build=cross_entropy, in_nats=True)
 MODEL, OP, OPTIMIZER, UPDATE = MLP, SQUARED_RELU, SGD, SGD_OP
 
 
@@ -233,6 +245,7 @@ surogate_ops = hook("OP", "UPDATE", "INT8", "FROM_INT8")
 surogate_kernels = hook("KERNEL")
 surogate_recipes = hook("RECIPE")
 surogate_optimizers = hook("OPTIMIZER")
+surogate_losses = hook("LOSS")
 surogate_adapters = hook("ADAPTER")
 surogate_weight_formats = hook("WEIGHT_FORMAT")
 surogate_offload_strategies = hook("OFFLOAD")

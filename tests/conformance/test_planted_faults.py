@@ -60,7 +60,7 @@ def test_a_fault_fails_its_check_with_a_line_that_is_right(fault: Fault, tmp_pat
 
 def test_there_are_faults_of_every_kind() -> None:
     kinds = {"package", "op", "kernel", "model", "recipe", "optimizer", "adapter", "weight", "offload", "format"}
-    assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher"}
+    assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher", "loss"}
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "passed"), (1.1, "failed")])
