@@ -328,9 +328,8 @@ class Steps:
     def micro_step(self, *, first: bool = True, last: bool = True, scale: float | None = None, index: int = 1) -> float:
         """Run a micro-step and return the loss so far."""
         scale = 1 / self.batch.n_valid if scale is None else scale
-        groups = 1 / max(1, self.batch.n_groups)
-        given = {"loss_scale": scale, "group_scale": groups * scale * self.batch.n_valid}
-        self.worker.micro_step(self.batch, first=first, last=last, index=index, **given)
+        of_groups = scale * self.batch.n_valid / max(1, self.batch.n_groups)
+        self.worker.micro_step(self.batch, first=first, last=last, index=index, loss_scale=scale, group_scale=of_groups)
         return float(self.view(self.assembly.loss))
 
     def step(self, scale: float | None = None, lr: float = 1e-2) -> float:

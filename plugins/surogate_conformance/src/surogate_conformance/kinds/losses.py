@@ -61,8 +61,8 @@ def figures_are_multiples_of_the_scale_of_their_unit(definition: LossDef, bench:
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
         found = []
-        for scales in ({"loss_scale": 1.0, "group_scale": 1.0}, {"loss_scale": 0.5, "group_scale": 0.25}):
-            steps.worker.micro_step(steps.batch, first=True, last=True, index=1, **scales)
+        for token, group in ((1.0, 1.0), (0.5, 0.25)):
+            steps.worker.micro_step(steps.batch, first=True, last=True, index=1, loss_scale=token, group_scale=group)
             found.append([float(steps.view(figure.step)) for figure in steps.assembly.reported])
         factors = [{"token": 0.5, "group": 0.25}[figure.per] for figure in steps.assembly.reported]
         expected = [value * factor for value, factor in zip(found[0], factors, strict=True)]
