@@ -64,10 +64,9 @@ def test_chunks_of_the_attention_backward_must_divide_the_rows() -> None:
 
 
 def test_names_of_plugins_that_are_not_built_are_refused_with_an_alternative() -> None:
-    keys = {"recipe": "recipe", "optimizer": "optimizer", "logger": "report_to"}
+    keys = {"loss": "loss", "logger": "report_to"}
     for (kind, name), instead in NOT_YET_NAMES.items():
-        given_keys = {"datasets": [{"path": "x", "type": name}]} if kind == "format" else {keys[kind]: name}
-        text = message(**given_keys)
+        text = message(**{keys[kind]: name})
         assert "not yet" in text and name in text and instead in text
 
 
@@ -77,7 +76,7 @@ def test_errors_inside_sections_and_datasets_name_the_dotted_key() -> None:
     assert "distillation: must be a section" in message(distillation=3)
     assert "distributed: no installed plugin has this key; pip install surogate-launch-ray" in message(distributed={})
     entry = {"path": "x", "chosen": "good"}
-    assert "datasets.0.chosen: not yet" in message(datasets=[entry])
+    assert "datasets.0.chosen: unknown key" in message(datasets=[entry])
 
 
 def test_a_weight_format_that_is_not_installed_is_refused_with_its_package() -> None:
