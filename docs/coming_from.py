@@ -101,6 +101,8 @@ def _keys(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
