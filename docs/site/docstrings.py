@@ -42,8 +42,10 @@ def as_rest(app: Sphinx, what: str, name: str, obj: object, options: object, lin
 
 
 def escaped(text: str) -> str:
-    """Keep `*` and `|` from meaning anything, outside of code."""
-    return "".join(part if part.startswith("`") else re.sub(r"([*|])", r"\\\1", part) for part in _CODE.split(text))
+    """Keep `*`, `|` and "file:" from meaning anything, outside of code."""
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*|]|(?<=file):)", r"\\\1", part) for part in _CODE.split(text)
+    )
 
 
 def met_before(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from markdown_it import MarkdownIt
@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[2]
 LANGUAGES = {".cu": "cuda", ".json": "json", ".py": "python", ".toml": "toml", ".yaml": "yaml"}
 
+_HREF = re.compile(r'href="(?!https?:)([^"#]+)"')
 _linked: set[str] = set()
 """Filled while pages are read. `make docs` reads all of them each time."""
 
@@ -42,22 +43,29 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, object], str]]:
             files = subprocess.run(["git", "ls-files", name], cwd=ROOT, capture_output=True, text=True, check=True)
             body = f"<pre>{escape(files.stdout)}</pre>"
         elif name.endswith(".ipynb"):
-            body = notebook(app, json.loads((ROOT / name).read_text()))
+            body = notebook(app, name)
         else:
             language = LANGUAGES.get(Path(name).suffix, "text")
             body = app.builder.highlighter.highlight_block((ROOT / name).read_text(), language, force=True)
         yield f"source/{name}", {"title": name, "body": f"<h1>{escape(name)}</h1>{body}"}, "page.html"
 
 
-def notebook(app: Sphinx, content: dict[str, Any]) -> str:
+def notebook(app: Sphinx, name: str) -> str:
+    """Return the HTML of a notebook. Its links are relative to its folder."""
     cells = []
-    for cell in content["cells"]:
+    for cell in json.loads((ROOT / name).read_text())["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            cells.append(MarkdownIt().render(text))
+            cells.append(_HREF.sub(lambda match: f'href="{uri_of(app, name, match[1])}"', MarkdownIt().render(text)))
         else:
             cells.append(app.builder.highlighter.highlight_block(text, "ipython3", force=True))
     return "\n".join(cells)
+
+
+def uri_of(app: Sphinx, name: str, link: str) -> str:
+    target = os.path.normpath(f"{name}/../{link}")
+    page = target.removesuffix(".md") if target.endswith(".md") else f"source/{target}"
+    return app.builder.get_relative_uri(f"source/{name}", page)
 
 
 def setup(app: Sphinx) -> None:
