@@ -80,6 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biased": {"attention_bias": True},
     "qwen2": {"model_type": "qwen2"},
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "olmo2": {"model_type": "olmo2"},
     "phi3": {"model_type": "phi3"},
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]},
     "mistral": {"model_type": "mistral", "sliding_window": 6},

@@ -36,6 +36,7 @@ from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
+from surogate_models_olmo.olmo import OLMO2, OLMO3
 from surogate_models_phi.phi3 import PHI3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_qlora_fp4.ops import OPS as FP4_OPS
@@ -62,9 +63,8 @@ OPS = {
         ADAMW_OP,
     )
 }
-MODELS = {
-    model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3, PHI3)
-}
+FAMILIES = (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3, OLMO2, OLMO3, PHI3)
+MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
 
 Document = Sequence[int]

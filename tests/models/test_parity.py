@@ -41,6 +41,17 @@ QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
 SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]}
 PHI3: dict[str, Any] = {"model_type": "phi3", "sliding_window": None}
+OLMO2: dict[str, Any] = {"model_type": "olmo2", "initializer_range": 0.1}
+"""No norm is in front of attention: with small embeddings its gradients lose digits, in transformers too."""
+OLMO3: dict[str, Any] = OLMO2 | {
+    "model_type": "olmo3",
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": scaled("yarn", beta_fast=4.0)["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
 GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True}
 GEMMA3_ROPE: dict[str, Any] = {
@@ -66,6 +77,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
     "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
     "smollm3": SMOLLM3 | {"tie_word_embeddings": True},
+    "olmo2": OLMO2,
+    "olmo2_biased": OLMO2 | {"attention_bias": True, "tie_word_embeddings": True},
+    "olmo3": OLMO3,
     "phi3": PHI3 | {"sliding_window": 6},
     "phi3_short": PHI3 | longrope(original=24),
     "phi3_long": PHI3 | longrope(original=1) | {"tie_word_embeddings": True, "num_key_value_heads": 4},
@@ -75,7 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA | GEMMA3_ROPE | {"sliding_window_pattern": 2},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text", "phi3")
+FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -171,10 +185,10 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
     assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "phi3_short"],
-)
+TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
+
+
+@pytest.mark.parametrize("variant", TRAINED)
 def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])

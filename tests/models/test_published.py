@@ -87,6 +87,12 @@ PUBLISHED |= {
         True,
         3_075_098_624,
     ),
+    "OLMo-2-0425-1B": (
+        {"model_type": "olmo2", "vocab_size": 100352, "rope_theta": 500000},
+        (2048, 16, 16, 16, 8192),
+        False,
+        1_484_916_736,
+    ),
     "Phi-3-mini-4k-instruct": (
         {"model_type": "phi3", "vocab_size": 32064, "sliding_window": 2047},
         (3072, 32, 32, 32, 8192),
@@ -165,6 +171,11 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
         ("smollm3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
         ("smollm3", {"no_rope_layers": [1, 0, 1]}),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 2]}),
+        ("olmo2", {"hidden_act": "gelu"}),
+        ("olmo2", {"attention_bias": "yes"}),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}),
+        ("olmo3", {"layer_types": ["full_attention", "chunked_attention"] * 2, "rope_parameters": None}),
+        ("olmo3", {"sliding_window": None, "rope_parameters": None}),
         ("phi3", {"resid_pdrop": 0.1}),
         ("phi3", {"embd_pdrop": 0.1}),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
@@ -217,3 +228,25 @@ def test_phi3_reads_the_types_of_older_files_as_longrope(kind: str) -> None:
     assert (theirs["rope_type"], theirs["original_max_position_embeddings"]) == ("longrope", 4096)
     rope = MODELS["phi3"].dims(config).rope
     assert rope == replace(rope, scaling=LongRope((1.5,) * 6, (4.0,) * 6, 4096), theta=theirs["rope_theta"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_theta": 3e5},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9e3}}},
+        {"layer_types": ["full_attention"] * 4},
+    ],
+    ids=str,
+)
+def test_layers_of_olmo3_have_the_window_and_rope_of_transformers(given: dict[str, Any]) -> None:
+    config = {key: value for key, value in tiny_config(model_type="olmo3").items() if key != "rope_parameters"} | given
+    theirs = AutoConfig.for_model(**deepcopy(config))
+    dims = MODELS["olmo3"].dims(config)
+    for rope, window, kind in zip(dims.ropes, dims.windows, theirs.layer_types, strict=True):
+        expected = theirs.rope_parameters[kind]
+        assert rope.theta == expected["rope_theta"]
+        assert (rope.scaling is None) is (expected["rope_type"] == "default")
+        assert window == (theirs.sliding_window if kind == "sliding_attention" else 0)

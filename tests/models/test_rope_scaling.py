@@ -58,6 +58,9 @@ def test_frequencies_are_bit_identical_to_transformers(case: str, style: str) ->
     assert torch.equal(expected, inverse_frequencies(head_dim, theta)) is (case == "dynamic")
 
 
+OWN_ROPE = ("phi3", "gemma3_text", "olmo3")
+"""Families with longrope alone, and with a RoPE for each type of layer."""
+
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0 + 0.1 * i for i in range(24)],

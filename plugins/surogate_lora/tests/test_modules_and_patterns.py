@@ -48,6 +48,7 @@ PATTERNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama", "mlp_bias": True},
         {"lora_rank_pattern": {r"layers\.0\..*proj": 2, ".*k_proj": 6, r"^model.layers.1.mlp.gate_proj": 7}},
     ),
+    "norms of whole projections": ({"model_type": "olmo2"}, {"lora_modules_to_save": ["q_norm", "norm"]}),
     "norms with an offset": (
         {"model_type": "gemma3_text", "rope_parameters": None, "sliding_window": 6, **TIED},
         {"lora_modules_to_save": ["norm"]},

@@ -113,6 +113,13 @@ def attention(
 ) -> Value:
     """Emit attention of x [T, d_model] with its projections: -> [T, d_model]. `attrs`: attributes of `attention`."""
     qkv = linear(b, d, x, f"{name}.qkv", d.q_rows + 2 * d.kv_rows, label="qkv", bias=d.qkv_bias)
+    return attend(b, d, batch, name, qkv, rope=rope, **attrs)
+
+
+def attend(
+    b: Builder, d: DecoderDims, batch: BatchInputs, name: str, qkv: Value, *, rope: Rope | None, **attrs: Any
+) -> Value:
+    """Emit RoPE, attention and the output projection of qkv [T, (H + 2G) D]: -> [T, d_model]. See `attention`."""
     rotated = rotate(b, d, batch, name, qkv, rope=rope)
     attended = b.apply("attention", rotated, batch.cu_seqlens, seq_len=batch.seq_len, **d.heads, **attrs)
     return linear(b, d, attended, f"{name}.o", d.d_model, label="attn_out", bias=d.o_bias)

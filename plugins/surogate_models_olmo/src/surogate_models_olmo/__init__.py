@@ -1,0 +1,1 @@
+"""OLMo models for Surogate."""

@@ -1,0 +1,175 @@
+"""OLMo 2 and 3: norms after attention and MLP, and of all queries and all keys of a token, not of each head.
+
+Queries, keys and values are products of their own, because the norms read whole rows. OLMo 3 adds sliding windows, and
+layers with a window have a RoPE of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surogate_core.api import BatchInputs, Builder, Value, WeightMap
+from surogate_models.api import (
+    DecoderDims,
+    Rope,
+    Stream,
+    attend,
+    boolean,
+    decoder,
+    head_dim_of,
+    integer,
+    is_given,
+    linear,
+    linear_weights,
+    mlp,
+    mlp_weights,
+    n_kv_heads_of,
+    norm_weight,
+    read_dims,
+    read_rope,
+    weight_map,
+    wrong,
+)
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoDims(DecoderDims):
+    """Sizes of a model.
+
+    ropes    RoPE of each layer
+    windows  of each layer, how many tokens a token sees, itself included; 0: all before it
+    """
+
+    ropes: tuple[Rope, ...]
+    windows: tuple[int, ...]
+
+
+# -------------------------------------------------------------------------------------------------- from config.json
+
+
+def olmo2_dims(config: Mapping[str, Any]) -> OlmoDims:
+    """Read the sizes of an OLMo 2 from a parsed `config.json` of transformers 4 or 5.
+
+    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
+    missing or invalid, or if the model needs an unsupported feature: dropout or an activation other than SiLU.
+    """
+    rope = read_rope(config, head_dim_of(config), default_theta=10_000.0)
+    sizes = _sizes(config, rope)
+    return OlmoDims(**vars(sizes), ropes=(rope,) * sizes.n_layers, windows=(0,) * sizes.n_layers)
+
+
+def olmo3_dims(config: Mapping[str, Any]) -> OlmoDims:
+    """Read the sizes of an OLMo 3, as `olmo2_dims` does."""
+    ropes = {kind: _rope_of(config, kind) for kind in (_FULL, _SLIDING)}
+    sizes = _sizes(config, ropes[_FULL])
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = [_SLIDING if (i + 1) % 4 else _FULL for i in range(sizes.n_layers)]
+    if not isinstance(kinds, list | tuple) or len(kinds) != sizes.n_layers or any(kind not in ropes for kind in kinds):
+        raise wrong("layer_types", f"must be {sizes.n_layers} times {_FULL} or {_SLIDING}", kinds)
+    window = 0
+    if _SLIDING in kinds:
+        if "sliding_window" in config and not is_given(config, "sliding_window"):
+            raise wrong("sliding_window", f"must be given, because layers have {_SLIDING}", None)
+        window = integer(config, "sliding_window", default=4096)
+    windows = tuple(window if kind == _SLIDING else 0 for kind in kinds)
+    return OlmoDims(**vars(sizes), ropes=tuple(ropes[kind] for kind in kinds), windows=windows)
+
+
+def _sizes(config: Mapping[str, Any], rope: Rope) -> DecoderDims:
+    bias = boolean(config, "attention_bias")
+    return read_dims(
+        {"rms_norm_eps": 1e-5, **config},
+        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
+        head_dim=head_dim_of(config),
+        rope=rope,
+        max_positions=integer(config, "max_position_embeddings", default=2048),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
+def _rope_of(config: Mapping[str, Any], kind: str) -> Rope:
+    """Return the RoPE of layers of a kind. `rope_scaling` and `rope_theta` of transformers 4 are of full attention.
+
+    As in transformers, layers with a window have the default base if `rope_parameters` gives them none.
+    """
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
+        raise wrong("rope_parameters", f"must have a mapping for {_FULL} and for {_SLIDING}", given)
+    old = {key: config[key] for key in ("rope_theta",) if is_given(config, key)} if kind == _FULL else {}
+    scaling = (config.get("rope_scaling") or {}) if kind == _FULL else {}
+    own = {"rope_theta": 500_000.0, **old, **(given.get(kind) or {}), **scaling}
+    rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
+    return read_rope({**rest, "rope_parameters": own}, head_dim_of(config))
+
+
+# -------------------------------------------------------------------------------------------------------- the program
+
+
+def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+    """Emit the block x + norm(attention(x)), then x + norm(mlp(x)). A window that is as long as the rows is none."""
+    name, residual = f"layers.{i}", stream.residual
+    if stream.pending is not None:
+        residual = b.apply("add", stream.pending, residual, label="residual")
+    qkv = normed_qkv(b, d, f"{name}.attn", residual)
+    window = d.windows[i] if d.windows[i] < batch.seq_len else 0
+    attn_out = attend(b, d, batch, f"{name}.attn", qkv, rope=d.ropes[i], window=window)
+    mixed = _norm(b, d, f"{name}.attn.post_norm", attn_out, label="norm")
+    residual = b.apply("add", mixed, residual, label="residual_mid")
+    mlp_out = mlp(b, d, f"{name}.mlp", residual)
+    return Stream(residual, _norm(b, d, f"{name}.mlp.post_norm", mlp_out, label="norm"))
+
+
+def normed_qkv(b: Builder, d: OlmoDims, name: str, x: Value) -> Value:
+    """Emit the queries, keys and values of x [T, d_model], side by side. All queries of a token have one norm."""
+    q, k, v = (
+        linear(b, d, x, f"{name}.{part}", rows, label="qkv", bias=d.qkv_bias)
+        for part, rows in (("q", d.q_rows), ("k", d.kv_rows), ("v", d.kv_rows))
+    )
+    q = _norm(b, d, f"{name}.q_norm", q, label="qkv")
+    k = _norm(b, d, f"{name}.k_norm", k, label="qkv")
+    return b.apply("join_qkv", q, k, v, label="qkv")
+
+
+def _norm(b: Builder, d: OlmoDims, name: str, x: Value, *, label: str) -> Value:
+    """Emit the RMS norm of the rows of x."""
+    return b.emit("rmsnorm", x, norm_weight(b, name, x.shape[1]), label=(label, "rstd"), **d.norm)[0]
+
+
+def block_weights(d: OlmoDims, name: str, source: str) -> Sequence[WeightMap]:
+    """Return the weight maps of `block`."""
+    attn, ours = f"{source}.self_attn", f"{name}.attn"
+    return [
+        *linear_weights(f"{ours}.q", d.d_model, d.qkv_bias, (f"{attn}.q_proj", d.q_rows)),
+        *linear_weights(f"{ours}.k", d.d_model, d.qkv_bias, (f"{attn}.k_proj", d.kv_rows)),
+        *linear_weights(f"{ours}.v", d.d_model, d.qkv_bias, (f"{attn}.v_proj", d.kv_rows)),
+        *linear_weights(f"{ours}.o", d.q_rows, d.o_bias, (f"{attn}.o_proj", d.d_model)),
+        *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
+        weight_map(f"{ours}.q_norm", (f"{attn}.q_norm.weight", d.q_rows)),
+        weight_map(f"{ours}.k_norm", (f"{attn}.k_norm.weight", d.kv_rows)),
+        weight_map(f"{ours}.post_norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
+        weight_map(f"{name}.mlp.post_norm", (f"{source}.post_feedforward_layernorm.weight", d.d_model)),
+    ]
+
+
+OLMO2 = decoder(
+    name="olmo2",
+    summary="OLMo 2 dense: norms after attention and MLP, and of whole queries and keys",
+    architecture="Olmo2ForCausalLM",
+    dims=olmo2_dims,
+    block=block,
+    block_weights=block_weights,
+)
+OLMO3 = decoder(
+    name="olmo3",
+    summary="OLMo 3 dense: OLMo 2 with sliding windows, and RoPE by type of layer",
+    architecture="Olmo3ForCausalLM",
+    dims=olmo3_dims,
+    block=block,
+    block_weights=block_weights,
+)

@@ -1,0 +1,10 @@
+"""Hooks of `surogate-models-olmo`."""
+
+from __future__ import annotations
+
+from surogate_core.api import provides
+
+from .olmo import OLMO2, OLMO3
+
+SUROGATE_API = {"models": 1}
+surogate_models = provides([OLMO2, OLMO3])
