@@ -177,6 +177,16 @@ def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ..
 
 # --------------------------------------------------------------------------------------------------- published models
 
+OLMO2 = """{{ bos_token }}
+{%- for message in messages -%}
+    {{ '<|' + message['role'] + '|>\n' + message['content'] }}
+    {%- if message['role'] == 'assistant' %}{{ eos_token }}{% endif -%}
+    {%- if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1]['role'] != 'assistant' %}{{ '<|assistant|>\n' }}{% endif -%}
+"""
+"""Renders the text that the template of OLMo 2 Instruct renders. The roles are no tokens of their own there."""
+
 GEMMA3 = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
     {%- set content = messages[0]['content'] -%}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_formats import GEMMA3, PUBLISHED, published_tokenizer, template_text
+from chat_formats import GEMMA3, OLMO2, PUBLISHED, published_tokenizer, template_text
 
 from surogate_core.api import Encoded
 from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
@@ -155,6 +155,14 @@ def test_a_template_of_gemma_3_trains_answers_alone_and_puts_the_system_prompt_i
     assert brackets(encode_chat(TWO_ROUNDS, None, tokenizer, "default"), tokenizer) == BY_HAND["gemma-2"]
     told = encode_chat([{"role": "system", "content": "Guard."}, *TWO_ROUNDS], None, tokenizer, "default")
     assert brackets(told, tokenizer) == BY_HAND["gemma-2"].replace("user\nWho", "user\nGuard.\n\nWho")
+
+
+def test_the_text_of_olmo_2_trains_answers_alone(tmp_path: Path) -> None:
+    tokenizer = published_tokenizer(tmp_path / "model", "zephyr", "bytes", OLMO2)
+    assert brackets(encode_chat(TWO_ROUNDS, None, tokenizer, "default"), tokenizer) == (
+        "<s><|user|>\nWho goes there?\n<|assistant|>\n[[A friend.</s>]]\n"
+        "<|user|>\nStand!\n<|assistant|>\n[[I stand.</s>]]"
+    )
 
 
 ODD_ANSWERS = (

@@ -7,4 +7,5 @@ from surogate_core.api import provides
 from .olmo import OLMO2, OLMO3
 
 SUROGATE_API = {"models": 1}
+SUROGATE_EXAMPLES = {"model olmo3": [{"rope_parameters": None}]}
 surogate_models = provides([OLMO2, OLMO3])
