@@ -100,9 +100,8 @@ def test_errors_name_the_invalid_key_of_partial_and_long_rope(config: dict[str, 
         read_partial_rope(sizes | config, 64)
 
 
-@pytest.mark.parametrize("family", sorted(MODELS.keys() - {"gemma3_text", "phi3"}))
+@pytest.mark.parametrize("family", sorted(MODELS.keys() - {*OWN_ROPE}))
 def test_every_family_reads_every_scaling(family: str) -> None:
-    """Gemma 3 has a RoPE for each type of layer, and Phi-3 longrope: their own tests read these."""
     for theta, _, scaling in SCALINGS.values():
         config = tiny_config(model_type=family, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
         assert MODELS[family].dims(config).rope == read_rope(config, 16)
