@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core.api import ConfigError, HFTensor, ProgramError, WeightMap
+from surogate_core.api import ConfigError, HFTensor, ProgramError, Sharding, WeightMap
 from surogate_core.assembly.assemble import assemble, record
 from surogate_core.checkpoint.hf import ModelExport, save_model
 from surogate_core.checkpoint.matrix_codec import MatrixCodec
+from surogate_core.checkpoint.quantize import _form as quantized_form
+from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.checkpoint.stored_weights import BaseFormat, load_weights, quantized_params
 from surogate_core.runtime.pieces import Pieces
+from surogate_core.verification.surogate_side import _gradients as verified_gradients
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_models.api import Interleaved, Transposed, decoder, pre_norm, pre_norm_weights
@@ -107,6 +111,8 @@ def test_the_model_computes_what_it_computes_with_weights_in_order() -> None:
     rows = [[[*range(20)]]]
     assert moved.micro_step(rows, 0.1) == plain.micro_step(rows, 0.1)
     theirs: Mapping[str, Tensor] = plain.gradients
+    compared = verified_gradients(moved.assembly, moved.buffers.persistent)
+    assert all(torch.equal(compared[name], gradient) for name, gradient in moved.gradients.items())
     assert torch.equal(moved.gradients[DOWN], theirs[DOWN].T)
     assert torch.equal(moved.gradients[GATE_UP][1::2], theirs[f"{LAYER}.mlp.up_proj.weight"])
 
@@ -127,14 +133,26 @@ def test_a_tensor_that_cannot_have_its_layout_is_refused_by_name(tensor: HFTenso
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({}, "mlp.gate_up.weight is interleaved"), ({"lora_target_modules": ["o_proj"]}, "")]
+    ("options", "named"),
+    [
+        ({}, "(gate_up|qkv).weight is interleaved"),
+        ({"lora_target_modules": ["o_proj"]}, ""),
+        (
+            {"lora_target_modules": ["o_proj"], "lora_modules_to_save": ["model.norm"]},
+            "model.norm.weight is interleaved",
+        ),
+    ],
+    ids=str,
 )
 def test_an_adapter_of_a_weight_in_another_order_is_refused_by_name(options: dict[str, Any], named: str) -> None:
-    inputs = plan_inputs(CONFIG, model=MOVED, adapters=((LORA, LoraOptions(**options)),))
+    norm = WeightMap("norm", (HFTensor("model.norm.weight", (48,), Interleaved(2)),))
+    maps = [norm if m.param == "norm" else m for m in MAPS]
+    model = replace(MOVED, weights=lambda d: maps)
+    inputs = plan_inputs(CONFIG, model=model, adapters=((LORA, LoraOptions(**options)),))
     if not named:
         assert record(inputs).stored is not None
         return
-    with pytest.raises(ConfigError, match=f"adapter lora: .*(qkv|{named})"):
+    with pytest.raises(ConfigError, match=f"adapter lora: .*{named}"):
         record(inputs)
 
 
@@ -147,3 +165,21 @@ def test_a_weight_format_rounds_the_rows_of_the_param(tmp_path: Path) -> None:
     base = BaseFormat(None, frozenset({"layers.0.mlp.down"}), {})  # type: ignore[arg-type]  # refused before it is used
     with pytest.raises(ConfigError, match=rf"{DOWN} is stored quantized and transposed"):
         quantized_params({tmp_path / "model.safetensors": {DOWN}}, MAPS, base)
+
+
+def test_a_quantized_checkpoint_with_a_weight_in_another_order_is_not_written(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(model_dir=tmp_path)
+    codec = MatrixCodec(NF4, Nf4Options(), OPS, "fp32")
+    with pytest.raises(ConfigError, match=f"{DOWN} is transposed, which no weight format can hold"):
+        quantized_form(run, codec, [tensor for m in MAPS for tensor in m.tensors if tensor.name == DOWN])
+
+
+def test_several_processes_do_not_divide_a_weight_in_another_order() -> None:
+    sharding = Sharding(parts=2, states=True, gradients=True, weights=True)
+    inputs = plan_inputs(CONFIG, model=MOVED, world_size=2, sharding=sharding)
+    run: Any = SimpleNamespace(adapter=None)
+    plan: Any = SimpleNamespace(assembly=assemble(inputs))
+    saved = SavedRun(run=run, plan=plan, facts={}, extends=lambda n: False, versions={}, metrics=Path("none"))
+    saved.refuse_ranges(1)
+    with pytest.raises(ConfigError, match=r"(gate_up|qkv).weight is interleaved .* shard_weights: false"):
+        saved.refuse_ranges(2)
