@@ -75,6 +75,7 @@ def test_a_trained_run_is_a_document_and_its_progress_is_on_stderr(config: Path,
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["steps"] == 1 and result["signal_exit"] == 0
+    assert result["packing"]["packed"] == pytest.approx(result["packing"]["alone"], abs=result["packing"]["tolerance"])
     assert result["evaluations"][0].keys() == {"step", "loss", "labels"}
     assert Path(result["output_dir"], "model.safetensors").exists()
     assert "GiB planned" in done.stderr

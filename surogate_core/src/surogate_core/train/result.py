@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..outputs.push import Pushed
+    from .packing_check import PackingCheck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class TrainResult:
     merged_dir    None without a merged model
     commands      (program, line): the lines that load the outputs
     pushed        the upload; None when none was asked for
+    packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
     """
 
     run_name: str
@@ -46,3 +48,4 @@ class TrainResult:
     in_nats: bool = True
     commands: tuple[tuple[str, str], ...] = ()
     pushed: Pushed | None = None
+    packing: PackingCheck | None = None

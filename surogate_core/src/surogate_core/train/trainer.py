@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
 from .interrupt import Interrupt, Listener
 from .loop import Job, evaluate_last, train
-from .packing_check import check_packing
+from .packing_check import PackingCheck, check_packing
 from .result import TrainResult
 from .run_files import NoFiles, PartFiles, RunFiles
 from .steps import Steps, load_steps
@@ -88,8 +88,9 @@ def train_planned(
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
+        packing = None
         if not config.check_finite:  # a checked run runs nothing before step 1
-            _check_packing(plan, steps, worker, processes, notice)
+            packing = _check_packing(plan, steps, worker, processes, notice)
         loggers = files.open(worker, resumed, progress, stack)
         processes.barrier("the first step")
         if isinstance(notice, ProcessLog):
@@ -111,7 +112,8 @@ def train_planned(
             files.finish(progress)
         loggers.status = "interrupted" if signal_exit else "done"
     processes.at("the end of the run", inf)  # a large model may be uploaded for hours
-    return files.push(_result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer))
+    result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
+    return files.push(replace(result, packing=packing))
 
 
 def _load_data(
@@ -218,13 +220,16 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
     return progress
 
 
-def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice) -> None:
+def _check_packing(
+    plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice
+) -> PackingCheck | None:
     inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
     per = plan.assembly.reported[0].per
     found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes, processes, per)
     if found:
         notice(str(found))
+    return found
 
 
 def _job(
