@@ -130,6 +130,17 @@ def test_datasets_of_llamafactory_are_looked_up(tmp_path: Path) -> None:
     assert "mine: is not in data/dataset_info.json" in notes(converted(tmp_path, text))["dataset"]
 
 
+def test_the_command_line_of_unsloth_has_defaults_of_its_own(tmp_path: Path) -> None:
+    line = "python unsloth-cli.py --model_name a/b --dataset rows.jsonl --save_model --save_method lora\n"
+    config = converted(tmp_path, line, "run.sh").config
+    assert (config["qlora_bnb"], config["max_steps"], config["merge_adapter"]) == (False, 400, False)
+    assert config["datasets"][0]["type"] == "instruction" and not config["datasets"][0]["use_chat_template"]
+    config = converted(
+        tmp_path, "trl sft --model_name_or_path m --packing --packing_strategy bfd_split\n", "a.sh"
+    ).config
+    assert (config["truncation_strategy"], config["sample_packing"]) == ("split", True)
+
+
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     text = "from unsloth import FastLanguageModel as F\nopen('ran', 'w')\nrank = 8\nlr = float(input())\n"
     text += "F.from_pretrained('a/b-bnb-4bit', max_seq_length=64)\nF.get_peft_model(m, r=rank)\n"

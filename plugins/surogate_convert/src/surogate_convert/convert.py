@@ -295,6 +295,9 @@ class _Conversion:
             self._differs("loss_scale", f"{said}completion it trains the completion: set loss_scale: default for these")
 
     def _unsloth(self) -> None:
+        if "unsloth-cli.py" in self._source.words:  # it has defaults of its own, and puts rows into Alpaca's prompt
+            own = {"load_in_4bit": False, "format_type": "alpaca", "warmup_steps": 5, "max_steps": 400}
+            self._keys = {**own, **self._keys}
         self._hugging_face()
         kind = self._take("training_type")
         full = kind == "full" or self._take("full_finetuning")
