@@ -65,6 +65,7 @@ def test_a_callback_that_returns_true_ends_the_run_saved_and_it_resumes(config: 
     assert rest.steps == 3 and not rest.stopped and len(rest.losses) == 3
 
 
+@pytest.mark.slow
 def test_what_a_callback_raises_ends_the_run(config: dict[str, Any]) -> None:
     def wrong(report: object) -> None:
         raise ZeroDivisionError

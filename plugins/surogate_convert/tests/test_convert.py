@@ -72,10 +72,16 @@ def test_every_key_is_converted_or_named(path: Path) -> None:
         assert key in told or (changed | dora) & done.config.keys(), key
 
 
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """The schema of each key."""
+    printed = subprocess.run([PROGRAM, "schema"], check=True, capture_output=True).stdout
+    return dict(json.loads(printed)["properties"])
+
+
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_table_sets_keys_that_exist_to_values_that_they_take(name: str) -> None:
+def test_a_table_sets_keys_that_exist_to_values_that_they_take(name: str, schema: dict[str, Any]) -> None:
     found = tool(name)
-    schema = json.loads(subprocess.run([PROGRAM, "schema"], check=True, capture_output=True).stdout)["properties"]
     pairs = [*found.defaults.items(), *found.adapter.items()]
     for rule in found.keys.values():
         pairs += rule.sets.items()
@@ -189,7 +195,7 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
     assert shown["config"]["lora_rank"] == 16 and shown["missing"][0].keys() == {"key", "note"}
 
 
-@pytest.mark.parametrize("name", ["axolotl/llama3-lora.yml", "trl/script.py"])
+@pytest.mark.parametrize("name", ["axolotl/llama3-lora.yml", pytest.param("trl/script.py", marks=pytest.mark.slow)])
 def test_a_converted_config_trains(name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(convert(HERE / "configs" / name).config))

@@ -130,6 +130,7 @@ def test_a_sparkline_has_the_lowest_and_the_highest_bar() -> None:
     assert len(sparkline([float(n) for n in range(1000)], 16)) == 16
 
 
+@pytest.mark.slow
 def test_a_real_run_is_shown_with_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 400)
