@@ -74,6 +74,7 @@ def test_a_run_reports_pairs_and_rewards_of_steps_and_evaluations(straight: tupl
     assert steps[-1]["loss"] < 0.69
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_one_checked_op_by_op_have_the_same_bits(
     folder: Path, straight: tuple[Path, list[dict[str, Any]]]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_resumed_run_and_one_checked_op_by_op_have_the_same_bits(
         train(folder, "other", loss="orpo", resume_from_checkpoint=saved)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path, list[dict[str, Any]]]) -> None:
     _, found = train(folder, "ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3)
     for ours, theirs in zip(found, straight[1], strict=True):

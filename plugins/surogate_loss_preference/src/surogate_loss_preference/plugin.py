@@ -9,7 +9,6 @@ from .ops import OPS
 from .pairs import PREFERENCE
 
 SUROGATE_API = {"ops": 1, "losses": 1, "dataset_formats": 1}
-SUROGATE_EXAMPLES = {"loss dpo": [{}, {"dpo_loss": "hinge"}, {"dpo_loss": "ipo"}]}
 surogate_ops = provides(OPS)
 surogate_losses = provides(LOSSES)
 surogate_dataset_formats = provides([PREFERENCE])

@@ -10,7 +10,7 @@ from torch import Tensor
 def _documents(groups: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Return the document of each token, [T], and whether it is in one. Documents ascend; unused entries are empty."""
     starts, stops = groups.flatten(0, 1).unbind(-1)
-    position = torch.arange(tokens, device=groups.device)
+    position = torch.arange(tokens)
     used = int((stops > starts).sum())
     document = torch.bucketize(position, starts[:used].contiguous(), right=True) - 1
     return document, (document >= 0) & (position < stops[document.clamp(min=0)])
@@ -19,10 +19,12 @@ def _documents(groups: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 def document_sums(values: Tensor, targets: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return [G, n]: the sum of the values of each document, which are 0 without a label, and its number of labels."""
     document, inside = _documents(groups, len(values))
-    sums = torch.zeros((2, groups.shape[0] * groups.shape[1]), dtype=values.dtype, device=values.device)
-    for total, addend in zip(sums, (values, (targets >= 0).to(values.dtype)), strict=True):
-        total.index_add_(0, document[inside], addend[inside])
-    return sums[0].view(groups.shape[:2]), sums[1].view(groups.shape[:2])
+
+    def total(addend: Tensor) -> Tensor:
+        zeros = torch.zeros(groups.shape[0] * groups.shape[1], dtype=values.dtype)
+        return zeros.index_add(0, document[inside], addend[inside]).view(groups.shape[:2])
+
+    return total(values), total((targets >= 0).to(values.dtype))
 
 
 def document_sums_bwd(d_sums: Tensor, targets: Tensor, groups: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from .weighted import WEIGHTED
 SUROGATE_API = {"ops": 1, "losses": 1, "dataset_formats": 1}
 SUROGATE_EXAMPLES = {
     "format weighted": [{"segments": [{"text": "to be", "weight": 0}, {"text": " or not to be", "weight": 0.5}]}],
-    "loss tokens": [{}, {"tokens_z_loss": 1e-3, "tokens_label_smoothing": 0.1}],
+    "loss tokens": [{"tokens_z_loss": 1e-3, "tokens_label_smoothing": 0.1}],
 }
 surogate_ops = provides(OPS)
 surogate_losses = provides([TOKENS])
