@@ -49,8 +49,9 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
             f"datasets: none of {len(order)} rows has a label in its first {length} tokens. Raise --length, "
             "or use --random-tokens."
         )
-    while len(found) < n_rows:  # a small data set: repeat rows
-        found.append(found[len(found) % len(order)])
+    distinct = len(found)
+    while len(found) < n_rows:  # few rows with labels: repeat them
+        found.append(found[len(found) % distinct])
     batch = _joined(found, length, inputs)
     return ComparedRows(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
 
