@@ -25,8 +25,9 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def plain(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def plain(x: Tensor, w: Tensor, softcap: float) -> tuple[Tensor, Tensor, Tensor]:
     logits, valid = x @ w.T, TARGETS >= 0
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     labels = TARGETS.clamp(min=0).long()
     return (
         -F.cross_entropy(logits, labels, reduction="none") * valid,
@@ -35,16 +36,16 @@ def plain(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_outputs_and_gradients_are_those_of_a_plain_head(chunks: int) -> None:
+@pytest.mark.parametrize(("chunks", "softcap"), [(1, 0.0), (3, 0.0), (3, 1.5)])
+def test_outputs_and_gradients_are_those_of_a_plain_head(chunks: int, softcap: float) -> None:
     x, w = drawn(T, C).requires_grad_(), drawn(V, C, seed=1).requires_grad_()
-    expected, gradients = plain(x, w), [drawn(T, seed=seed) for seed in (2, 3, 4)]
-    found = lm_head_tokens(x.detach(), w.detach(), TARGETS, chunks=chunks)
+    expected, gradients = plain(x, w, softcap), [drawn(T, seed=seed) for seed in (2, 3, 4)]
+    found = lm_head_tokens(x.detach(), w.detach(), TARGETS, chunks=chunks, softcap=softcap)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
     torch.autograd.backward(expected, gradients)
     given = (x.detach(), w.detach(), TARGETS, found[1], *gradients)
-    for ours, value in zip(lm_head_tokens_bwd(*given, chunks=chunks), (x, w), strict=True):
+    for ours, value in zip(lm_head_tokens_bwd(*given, chunks=chunks, softcap=softcap), (x, w), strict=True):
         assert value.grad is not None
         torch.testing.assert_close(ours, value.grad, rtol=1e-11, atol=1e-12)
 

@@ -6,7 +6,8 @@ gradient of the logits of a token is
 
     a (onehot - softmax) + b softmax + c / V
 
-so that a loss pays one product of the LM head more than `lm_head_ce`, whose gradient is known in the forward pass.
+times 1 - (logit / softcap)^2 if the model caps its logits. So a loss pays one product of the LM head more than
+`lm_head_ce`, whose gradient is known in the forward pass.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
 
 _REFERENCE = "surogate_loss_tokens.reference"
-_CHUNKS: Mapping[str, Any] = {"chunks": int}
+_HEAD: Mapping[str, Any] = {"chunks": int, "softcap": (float, 0.0)}
 
 
 def _checked(ins: Ins, attrs: Attrs) -> int:
@@ -83,7 +84,7 @@ def _logits(op: Op) -> int:
 
 
 _COMMON: Mapping[str, Any] = {
-    "attrs": _CHUNKS,
+    "attrs": _HEAD,
     "param_kinds": {1: "head"},
     "flops": _flops,
     "passes": lambda op: _logits(op) * (1 if op.kind == "lm_head_tokens" else 2),

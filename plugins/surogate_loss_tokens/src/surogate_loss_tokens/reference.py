@@ -11,17 +11,23 @@ from surogate_core.reference.ops import linear, up
 from surogate_core.reference.rounding import accumulator
 
 
-def _chunks(x: Tensor, w: Tensor, targets: Tensor, chunks: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (indices of labelled rows, their logits, rounded to the dtype of x). Rows without a label are skipped."""
+def _chunks(x: Tensor, w: Tensor, targets: Tensor, chunks: int, softcap: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (indices of labelled rows, their logits): softcap * tanh(y / softcap), with y rounded to the dtype of x."""
     for rows in (targets >= 0).nonzero().flatten().split(targets.shape[0] // chunks):
         if len(rows):
-            yield rows, up(linear(x[rows], w))
+            logits = up(linear(x[rows], w))
+            yield rows, softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
-def lm_head_tokens(x: Tensor, w: Tensor, targets: Tensor, *, chunks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of the label, logsumexp and mean of the logits of each token; 0 without a label."""
+def lm_head_tokens(
+    x: Tensor, w: Tensor, targets: Tensor, *, chunks: int, softcap: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of the label, logsumexp and mean of the logits of each token; 0 without a label.
+
+    softcap: the logits are softcap * tanh(x w^T / softcap); 0: no cap.
+    """
     log_probs, logsumexp, mean = (torch.zeros(len(targets), dtype=accumulator(x.dtype)) for _ in range(3))
-    for rows, logits in _chunks(x, w, targets, chunks):
+    for rows, logits in _chunks(x, w, targets, chunks, softcap):
         logsumexp[rows] = logits.logsumexp(-1)
         log_probs[rows] = logits.log_softmax(-1).gather(1, targets[rows].long()[:, None])[:, 0]
         mean[rows] = logits.mean(-1)
@@ -38,22 +44,25 @@ def lm_head_tokens_bwd(
     d_mean: Tensor,
     *,
     chunks: int,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return dx [T, C] and dw [V, C]. The gradient of the logits is rounded to the dtype of x."""
     dx, dw = torch.zeros_like(x), torch.zeros(w.shape, dtype=accumulator(x.dtype))
-    for rows, logits in _chunks(x, w, targets, chunks):
+    for rows, logits in _chunks(x, w, targets, chunks, softcap):
         dlogits = (logits - logsumexp[rows, None]).exp() * (d_logsumexp - d_log_probs)[rows, None]
         dlogits += d_mean[rows, None] / w.shape[0]
         dlogits[torch.arange(len(rows)), targets[rows].long()] += d_log_probs[rows]
+        if softcap:
+            dlogits *= 1 - (logits / softcap).square()
         dlogits = up(dlogits.to(x.dtype))
         dx[rows] = (dlogits @ up(w)).to(x.dtype)
         dw.addmm_(dlogits.T, up(x[rows]))
     return dx, dw
 
 
-def lm_head_tokens_dgrad(*args: Tensor, chunks: int) -> Tensor:
+def lm_head_tokens_dgrad(*args: Tensor, chunks: int, softcap: float = 0.0) -> Tensor:
     """dx of `lm_head_tokens_bwd`."""
-    return lm_head_tokens_bwd(*args, chunks=chunks)[0]
+    return lm_head_tokens_bwd(*args, chunks=chunks, softcap=softcap)[0]
 
 
 def smoothed_cross_entropy(
