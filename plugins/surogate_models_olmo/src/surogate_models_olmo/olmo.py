@@ -21,6 +21,7 @@ from surogate_models.api import (
     head_dim_of,
     integer,
     is_given,
+    layer_types,
     linear,
     linear_weights,
     mlp,
@@ -30,6 +31,7 @@ from surogate_models.api import (
     read_dims,
     read_rope,
     weight_map,
+    window_in,
     wrong,
 )
 
@@ -66,11 +68,8 @@ def olmo3_dims(config: Mapping[str, Any]) -> OlmoDims:
     """Read the sizes of an OLMo 3, as `olmo2_dims` does."""
     ropes = {kind: _rope_of(config, kind) for kind in (_FULL, _SLIDING)}
     sizes = _sizes(config, ropes[_FULL])
-    kinds = config.get("layer_types")
-    if kinds is None:
-        kinds = [_SLIDING if (i + 1) % 4 else _FULL for i in range(sizes.n_layers)]
-    if not isinstance(kinds, list | tuple) or len(kinds) != sizes.n_layers or any(kind not in ropes for kind in kinds):
-        raise wrong("layer_types", f"must be {sizes.n_layers} times {_FULL} or {_SLIDING}", kinds)
+    absent = [_SLIDING if (i + 1) % 4 else _FULL for i in range(sizes.n_layers)]
+    kinds = layer_types(config, sizes.n_layers, absent=absent)
     window = 0
     if _SLIDING in kinds:
         if "sliding_window" in config and not is_given(config, "sliding_window"):
@@ -112,12 +111,12 @@ def _rope_of(config: Mapping[str, Any], kind: str) -> Rope:
 
 
 def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
-    """Emit the block x + norm(attention(x)), then x + norm(mlp(x)). A window that is as long as the rows is none."""
+    """Emit the block x + norm(attention(x)), then x + norm(mlp(x))."""
     name, residual = f"layers.{i}", stream.residual
     if stream.pending is not None:
         residual = b.apply("add", stream.pending, residual, label="residual")
     qkv = normed_qkv(b, d, f"{name}.attn", residual)
-    window = d.windows[i] if d.windows[i] < batch.seq_len else 0
+    window = window_in(batch, d.windows[i])
     attn_out = attend(b, d, batch, f"{name}.attn", qkv, rope=d.ropes[i], window=window)
     mixed = _norm(b, d, f"{name}.attn.post_norm", attn_out, label="norm")
     residual = b.apply("add", mixed, residual, label="residual_mid")

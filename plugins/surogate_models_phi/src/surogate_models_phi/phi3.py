@@ -24,6 +24,7 @@ from surogate_models.api import (
     read_dims,
     read_partial_rope,
     weight_map,
+    window_in,
     wrong,
 )
 
@@ -77,9 +78,8 @@ def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
 
 
 def block(b: Builder, d: PhiDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
-    """Emit one transformer block. A window that is as long as the rows is none."""
-    window = d.window if d.window < batch.seq_len else 0
-    return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window)
+    """Emit one transformer block."""
+    return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window_in(batch, d.window))
 
 
 def block_weights(d: PhiDims, name: str, source: str) -> Sequence[WeightMap]:
