@@ -74,10 +74,10 @@ PARTS = ["weights", "gradients", "optimizer", "activations", "workspace", "runti
 
 @pytest.fixture
 def run_of(tmp_path: Path) -> Any:
-    def write(size: str) -> Path:
+    def write(size: str, **changes: Any) -> Path:
         model = tmp_path / size
         model.mkdir()
-        (model / "config.json").write_text(json.dumps(QWEN3 | SIZES[size]))
+        (model / "config.json").write_text(json.dumps(QWEN3 | SIZES[size] | changes))
         config = tmp_path / f"{size}.yaml"
         keys = {"sequence_len": 4096, "per_device_train_batch_size": 1, "optimizer": "adamw"}
         config.write_text(yaml.safe_dump({"model": str(model), **keys}))
@@ -356,10 +356,10 @@ def refuse_everywhere(plan: Plan) -> Plan:
 
 
 def test_check_exits_with_1_if_the_run_does_not_fit(run_of: Any) -> None:
-    config = run_of("0.6B")
+    config = run_of("0.6B", num_hidden_layers=2)
     codes = [invoke("plan", config, "--device", name, "--check").returncode for name in ("h100", "rtx3090")]
-    full = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=4GiB")
-    limited = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=4GiB", "--check")
+    full = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=1GiB")
+    limited = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=1GiB", "--check")
     assert (codes, full.returncode, limited.returncode) == ([0, 0], 0, 1)
 
 

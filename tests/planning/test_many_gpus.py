@@ -33,9 +33,10 @@ def plan(tmp_path: Path) -> Plans:
     def planned(
         on: str = "h100", gpus: int | None = None, nodes: int = 1, keys: Mapping[str, Any] | None = None, **more: Any
     ) -> Plan:
-        config = tmp_path / "run.yaml"
+        model, config = tmp_path / "config.json", tmp_path / "run.yaml"
+        model.write_text(json.dumps(json.loads((MODEL / "config.json").read_text()) | {"num_hidden_layers": 10}))
         small = {"sequence_len": 512, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-        config.write_text(json.dumps({"model": str(MODEL), "from_scratch": True} | small | dict(keys or {}) | more))
+        config.write_text(json.dumps({"model": str(tmp_path), "from_scratch": True} | small | dict(keys or {}) | more))
         return run.plan(run.load(config), on, gpus, nodes)
 
     return planned
