@@ -152,7 +152,12 @@ def test_a_dead_rank_ends_the_process_with_3_even_if_another_never_returns(workp
 def test_a_lost_device_restarts_the_run_from_its_last_checkpoint(workplace: Workplace) -> None:
     """The new process is started without the fault."""
     config = workplace.write(
-        per_device_train_batch_size=2, ranks_per_gpu=2, save_steps=1, save_in_background=False, max_restarts=1
+        per_device_train_batch_size=2,
+        ranks_per_gpu=2,
+        max_steps=4,
+        save_steps=1,
+        save_in_background=False,
+        max_restarts=1,
     )
     script = SCRIPT.replace("index == 8", "False")
     done = subprocess.run(
@@ -166,9 +171,9 @@ def test_a_lost_device_restarts_the_run_from_its_last_checkpoint(workplace: Work
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "restarting from step_00000002 (max_restarts: 0 left)" in done.stdout
-    assert "after step 2 of 10" in done.stdout
+    assert "after step 2 of 4" in done.stdout
     assert done.stderr.startswith("error: rank 1 of 2 (device 0) failed: RuntimeError: the device fell off the bus")
-    assert [step["step"] for step in records(workplace.out, "step")] == [*range(1, 11)]
+    assert [step["step"] for step in records(workplace.out, "step")] == [1, 2, 3, 4]
 
 
 def test_a_rank_that_stands_still_is_named_with_what_the_other_waits_for(
