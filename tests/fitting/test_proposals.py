@@ -89,8 +89,8 @@ def speeds(proposals: list[Proposal]) -> list[float]:
 
 
 def test_proposals_keep_the_step_and_are_sorted_by_speed(plan: Make) -> None:
-    keys = {"sequence_len": 4096, "recompute": False, "device_memory_limit": "90GiB"}
-    opened, before = plan("8b", "h200", **keys)
+    keys = {"sequence_len": 4096, "recompute": False, "device_memory_limit": "31GiB"}
+    opened, before = plan("wide", "h200", **keys)
     every = propose(opened, before)
     proposals = [proposal for proposal in every if not proposal.resort]
     assert not before.report.fits and len(proposals) >= 2 and all(p.fits for p in every)
@@ -100,7 +100,7 @@ def test_proposals_keep_the_step_and_are_sorted_by_speed(plan: Make) -> None:
     for inputs in (p.plan.inputs for p in proposals):
         assert inputs.batch_size * inputs.grad_accum_steps == 8 and inputs.seq_len == 4096
         assert inputs.precision == before.inputs.precision and not inputs.adapters
-    check_exact(plan, "8b", "h200", proposals, before, **keys)
+    check_exact(plan, "wide", "h200", proposals, before, **keys)
 
 
 def test_a_larger_micro_batch_is_proposed_where_it_is_faster(plan: Make) -> None:
@@ -230,7 +230,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "all of 32B with states on the host": ("32b", "h200", {"sequence_len": 4096}, [0, 0, 0]),
     "all of 8B with everything on the host": ("8b", "rtx4090", {"sequence_len": 4096}, [0, 0, 0]),
     "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096, "host_memory_limit": "1MiB"}, [0, 0]),
-    "an odd batch": ("8b", "h100", {"per_device_train_batch_size": 3, "recompute": False}, [0, 0, 0]),
+    "an odd batch": (
+        "wide",
+        "h100",
+        {"per_device_train_batch_size": 3, "recompute": False, "device_memory_limit": "27GiB"},
+        [0, 0, 0],
+    ),
 }
 """Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
 
@@ -254,7 +259,7 @@ def test_a_run_that_does_not_fit_has_suggestions(plan: Make, name: str) -> None:
 
 def test_few_plans_are_made_for_proposals(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each plan takes up to three assemblies; a change that cannot be faster takes one."""
-    opened, before = plan("8b", "h100", sequence_len=4096)
+    opened, before = plan("wide", "h100", sequence_len=4096, device_memory_limit="27GiB")
     made: list[object] = []
     monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
     assert len(suggest(opened, before)) == 3
@@ -363,7 +368,7 @@ def test_fit_says_that_nothing_needs_changing(plan: Make, tmp_path: Path, capsys
 
 
 def test_recomputation_that_makes_a_step_shorter_has_one_sign(plan: Make) -> None:
-    _, planned = plan("8b", "h200", lora=True, sequence_len=4096, device_memory_limit="24GiB")
+    _, planned = plan("wide", "h200", lora=True, sequence_len=4096, device_memory_limit="9GiB")
     assert planned.chosen is not None
     faster = replace(planned, chosen=replace(planned.chosen, costs=-0.007 * planned.chosen.step))
     assert figures(faster)[-1] == "-0.7%" and figures(planned)[-1].startswith("+")
@@ -418,7 +423,7 @@ def test_train_fit_refuses_a_device_that_this_machine_does_not_have(plan: Make, 
 
 
 def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, _ = plan("8b", "h100", sequence_len=1024, host_memory_limit="1MiB")
+    opened, _ = plan("wide", "h100", sequence_len=1024, device_memory_limit="26GiB", host_memory_limit="1MiB")
     monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(known_device("h100"), 1, "made up"))
     with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
-        fitted(RunArguments(tmp_path / "8b.yaml", []), opened.loaded, "h100")
+        fitted(RunArguments(tmp_path / "wide.yaml", []), opened.loaded, "h100")
