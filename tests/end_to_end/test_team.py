@@ -40,8 +40,8 @@ def trained(workplace: Workplace, name: str, batch: int, accumulation: int, rank
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
         ranks_per_gpu=ranks,
-        max_steps=6,
-        eval_steps=3,
+        max_steps=4,
+        eval_steps=2,
         learning_rate=1e-3,
         **changes,
     )
