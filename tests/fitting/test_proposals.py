@@ -229,7 +229,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [0]),
     "all of 32B with states on the host": ("32b", "h200", {"sequence_len": 4096}, [0, 0, 0]),
     "all of 8B with everything on the host": ("8b", "rtx4090", {"sequence_len": 4096}, [0, 0, 0]),
-    "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096, "host_memory_limit": "1MiB"}, [0, 0]),
+    "an adapter and recomputation": (
+        "wide",
+        "rtx4090",
+        {"sequence_len": 4096, "host_memory_limit": "1MiB", "device_memory_limit": "8GiB"},
+        [0, 0],
+    ),
     "an odd batch": (
         "wide",
         "h100",
