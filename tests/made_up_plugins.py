@@ -71,7 +71,7 @@ import pluggy
 from pydantic import BaseModel
 from surogate_core.api import *
 SUROGATE_API = dict.fromkeys(
-    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "weight_formats",
+    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
      "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
@@ -99,7 +99,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from surogate_core.api import *
 
 SUROGATE_API = dict.fromkeys(
-    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "weight_formats",
+    ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
      "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
@@ -157,6 +157,13 @@ def update(context):
         context.builder.emit("acme_sgd", p.grad, p.master, context.clip_coef, outs=[p.master])
 
 OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update=update)
+
+def build_loss(context):
+    head, batch = context.head, context.batch
+    return Loss([Figure("loss", context.builder.apply(
+        "lm_head_ce", head.x, head.weight, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks))])
+
+LOSS = LossDef(name="acme", summary="", build=build_loss)
 
 class AdapterOptions(NoOptions):
     acme_train: str = "head"
@@ -260,6 +267,8 @@ def surogate_lowerings(): return [LOWERING]
 def surogate_adapters(): return [ADAPTER]
 @hookimpl
 def surogate_optimizers(): return [OPTIMIZER]
+@hookimpl
+def surogate_losses(): return [LOSS]
 @hookimpl
 def surogate_offload_strategies(): return [OFFLOAD]
 @hookimpl
