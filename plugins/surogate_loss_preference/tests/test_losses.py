@@ -16,7 +16,7 @@ from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_loss_preference.losses import LOSSES
 from surogate_loss_preference.ops import OPS
-from surogate_loss_preference.reference import document_sums_bwd
+from surogate_loss_preference.reference import document_sums_bwd, pair_loss
 
 peft = pytest.importorskip("peft", reason="PEFT is what the policy is compared with: pip install peft")
 
@@ -203,3 +203,11 @@ def test_references_of_the_ops_fit_their_shape_rules_and_gradients() -> None:
     scale = torch.tensor(0.5)
     loss, *_ = check_op(ops["pair_loss"], sums, labels, scale, sums, form="sigmoid", beta=0.1)
     assert float(loss) == pytest.approx(0.5 * 0.6931472)
+
+
+@pytest.mark.parametrize("certain", [(0.0, 0.0), (0.0, -1.0), (-1.0, 0.0), (-1e-8, -1e-8)])
+def test_orpo_of_an_answer_that_is_certain_is_finite(certain: tuple[float, float]) -> None:
+    sums = torch.tensor([certain], requires_grad=True)
+    loss, *_ = pair_loss(sums, torch.ones(1, 2), torch.tensor(1.0), form="orpo", beta=0.1)
+    loss.backward()
+    assert bool(loss.isfinite()) and sums.grad is not None and bool(sums.grad.isfinite().all())

@@ -67,7 +67,8 @@ def pair_loss(
     chosen, rejected = (p - r).unbind(-1)
     h = chosen - rejected
     if form == "orpo":
-        chosen_odds, rejected_odds = (p - torch.log1p(-p.exp())).unbind(-1)
+        uncertain = p.clamp(max=-torch.finfo(p.dtype).eps)  # the odds of probability 1 are infinite
+        chosen_odds, rejected_odds = (uncertain - torch.log(-torch.expm1(uncertain))).unbind(-1)
         loss = -p[:, 0] - beta * F.logsigmoid(chosen_odds - rejected_odds)
     elif form == "ipo":
         loss = (h - 1 / (2 * beta)).square()
