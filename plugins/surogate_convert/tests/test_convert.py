@@ -164,8 +164,8 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("base_model: m\nrl: dpo\n", "rl: dpo is not built, so nothing was converted"),
-        ("model_name_or_path: m\nstage: dpo\ntemplate: x\n", "stage: dpo is not built"),
+        ("base_model: m\nrl: dpo\n", r"rl: dpo is not converted, but .*docs/preference.md \(loss: dpo"),
+        ("model_name_or_path: m\nstage: dpo\ntemplate: x\n", "stage: dpo is not converted"),
         ("a: 1\n", "has no key of axolotl, TRL, LLaMA-Factory, Unsloth"),
         ("learning_rate: 1\n", "Say which: --from"),
         ("[1, 2]\n", "has no keys"),
@@ -193,6 +193,9 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
     assert "Give a new file" in command(source, "--output", out, status=2).stderr
     shown = json.loads(command(source, "--json").stdout)
     assert shown["config"]["lora_rank"] == 16 and shown["missing"][0].keys() == {"key", "note"}
+    dated = tmp_path / "dated.yml"  # a date of YAML is none of JSON
+    dated.write_text("base_model: m\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\noutput_dir: 2026-01-01\n")
+    assert json.loads(command(dated, "--json").stdout)["config"]["output_dir"] == "2026-01-01"
 
 
 @pytest.mark.parametrize("name", ["axolotl/llama3-lora.yml", pytest.param("trl/script.py", marks=pytest.mark.slow)])

@@ -55,7 +55,7 @@ def convert(
         except OSError as error:
             raise ConfigError(f"--output: {output} cannot be written: {error.strerror}. Give a new file.") from None
     if as_json:
-        print(json.dumps(to_json(done), indent=2))
+        print(json.dumps(to_json(done), indent=2, default=str))
     elif output is None:
         print(text, end="")
     counts = f"{len(done.differs)} differ, {len(done.missing)} have no counterpart, {len(done.unneeded)} are not needed"

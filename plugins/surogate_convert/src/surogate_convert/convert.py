@@ -48,7 +48,7 @@ class Converted:
 def convert(path: Path, name: str | None = None) -> Converted:
     """Convert a file of the tool `name`, by default the one whose keys it has.
 
-    Raises ConfigError for a file that cannot be read, is of no tool, or asks for training that is not built.
+    Raises ConfigError for a file that cannot be read, is of no tool, or asks for training that is not converted.
     """
     source = read(path)
     chosen = tool(name) if name else recognised(path, source)
@@ -228,7 +228,8 @@ class _Conversion:
 
     def _refuse(self, what: str) -> None:
         raise ConfigError(
-            f"{self._path}: {what} is not built, so nothing was converted. Supervised fine-tuning and pre-training are."
+            f"{self._path}: {what} is not converted, but supervised fine-tuning and pre-training are. For preference "
+            "training write a config by docs/preference.md (loss: dpo, orpo or simpo)."
         )
 
     def _formatted(self) -> bool:

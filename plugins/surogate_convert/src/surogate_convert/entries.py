@@ -153,7 +153,7 @@ def _from_info(name: str, info: Mapping[str, Any], folder: Path, missing: Callab
         entry["samples"] = info["num_samples"]
     columns, tags = dict(info.get("columns") or {}), dict(info.get("tags") or {})
     if info.get("ranking"):
-        missing("preference data: preference training is not built")
+        missing("preference data: set type: preference with the columns; see docs/preference.md")
     if info.get("formatting", "alpaca") == "alpaca":
         entry["type"] = "text" if columns.keys() == {"prompt"} else "instruction"
         if entry["type"] == "text":
