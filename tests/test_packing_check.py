@@ -14,7 +14,9 @@ from torch import Tensor
 
 from surogate_core.api import OpDef, PrecisionRequest, World
 from surogate_core.assembly.assemble import assemble
+from surogate_core.data.asked import Asked
 from surogate_core.data.cache import TokenDataset
+from surogate_core.data.loader import MicroBatch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention
@@ -85,3 +87,22 @@ def test_rows_of_one_document_are_not_checked() -> None:
 def test_only_some_of_many_documents_are_compared() -> None:
     found = check(rows_of([7] * 400), "fp32")
     assert found and found.documents <= 25
+
+
+class _NearZero:
+    """A worker whose loss of pairs is small, packed a little larger than alone."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def evaluate_figures(self, batch: MicroBatch) -> tuple[float, ...]:
+        self.batches += 1
+        return (batch.n_groups * (0.0105 if self.batches <= 2 else 0.01),)
+
+
+def test_rounding_of_a_loss_of_groups_may_be_larger_than_the_loss_itself_explains() -> None:
+    """A hinge loss is near 0 once most pairs are beyond it, but the log-probabilities of the others round as ever."""
+    rows = replace(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), asked=Asked("hinge", (), 1))
+    worker: Any = _NearZero()
+    found = check_packing(worker, rows, ROWS, 0, ("bf16",), Processes(World()), "group")
+    assert found is not None and found.packed > found.alone

@@ -37,7 +37,7 @@ SUM_ERROR = 8
 
 @dataclass(frozen=True)
 class PackingCheck:
-    """Mean losses in nats over the same labels. `tolerance`: the largest difference that rounding explains."""
+    """Mean losses of the same documents. `tolerance`: the largest difference that rounding explains."""
 
     packed: float
     alone: float
@@ -86,13 +86,14 @@ def check_packing(
     if not (labels and isfinite(packed) and isfinite(alone)):
         return None
     eps = max(DTYPES[dtype].eps for dtype in dtypes)
-    # The errors of single labels have either sign and average out. Those of a group's labels add up in its loss.
-    of_unit = LABEL_ERROR * eps * sqrt(labels / units)
-    tolerance = abs(alone) * (SUM_ERROR * DTYPES["fp32"].eps + of_unit / sqrt(units))
+    # The errors of single labels have either sign and average out. Those of a group's labels add up in its loss, which
+    # may be near 0 where its slope is not.
+    of_unit, size = LABEL_ERROR * eps * sqrt(labels / units), max(abs(alone), 0.0 if per == "token" else 1.0)
+    tolerance = size * (SUM_ERROR * DTYPES["fp32"].eps + of_unit / sqrt(units))
     check = PackingCheck(packed, alone, labels, len(pieces), len(chosen), tolerance)
     if not abs(packed - alone) <= tolerance:
         raise ProgramError(
-            f"{check}: a difference of {abs(packed - alone):.2g} nats, more than rounding explains "
+            f"{check}: a difference of {abs(packed - alone):.2g}, more than rounding explains "
             f"({tolerance:.1g}). Documents in a row affect each other: a fault in attention or in the model's "
             "plugin. Until it is fixed, train with sample_packing: false."
         )
