@@ -68,7 +68,7 @@ class Result(TrainResult):
 
     @property
     def losses(self) -> list[float | None]:
-        """The training loss of each step, in nats per token; None where it was not finite."""
+        """The training loss of each step; None where it was not finite."""
         return [record["loss"] for record in self.metrics if record["log"] == "step"]
 
 

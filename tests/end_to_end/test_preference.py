@@ -1,4 +1,4 @@
-"""`loss: dpo` as a whole run: resumed, on two ranks, checked op by op, verified, and what it refuses."""
+"""`loss: dpo` as a whole run: resumed, on two ranks, and checked op by op."""
 
 from __future__ import annotations
 

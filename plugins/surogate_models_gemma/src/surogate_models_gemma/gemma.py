@@ -164,7 +164,7 @@ def gemma3_dims(config: Mapping[str, Any]) -> GemmaDims:
 
 
 def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Head:
-    """Emit the forward program. Return the loss."""
+    """Emit the forward program up to the last hidden state."""
     embedding = vocabulary(b, d, "embedding")
     embedded = b.apply("embedding", batch.tokens, embedding)
     stream = Stream(b.apply("scale", embedded, factor=d.d_model**0.5))

@@ -31,7 +31,7 @@ RECENT = 20
 
 @dataclass
 class Run:
-    """A run, as far as its files tell. Losses are in nats per token, bytes are of one device.
+    """A run, as far as its files tell. Bytes are of one device.
 
     state      starting, running, stalled, finished, stopped (it ended before its last step), or killed (its process
                is gone and has not removed its lock)

@@ -11,13 +11,13 @@ class Progress:
 
     step         optimizer steps finished and reported
     launched     optimizer steps launched, finished or not
-    loss         of the last finished step, in nats; None before the first
+    loss         of the last finished step; None before the first
     tokens       of all finished steps
     seconds      of all finished steps
     saved        the step of the last checkpoint
     nonfinite    last steps in a row without a finite loss and gradient
     lr           learning rate of the last launched step
-    evaluations  (step, mean loss in nats, labels) of each evaluation
+    evaluations  (step, mean loss, labels) of each evaluation
     """
 
     step: int = 0

@@ -87,7 +87,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
 
 
 def _results(progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield rows of results. Losses are in nats per token. The best evaluation is included unless it is the last."""
+    """Yield rows of results. The best evaluation is included unless it is the last."""
     yield "optimizer steps", f"{progress.step:,}"
     yield "tokens", f"{progress.tokens:,}"
     if progress.loss is not None:
@@ -115,7 +115,7 @@ def _what(run: Run, plan: Plan, base: str | None) -> str:
 def _hyperparameters(run: Run, plan: Plan) -> Iterator[tuple[str, str]]:
     config: TrainConfig = run.config
     yield "GPUs" if plan.target.device.sm else "devices", str(plan.report.devices)
-    for kind in ("recipe", "optimizer"):
+    for kind in ("recipe", "optimizer", "loss"):
         yield kind, getattr(config, kind)
     for what, dtype in asdict(plan.inputs.precision).items():
         yield DTYPE_KEYS[what], dtype

@@ -6,12 +6,13 @@ One JSON object per line. "log" is its kind:
      "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
      "duration_ms", "time"}                                                 and "skipped": true if it was not applied
-    {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
+    {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}  and "in_nats": false of other losses;
+                                                                            of both "groups" and "figures" if any
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
 
-Losses are in nats, times in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
+Times are in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
 """
 
 from __future__ import annotations

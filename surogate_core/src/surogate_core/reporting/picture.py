@@ -251,7 +251,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("loss (nats per token)", color=INK)
+    axes.set_ylabel("loss", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.margins(x=0.015)
