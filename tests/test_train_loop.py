@@ -61,7 +61,7 @@ class Device:
     def gather(self) -> None:
         """Nothing is left in parts."""
 
-    def evaluate_figures(self, *batches: Any) -> tuple[float, ...]:
+    def evaluate(self, *batches: Any) -> tuple[float, ...]:
         self.free_at = max(self.free_at, self.clock.now) + 5.0
         self.clock.wait_until(self.free_at)
         return (2.0,)
@@ -181,7 +181,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         events.append("save")
 
     device = Device(Clock(), 4, lambda step: 0.125)
-    monkeypatch.setattr(device, "evaluate_figures", evaluated)
+    monkeypatch.setattr(device, "evaluate", evaluated)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: device.clock.now, time=lambda: 0.0))
     recorder, batch = Recorder(), SimpleNamespace(n_valid=4, n_groups=0)
     given: dict[str, Any] = {

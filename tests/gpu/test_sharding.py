@@ -98,7 +98,7 @@ def trained(
             readings: list[tuple[float, ...]] = [
                 step(setup, team, number, ranks * micro_steps) for number in range(1, 5)
             ]
-            readings.append((team.evaluate(*(setup.batch(seed) for seed in range(ranks))),))
+            readings.append(team.evaluate(*(setup.batch(seed) for seed in range(ranks))))
             team.gather()
             team.settle()
             weights = wholes(team, setup.assembly)

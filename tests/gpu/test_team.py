@@ -127,7 +127,7 @@ def test_evaluation_is_the_sum_over_both_gpus() -> None:
     one = alone.gpu()
     batches = [setup.batch(seed) for seed in (1, 2)]
     with team_of(setup) as team:
-        assert team.evaluate(*batches) == pytest.approx(sum(one.evaluate(batch) for batch in batches), rel=1e-6)
+        assert team.evaluate(*batches)[0] == pytest.approx(sum(one.evaluate(batch)[0] for batch in batches), rel=1e-6)
         empty = replace(batches[0], targets=np.full_like(batches[0].targets, -100), n_valid=0)
         assert team.evaluate(batches[1], empty) == pytest.approx(one.evaluate(batches[1]), rel=1e-6)
 

@@ -72,7 +72,7 @@ class Fake:
     def update(self, **named: Any) -> Reading:
         return self._do("update", named) or Reading((1.0, 2.0), lambda: True)
 
-    def evaluate_figures(self, batch: Any) -> tuple[float, ...]:
+    def evaluate(self, batch: Any) -> tuple[float, ...]:
         self._do("evaluate", batch)
         return (float(batch),)
 
@@ -157,7 +157,7 @@ def test_all_ranks_finish_a_stage_of_the_start_before_any_begins_the_next(make: 
 
 
 def test_an_evaluation_is_the_sum_over_the_ranks(make: Make) -> None:
-    assert make().evaluate(3.0, 4.0) == 7.0  # type: ignore[arg-type]
+    assert make().evaluate(3.0, 4.0) == (7.0,)  # type: ignore[arg-type]
 
 
 def test_a_step_is_not_awaited_before_it_is_read(make: Make) -> None:

@@ -86,7 +86,7 @@ def trained(
         weights = wholes(team, assembly)
         lasting = (v for v in assembly.declared if v.role == "state" and not v.derived and not v.collects)
         states = {v.name: whole(team, v) for v in lasting if v not in assembly.pending}
-    return Trained([*readings, (evaluated, 0.0)], weights, states, assembly)
+    return Trained([*readings, (*evaluated, 0.0)], weights, states, assembly)
 
 
 def summed(

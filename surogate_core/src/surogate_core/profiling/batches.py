@@ -15,6 +15,12 @@ from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
 from ..planning.run import Run
 
+if TYPE_CHECKING:
+    from ..runtime.worker import Worker
+
+ADAPTER_STD = 0.01
+STAGED_STD = 0.02
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -73,13 +79,6 @@ def _labels(steps: tuple[StepBatch, ...]) -> float:
     """Share of the positions, padding included, that have a label."""
     positions = sum(len(micro.tokens) for batch in steps for micro in batch.micro)
     return sum(batch.valid_tokens for batch in steps) / positions
-
-
-if TYPE_CHECKING:
-    from ..runtime.worker import Worker
-
-ADAPTER_STD = 0.01
-STAGED_STD = 0.02
 
 
 def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> None:

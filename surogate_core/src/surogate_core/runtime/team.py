@@ -171,14 +171,10 @@ class Team:
         """Read the numerics report of the first rank. See `Worker.read_numerics`."""
         return _TeamTable(self._threads[0].submit(self._workers[0].read_numerics))
 
-    def evaluate(self, *batches: MicroBatch) -> float:
-        """Return the loss of `evaluate_figures`."""
-        return self.evaluate_figures(*batches)[0]
-
-    def evaluate_figures(self, *batches: MicroBatch) -> tuple[float, ...]:
+    def evaluate(self, *batches: MicroBatch) -> tuple[float, ...]:
         """Return the sums of the figures over all batches, one for each rank of this process."""
         given = zip(self._threads, self._workers, batches, strict=True)
-        found = self._results([thread.submit(worker.evaluate_figures, batch) for thread, worker, batch in given])
+        found = self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given])
         return tuple(map(sum, zip(*found, strict=True)))
 
     def gather(self) -> None:

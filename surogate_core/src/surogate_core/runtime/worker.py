@@ -306,11 +306,7 @@ class Worker:
         reports, self._reports = self._reports, False
         return self._tables.enqueue() if reports and self._tables is not None else None
 
-    def evaluate(self, *batches: MicroBatch) -> float:
-        """Return the loss of `evaluate_figures`."""
-        return self.evaluate_figures(*batches)[0]
-
-    def evaluate_figures(self, *batches: MicroBatch) -> tuple[float, ...]:
+    def evaluate(self, *batches: MicroBatch) -> tuple[float, ...]:
         """Return the sums of the loss and other figures over one batch. Changes neither weights nor gradients."""
         (batch,) = batches
         self.gather()

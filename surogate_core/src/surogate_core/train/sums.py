@@ -33,7 +33,7 @@ def sum_losses(worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], p
     totals: list[float] = []
     labels = groups = 0
     for together in batches:
-        found = worker.evaluate_figures(*together)
+        found = worker.evaluate(*together)
         totals = [total + value for total, value in zip(totals or [0.0] * len(found), found, strict=True)]
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)

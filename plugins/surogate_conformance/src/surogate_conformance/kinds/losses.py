@@ -32,7 +32,7 @@ def _on_text(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
 
 def _figures(steps: Steps, *parts: slice) -> list[float]:
     """Return the sums of all figures over parts of the groups, or documents, of a batch."""
-    found = [steps.worker.evaluate_figures(with_groups(steps.batch, steps.plan.inputs, part)) for part in parts]
+    found = [steps.worker.evaluate(with_groups(steps.batch, steps.plan.inputs, part)) for part in parts]
     return [sum(values) for values in zip(*found, strict=True)]
 
 
