@@ -38,7 +38,7 @@ from .decoder import (
 )
 from .dims import DecoderDims, head_dim_of, layer_types, n_kv_heads_of, read_dims, refuse_sliding_windows
 from .layouts import Interleaved, Transposed
-from .rope import Rope, read_partial_rope, read_rope
+from .rope import Rope, read_partial_rope, read_rope, read_rope_by_layer_type
 from .weight_maps import (
     attention_weights,
     decoder_weights,
@@ -82,6 +82,7 @@ __all__ = [
     "read_dims",
     "read_partial_rope",
     "read_rope",
+    "read_rope_by_layer_type",
     "refuse_sliding_windows",
     "rotate",
     "vocabulary",

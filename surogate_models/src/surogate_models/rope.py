@@ -130,6 +130,22 @@ def read_partial_rope(config: Mapping[str, Any], head_dim: int, *, default_theta
     return rope if rotary_dim == head_dim else replace(rope, rotary_dim=rotary_dim)
 
 
+def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str, *, theta: float, scaled: bool) -> Rope:
+    """As `read_rope`, of layers of a kind, such as full_attention: `rope_parameters` has a mapping for each kind.
+
+    theta: the base if that mapping gives none. scaled: whether `rope_scaling` of transformers 4 is for these layers.
+    """
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
+        raise wrong("rope_parameters", "must have a mapping for full_attention and for sliding_attention", given)
+    scaling = (config.get("rope_scaling") or {}) if scaled else {}
+    if not isinstance(scaling, Mapping):
+        raise wrong("rope_scaling", "must be a mapping", scaling)
+    own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
+    rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
+    return read_rope({**rest, "rope_parameters": own}, head_dim)
+
+
 _PARTIAL = "partial_rotary_factor"
 
 

@@ -27,6 +27,7 @@ from surogate_models.api import (
     qk_norm_weights,
     read_dims,
     read_rope,
+    read_rope_by_layer_type,
     vocabulary,
     weight_map,
     window_in,
@@ -80,7 +81,7 @@ def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, q
     """
     refuse_unsupported(config)
     head_dim = integer(config, "head_dim", default=256)
-    local, whole = local_rope(config, head_dim, qk_norm), global_rope(config, head_dim, qk_norm)
+    local, whole = ropes_of(config, head_dim, qk_norm)
     bias = boolean(config, "attention_bias")
     sizes = read_dims(
         {"tie_word_embeddings": True, **config, "hidden_act": "silu"},  # checked above, by the key of this family
@@ -105,36 +106,19 @@ def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, q
     )
 
 
-def local_rope(config: Mapping[str, Any], head_dim: int, by_layer_type: bool) -> Rope:
-    """Return the RoPE of layers with a window."""
-    return rope_of(config, head_dim, "sliding_attention", {}, "rope_local_base_freq", 10_000.0, by_layer_type)
-
-
-def global_rope(config: Mapping[str, Any], head_dim: int, by_layer_type: bool) -> Rope:
-    """Return the RoPE of layers without a window, which alone `rope_scaling` of transformers 4 is for."""
-    scaling = config.get("rope_scaling") or {}
-    return rope_of(config, head_dim, "full_attention", scaling, "rope_theta", 1_000_000.0, by_layer_type)
-
-
-def rope_of(
-    config: Mapping[str, Any],
-    head_dim: int,
-    kind: str,
-    scaling: Mapping[str, Any],
-    base: str,
-    default_theta: float,
-    by_layer_type: bool,
-) -> Rope:
-    """Return the RoPE of layers of a kind. `base`: the key of its base in transformers 4."""
+def ropes_of(config: Mapping[str, Any], head_dim: int, by_layer_type: bool) -> tuple[Rope, Rope]:
+    """Return the RoPE of layers with a window, and of those without one, which alone `rope_scaling` is for."""
     if not by_layer_type:
-        return read_rope(config, head_dim, default_theta=10_000.0)
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
-        raise wrong("rope_parameters", "must have a mapping for full_attention and for sliding_attention", given)
-    theta = config[base] if is_given(config, base) else default_theta
-    own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
-    rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_parameters", "rope_theta")}
-    return read_rope({**rest, "rope_parameters": own}, head_dim)
+        rope = read_rope(config, head_dim, default_theta=10_000.0)
+        return rope, rope
+    local, whole = (
+        config[key] if is_given(config, key) else default
+        for key, default in (("rope_local_base_freq", 10_000.0), ("rope_theta", 1_000_000.0))
+    )
+    return (
+        read_rope_by_layer_type(config, head_dim, "sliding_attention", theta=local, scaled=False),
+        read_rope_by_layer_type(config, head_dim, "full_attention", theta=whole, scaled=True),
+    )
 
 
 def gemma2_dims(config: Mapping[str, Any]) -> GemmaDims:

@@ -30,6 +30,7 @@ from surogate_models.api import (
     norm_weight,
     read_dims,
     read_rope,
+    read_rope_by_layer_type,
     weight_map,
     window_in,
     wrong,
@@ -97,14 +98,9 @@ def _rope_of(config: Mapping[str, Any], kind: str) -> Rope:
 
     As in transformers, layers with a window have the default base if `rope_parameters` gives them none.
     """
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
-        raise wrong("rope_parameters", f"must have a mapping for {_FULL} and for {_SLIDING}", given)
-    old = {key: config[key] for key in ("rope_theta",) if is_given(config, key)} if kind == _FULL else {}
-    scaling = (config.get("rope_scaling") or {}) if kind == _FULL else {}
-    own = {"rope_theta": 500_000.0, **old, **(given.get(kind) or {}), **scaling}
-    rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
-    return read_rope({**rest, "rope_parameters": own}, head_dim_of(config))
+    whole = kind == _FULL
+    theta = config["rope_theta"] if whole and is_given(config, "rope_theta") else 500_000.0
+    return read_rope_by_layer_type(config, head_dim_of(config), kind, theta=theta, scaled=whole)
 
 
 # -------------------------------------------------------------------------------------------------------- the program
