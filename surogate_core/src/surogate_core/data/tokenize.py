@@ -38,6 +38,7 @@ from .cache import (
     token_dtype,
 )
 from .cache_lock import cache_lock
+from .chat.conversation import encode_conversation
 from .chat.row_tokenizer import RowTokenizer
 from .encoded import arrays_of, documents_of
 from .readers import Row
@@ -184,6 +185,7 @@ def _settings(
         "content": source.content_hash(),
         "type": format_def.name,
         "type_code": _code_hash(inspect.unwrap(format_def.encode)),
+        **({"chat_code": _code_hash(encode_conversation)} if format_def.origin else {}),  # types of plugins may call it
         "options": options.model_dump(mode="json"),
         "tokenizer": tokenizer.fingerprint,
         "tokenizers": tokenizers.__version__,
