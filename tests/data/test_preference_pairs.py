@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_every_form_gives_the_same_pair(form: str, tokenizer: Tokenizer) -> None
 def test_text_without_messages_ends_in_eos(tokenizer: Tokenizer) -> None:
     chosen, _ = pair_of({"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}, tokenizer, text_as="text")
     assert texts(chosen, tokenizer)[0] == "2 + 2 =" and chosen.tokens[-1] == tokenizer.eos_id
+
+
+def test_answers_that_are_lists_of_json_stay_text_unless_they_are_messages(tokenizer: Tokenizer) -> None:
+    row = {"prompt": "List the sums.", "chosen": '[{"sum": 4}]', "rejected": '[{"sum": 5}]'}
+    for form in ("text", "messages"):
+        for name, document in zip(("chosen", "rejected"), pair_of(row, tokenizer, text_as=form), strict=True):
+            assert texts(document, tokenizer)[1].startswith(row[name]), form
+    stored = {name: json.dumps(value) for name, value in FORMS["TRL, messages"].items()}
+    expected = pair_of(FORMS["TRL, messages"], tokenizer)
+    assert [one.tokens for one in pair_of(stored, tokenizer)] == [one.tokens for one in expected]
 
 
 def test_only_answers_after_the_last_question_are_trained(tokenizer: Tokenizer) -> None:

@@ -109,9 +109,10 @@ def _shortened(pair: Sequence[Encoded], prompt: int, options: PreferenceOptions)
 def _parts(row: Mapping[str, Any], options: PreferenceOptions) -> tuple[str | list[Message], list[Any]]:
     """Return the prompt and both answers: all text, or all lists of messages."""
     names = options.chosen_field, options.rejected_field
-    answers = [_cell(row, name) for name in names]
-    prompt = _cell(row, options.prompt_field) if options.prompt_field else None
-    if options.text_as == "text":
+    as_text = options.text_as == "text"
+    answers = [_cell(row, name, as_text) for name in names]
+    prompt = _cell(row, options.prompt_field, as_text) if options.prompt_field else None
+    if as_text:
         return _text_parts(row, prompt, answers, options)
     messages = [_messages(answer, "assistant", name) for answer, name in zip(answers, names, strict=True)]
     begins = [answer[0].get("role", answer[0].get("from")) not in _SPEAKERS for answer in messages]
@@ -151,14 +152,15 @@ def _with_input(row: Mapping[str, Any], prompt: Any, options: PreferenceOptions)
     return f"{prompt}\n{more}"
 
 
-def _cell(row: Mapping[str, Any], name: str) -> Any:
-    """Return a cell; text of JSON as what it says."""
+def _cell(row: Mapping[str, Any], name: str, as_text: bool) -> Any:
+    """Return a cell. Text that is a list of messages in JSON is that list, unless wanted `as_text`."""
     value = row[name]
-    if isinstance(value, str) and value.lstrip()[:2] in ("[{", "[]"):
+    if isinstance(value, str) and not as_text and value.lstrip()[:2] in ("[{", "[]"):
         try:
-            value = json.loads(value)
+            found = json.loads(value)
         except ValueError:
             return value
+        value = found if all(isinstance(item, Mapping) and {"role", "from"} & item.keys() for item in found) else value
     if value is None or value == [] or (isinstance(value, str) and not value.strip()):
         raise ConfigError(f"column {name!r} is empty. Remove such rows.")
     return value
