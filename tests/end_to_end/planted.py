@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from end_to_end.post_norm_model import COLUMNS, OLMO2
 from end_to_end.product import write_model
 from torch import Tensor
 
@@ -170,9 +169,8 @@ def plant(given: PlanInputs, error: str) -> PlanInputs:
 
 
 def registry_for_tests() -> Registry:
-    """Return a registry of the installed plugins, OLMo 2 and the ops of the planted errors."""
+    """Return a registry of the installed plugins and the ops of the planted errors."""
     installed = load_registry()
     plugin = Plugin("planted", "planted", "0", __name__)
-    ops = [Provided("op", op.kind, op, plugin) for op in (*OPS, COLUMNS)]
-    own = [*ops, Provided("model", OLMO2.name, OLMO2, plugin)]
+    own = [Provided("op", op.kind, op, plugin) for op in OPS]
     return Registry([*installed.plugins, plugin], [*installed.provided, *own], installed.diagnose)

@@ -83,7 +83,8 @@ def test_incompatible_settings_are_refused_by_name(tmp_path: Path) -> None:
     assert "rope_scaling" in printed(workplace, rope_scaling="yarn") and "factor" in printed(
         workplace, rope_scaling="yarn"
     )
-    assert "linear, dynamic, yarn or llama3" in printed(workplace, rope_scaling="longrope")
+    assert "short_factor: must be a list of 8 numbers" in printed(workplace, rope_scaling="longrope")
+    assert "linear, dynamic, yarn, llama3 or longrope" in printed(workplace, rope_scaling="ntk")
     assert "low_freq_factor" in printed(workplace, rope_scaling={"rope_type": "llama3", "factor": 8})
     assert "factor: must be at least 1" in printed(workplace, rope_scaling={"rope_type": "linear", "factor": 0.5})
     assert "rope_scaling: an adapter" in printed(

@@ -119,7 +119,15 @@ class OneWorker:
         self.execute = execute
 
     def micro_step(
-        self, batch: MicroBatch, *, first: bool, last: bool, loss_scale: float, index: int, reporting: bool
+        self,
+        batch: MicroBatch,
+        *,
+        first: bool,
+        last: bool,
+        loss_scale: float,
+        group_scale: float,
+        index: int,
+        reporting: bool,
     ) -> None:
         self.execute("micro_first" if first else "micro_next", batch.n_valid)
         self.executor.device.pass_by(BETWEEN)
