@@ -15,6 +15,7 @@ import pytest
 
 import surogate_core.api
 from surogate_core.api import OpDef
+from surogate_core.plugins.discovery import load_registry
 from surogate_core.reference.ops import load
 from surogate_core.testing.programs import STANDARD_OPS
 
@@ -67,6 +68,12 @@ def test_the_page_of_what_is_supported_is_that_of_the_definitions_and_plans() ->
     assert (REFERENCE / "supported.md").read_text() == generator("supported").page(), (
         "run `python docs/reference/supported.py > docs/reference/supported.md`"
     )
+
+
+def test_the_page_of_models_has_every_architecture() -> None:
+    rows = re.findall(r"^\| (`\w+For[^|]*) \|", (REFERENCE.parent / "models.md").read_text(), re.M)
+    provided = (p.definition.architectures for p in load_registry().provided if p.kind == "model")
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(name for names in provided for name in names)
 
 
 @pytest.mark.parametrize("definition", STANDARD_OPS, ids=lambda definition: definition.kind)
