@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -115,7 +116,7 @@ class Trials:
 
 
 def sizes() -> str:
-    return ", ".join(sorted(folder.name for folder in PUBLISHED.iterdir())) + ".\n"
+    return textwrap.fill(", ".join(sorted(folder.name for folder in PUBLISHED.iterdir())) + ".", 120) + "\n"
 
 
 def cards(trials: Trials) -> list[str]:
