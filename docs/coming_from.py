@@ -34,14 +34,15 @@ surogate plan run.yaml --device h200
   no counterpart: neftune_noise_alpha: 5: not built; remove it
 ```
 
-`--from` names the tool if the keys do not tell. Python scripts are read, not run: literal arguments of `from_pretrained`,
-`get_peft_model`, `SFTConfig` and the like are taken, and what the script computes is named. Fine-tuning and pre-training are
-converted; a [preference run](preference.md) is a few lines to write.
+`--from` names the tool if the keys do not tell. Python scripts are read, not run: literal arguments of
+`from_pretrained`, `get_peft_model`, `SFTConfig` and the like are taken, and what the script computes is named.
+Fine-tuning and pre-training are converted; a [preference run](preference.md) is a few lines to write.
 
 What differs for all of them:
 
-- **Batch.** `per_device_train_batch_size` counts rows of `sequence_len` tokens on each GPU. Other trainers pad a batch to
-  its longest row. Here rows have one length: pack them (`sample_packing: true`), and take a smaller batch or fewer steps.
+- **Batch.** `per_device_train_batch_size` counts rows of `sequence_len` tokens on each GPU. Other trainers pad a
+  batch to its longest row. Here rows have one length: pack them (`sample_packing: true`), and take a smaller batch or
+  fewer steps.
 - **GPUs** are `gpus`, or those of torchrun.
 - **Loss.** The mean over all trained tokens of a step, whatever micro-batch and GPU they are in.
 - **Prompts.** Answers are trained (`loss_scale: default`), found by the model's own chat template; TRL and Unsloth
