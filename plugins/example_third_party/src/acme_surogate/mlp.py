@@ -47,7 +47,7 @@ def dims(config: Mapping[str, Any]) -> MLPDims:
 
 
 def build(b: Builder, d: MLPDims, batch: BatchInputs) -> Head:
-    """x += down(squared_relu(up(x))) in every layer, then norm, logits and cross-entropy."""
+    """x += down(squared_relu(up(x))) in every layer, then the norm that the LM head reads."""
     init = Init(kind="normal", std=0.02)
     x = b.apply("embedding", batch.tokens, b.param("embedding", (d.vocab_size, d.d_model), init))
     for i in range(d.n_layers):
