@@ -174,9 +174,9 @@ def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
 
     norm, total, norm_8, total_8, dx, dx_8 = (torch.empty_like(x) for _ in range(6))
     rstd, rstd_8 = (torch.empty(rows, device="cuda") for _ in range(2))
-    bf16.add_rmsnorm(*pointers(x, residual, w, norm, rstd, total), rows, columns, EPS, code, stream)
+    bf16.add_rmsnorm(*pointers(x, residual, w, norm, rstd, total), rows, columns, EPS, 0.0, code, stream)
     _C.fp8_rmsnorm(*pointers(x, residual, w, q, q_t, norm_8, rstd_8, total_8), rows, columns, EPS, *given)
-    bf16.rmsnorm_dgrad(*pointers(dy, x, w, rstd, residual, dx, None), rows, columns, code, stream)
+    bf16.rmsnorm_dgrad(*pointers(dy, x, w, rstd, residual, dx, None), rows, columns, 0.0, code, stream)
     tensors = pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None)
     _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, e5m2, *given[1:])
     torch.cuda.synchronize()
