@@ -3,7 +3,7 @@
 A package's tests lie in a folder with the package's own name, beside `src/`: pytest would take that folder for it.
 Tests run side by side, one process a core, and the bits of a sum depend on the number of threads.
 
-A shell lets processes in the background ignore SIGINT, and theirs inherit that. Tests send it.
+A shell lets processes in the background ignore SIGINT, nohup SIGHUP, and theirs inherit that. Tests send both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import signal
 os.environ["OMP_NUM_THREADS"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
