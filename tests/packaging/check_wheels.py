@@ -212,6 +212,8 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
             "env",
             "fp8",
             "lora",
+            "loss_preference",
+            "loss_tokens",
             "models",
             "normuon",
             "nvfp4",
@@ -327,7 +329,7 @@ def test_packages_of_surogate_new_are_built_and_installed_and_their_tests_train(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds in one environment. The one with a kernel is built as pip builds any package, the others together."""
-    case.install(*CORE_AND_FIRST, "surogate-conformance", "hatchling", "pytest")
+    case.install(*CORE_AND_FIRST, "surogate-conformance", "surogate-loss-tokens", "hatchling", "pytest")
     for kind in KINDS:
         case.surogate("new", kind, f"acme-{kind}")
     build = ("wheel", "--quiet", "--no-deps", "--find-links", DIST, "--wheel-dir", tmp_path / "built")
