@@ -1,32 +1,15 @@
-// LM head with cross-entropy, and its gradients. Only labelled rows are processed, in chunks whose logits fit in the
-// workspace.
+// LM head with cross-entropy, and its gradients, over labelled rows only.
 //
-//   rows    = indices of the labelled rows, ascending; chunk i begins at the (i * tokens / chunks)-th of them
-//   x_c     = x[rows of the chunk]                       0 after the last labelled row
-//   logits  = x_c w^T                                    [rows of a chunk, ld], rounded to the dtype of x
-//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx: in place, rounded; softcap: cross_entropy.cu
-//   dx[rows] = dlogits w                                 rounded once; 0 for unlabelled rows
-//   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
-//                                                        accumulated into; omitted if w is frozen
+//   logits, dx, dw   as in head_products.cpp
+//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx; softcap: cross_entropy.cu
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
-// A run is begin, chunk 0, the further chunks that contain labelled rows, and end. The host knows the number of labels
-// in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16 dw is written directly if a single
-// bf16 product computes it; otherwise it is summed in fp32 in the workspace and rounded once at the end.
+// A run is begin, chunk 0, the further chunks that contain labelled rows, and end.
 //
-// Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | row losses fp32 [tokens] |
-// rows and labels int32 [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there.
-// Each part begins at a multiple of 256 bytes.
-//
-// FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 2 or 3 in begin; 3 per chunk, 5
-// with dx, 6 with dw; 1 or 2 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
-// compared with 6 * vocab_size FLOPs per element.
+// Workspace: that of head_products.cpp | row losses fp32 [tokens].
 
-#include "elementwise.h"
 #include "loss.h"
 #include "surogate/check.h"
-#include "surogate/dtype.h"
-#include "surogate/gemm.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -34,188 +17,43 @@ namespace {
 
 constexpr const char* op_name = "lm_head_ce";
 
-struct Layout {
-    int64_t rows;       // rows of a chunk
-    int64_t ld;         // row stride of the logits in elements
-    bool is_dw_staged;  // dw is summed in the workspace
-    int64_t logits, row_loss, row_index, labels, x, dx, dw, total;  // offsets in the workspace and its size, in bytes
-};
-
-Layout layout_of(const LmHeadShape& s) {
-    check_positive(s.tokens, op_name, "tokens");
-    check_positive(s.d_model, op_name, "d_model");
-    check_positive(s.vocab_size, op_name, "vocab_size");
-    check_positive(s.chunks, op_name, "chunks");
-    SUROGATE_REQUIRE(s.tokens % s.chunks == 0, op_name,
-                     std::to_string(s.tokens) + " tokens cannot be split into " + std::to_string(s.chunks) +
-                         " equal chunks");
-    SUROGATE_REQUIRE(s.dtype == BF16 || s.dtype == FP32, op_name,
-                     std::string("dtype must be fp32 or bf16, got ") + name_of(s.dtype));
-    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op_name,
-                     "library_bytes must be a multiple of 256");
-    SUROGATE_REQUIRE(s.has_dx || !s.has_dw, op_name, "dw cannot be computed without dx");
-    if (s.has_dw) {
-        SUROGATE_REQUIRE(s.dtype_dw == BF16 || s.dtype_dw == FP32, op_name,
-                         std::string("dtype_dw must be fp32 or bf16, got ") + name_of(s.dtype_dw));
-        SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op_name, "accumulating into dw requires fp32");
-    }
-    Layout l{};
-    l.rows = s.tokens / s.chunks;
-    l.ld = round_up(s.vocab_size, 64);
-    l.is_dw_staged = s.has_dw && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
-    l.logits = s.library_bytes;
-    l.row_loss = l.logits + aligned(l.rows * l.ld * bytes_of(s.dtype));
-    const int64_t per_token = aligned(s.tokens * 4);
-    const int64_t some_rows = aligned(l.rows * s.d_model * bytes_of(s.dtype));
-    l.row_index = l.row_loss + per_token;
-    l.labels = l.row_index + per_token;
-    l.x = l.labels + per_token;
-    l.dx = l.x + some_rows;
-    l.dw = l.dx + (s.has_dx ? some_rows : 0);
-    l.total = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
-    return l;
-}
-
-void* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
-
-void check_buffers(const LmHeadShape& s, const LmHeadBuffers& b) {
-    check_pointer(b.x, op_name, "x", workspace_alignment);
-    check_pointer(b.w, op_name, "w", workspace_alignment);
-    check_pointer(b.targets, op_name, "targets", 4);
-    check_pointer(b.loss_scale, op_name, "loss_scale", 4);
-    check_pointer(b.loss, op_name, "loss", 4);
-    check_pointer(b.workspace, op_name, "workspace", workspace_alignment);
-    if (s.has_dx) {
-        check_pointer(b.dx, op_name, "dx", workspace_alignment);
-    }
-    if (s.has_dw) {
-        check_pointer(b.dw, op_name, "dw", workspace_alignment);
-    }
-}
-
 }  // namespace
 
-struct LmHead::Impl {
-    LmHeadShape shape;
-    LmHeadBuffers b;
-    Layout layout;
-    std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null if not needed
-
-    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream)
-        : shape(s), b(buffers), layout(layout_of(s)) {
-        check_buffers(s, b);
-        const auto timed_on = [&](void* left, void* right, void* result) {
-            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
-        };
-        void* logits_buffer = at(b.workspace, layout.logits);
-        void* x = at(b.workspace, layout.x);
-
-        GemmShape product = of(layout.rows, s.vocab_size, s.d_model, s.dtype);
-        product.trans_b = true;
-        product.ldd = layout.ld;
-        logits = std::make_unique<Gemm>(product, timed_on(x, b.w, logits_buffer), stream);
-        if (!s.has_dx) {
-            return;
-        }
-        product = of(layout.rows, s.d_model, s.vocab_size, s.dtype);
-        product.lda = layout.ld;
-        void* dx_rows = at(b.workspace, layout.dx);
-        dx = std::make_unique<Gemm>(product, timed_on(logits_buffer, b.w, dx_rows), stream);
-        if (!s.has_dw) {
-            return;
-        }
-        product = of(s.vocab_size, s.d_model, layout.rows, layout.is_dw_staged ? FP32 : s.dtype_dw);
-        product.trans_a = true;
-        product.lda = layout.ld;
-        product.accumulate = s.accumulate_dw;
-        const GemmBuffers on = timed_on(logits_buffer, x, dw_sum());
-        dw_first = std::make_unique<Gemm>(product, on, stream);
-        if (s.chunks > 1) {
-            product.accumulate = true;
-            dw_next = std::make_unique<Gemm>(product, on, stream);
-        }
-    }
-
-    int64_t row_bytes() const { return shape.d_model * bytes_of(shape.dtype); }
-
-    // Destination of the dw products.
-    void* dw_sum() const { return layout.is_dw_staged ? at(b.workspace, layout.dw) : b.dw; }
-
-    GemmShape of(int64_t m, int64_t n, int64_t k, int dtype_d) const {
-        GemmShape product{};
-        product.m = m;
-        product.n = n;
-        product.k = k;
-        product.dtype_a = product.dtype_b = shape.dtype;
-        product.dtype_d = dtype_d;
-        product.library_bytes = shape.library_bytes;
-        product.alignment_a = product.alignment_b = product.alignment_d = 256;
-        return product;
-    }
-
-    void begin(cudaStream_t stream) {
-        labelled_rows(b.targets, at(b.workspace, layout.row_index), at(b.workspace, layout.labels), shape.tokens,
-                      stream);
-        check_cuda(cudaMemsetAsync(at(b.workspace, layout.row_loss), 0, shape.tokens * 4, stream), op_name);
-        if (shape.has_dx) {
-            check_cuda(cudaMemsetAsync(b.dx, 0, shape.tokens * row_bytes(), stream), op_name);
-        }
-    }
-
-    void chunk(int64_t index, cudaStream_t stream) {
-        SUROGATE_REQUIRE(0 <= index && index < shape.chunks, op_name, "there is no chunk " + std::to_string(index));
-        void* logits_buffer = at(b.workspace, layout.logits);
-        void* x = at(b.workspace, layout.x);
-        void* row_index = at(b.workspace, layout.row_index + index * layout.rows * 4);
-        void* labels = at(b.workspace, layout.labels + index * layout.rows * 4);
-        void* losses = at(b.workspace, layout.row_loss + index * layout.rows * 4);
-        gather_rows(b.x, row_index, x, layout.rows, row_bytes(), stream);
-        logits->run({x, b.w, logits_buffer, nullptr, b.workspace}, stream);
-        if (!shape.has_dx) {
-            cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.softcap,
-                          shape.dtype, stream);
-            return;
-        }
-        cross_entropy_grads(logits_buffer, labels, b.loss_scale, losses, layout.rows, shape.vocab_size, layout.ld,
-                            shape.softcap, shape.dtype, stream);
-        void* dx_rows = at(b.workspace, layout.dx);
-        dx->run({logits_buffer, b.w, dx_rows, nullptr, b.workspace}, stream);
-        scatter_rows(dx_rows, row_index, b.dx, layout.rows, row_bytes(), stream);
-        if (shape.has_dw) {
-            Gemm& dw = index == 0 ? *dw_first : *dw_next;
-            dw.run({logits_buffer, x, dw_sum(), nullptr, b.workspace}, stream);
-        }
-    }
-
-    void end(cudaStream_t stream) {
-        sum_loss(at(b.workspace, layout.row_loss), b.loss_scale, b.loss, shape.tokens, shape.accumulate_loss, stream);
-        if (layout.is_dw_staged) {
-            cast(dw_sum(), b.dw, shape.vocab_size * shape.d_model, false, FP32, BF16, stream);
-        }
-    }
-};
-
 LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream)
-    : impl_(std::make_unique<Impl>(shape, buffers, stream)) {}
-
-LmHead::~LmHead() = default;
-
-void LmHead::begin(cudaStream_t stream) { impl_->begin(stream); }
-
-void LmHead::chunk(int64_t index, cudaStream_t stream) { impl_->chunk(index, stream); }
-
-void LmHead::end(cudaStream_t stream) { impl_->end(stream); }
-
-std::string LmHead::describe() const {
-    std::string text;
-    for (const Gemm* gemm : {impl_->logits.get(), impl_->dx.get(), impl_->dw_first.get(), impl_->dw_next.get()}) {
-        if (gemm != nullptr) {
-            text += (text.empty() ? "" : "\n") + gemm->describe();
-        }
-    }
-    return text;
+    : shape_(shape),
+      loss_scale_(buffers.loss_scale),
+      loss_(buffers.loss),
+      products_(op_name, shape.head, buffers.head, stream),
+      row_loss_(static_cast<char*>(buffers.head.workspace) + HeadProducts::workspace_bytes(op_name, shape.head)) {
+    check_pointer(loss_scale_, op_name, "loss_scale", 4);
+    check_pointer(loss_, op_name, "loss", 4);
 }
 
-int64_t LmHead::workspace_bytes(const LmHeadShape& shape) { return layout_of(shape).total; }
+void LmHead::begin(cudaStream_t stream) {
+    products_.begin(stream);
+    check_cuda(cudaMemsetAsync(row_loss_, 0, shape_.head.tokens * 4, stream), op_name);
+}
+
+void LmHead::chunk(int64_t index, cudaStream_t stream) {
+    const HeadChunk c = products_.logits(index, stream);
+    void* losses = row_loss_ + index * c.rows * 4;
+    if (!shape_.head.has_dx) {
+        cross_entropy(c.logits, c.labels, losses, c.rows, shape_.head.vocab_size, c.ld, shape_.softcap,
+                      shape_.head.dtype, stream);
+        return;
+    }
+    cross_entropy_grads(c.logits, c.labels, loss_scale_, losses, c.rows, shape_.head.vocab_size, c.ld, shape_.softcap,
+                        shape_.head.dtype, stream);
+    products_.gradients(index, stream);
+}
+
+void LmHead::end(cudaStream_t stream) {
+    sum_loss(row_loss_, loss_scale_, loss_, shape_.head.tokens, shape_.accumulate_loss, stream);
+    products_.end(stream);
+}
+
+int64_t LmHead::workspace_bytes(const HeadShape& shape) {
+    return HeadProducts::workspace_bytes(op_name, shape) + aligned(shape.tokens * 4);
+}
 
 }  // namespace surogate

@@ -1,12 +1,13 @@
-// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
-// launches.
+// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu and labelled_rows.cu document the kernels, lm_head.cpp
+// the sequence of launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
+
+#include "head_products.h"
 
 namespace surogate {
 
@@ -41,50 +42,36 @@ void gather_rows(const void* x, const void* rows, void* out, int64_t count, int6
 void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int64_t row_bytes, cudaStream_t stream);
 
 struct LmHeadShape {
-    int64_t tokens, d_model, vocab_size, chunks;
+    HeadShape head;
     float softcap;         // of the logits; 0: none
-    int dtype;             // dtype of x, w, logits and dx: BF16 or FP32
-    bool has_dx;
-    bool has_dw;           // requires has_dx
-    int dtype_dw;          // FP32 or BF16; ignored without has_dw
     bool accumulate_loss;  // loss +=
-    bool accumulate_dw;    // dw +=, fp32 only
-    int64_t library_bytes; // workspace of cuBLASLt, a multiple of 256
-    bool timed;            // algorithms of the products are chosen by timing; otherwise by cuBLASLt's heuristic
 };
 
 struct LmHeadBuffers {
-    const void* x;           // [tokens, d_model]
-    void* w;                 // [vocab_size, d_model]; only timing writes to it
-    const void* targets;     // int32 [tokens]; negative: no label
+    HeadBuffers head;
     const void* loss_scale;  // fp32 []
     void* loss;              // fp32 []
-    void* dx;                // [tokens, d_model]; null without has_dx
-    void* dw;                // [vocab_size, d_model]; null without has_dw
-    void* workspace;         // LmHead::workspace_bytes(shape)
 };
 
-// Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
-// undefined contents in w, dw and the workspace. x, w, dx, dw and the workspace must be aligned to 256 bytes. Not
-// thread-safe.
+// Constructed as HeadProducts, with a workspace of LmHead::workspace_bytes.
 class LmHead {
 public:
     LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
-    ~LmHead();
-    LmHead(const LmHead&) = delete;
-    LmHead& operator=(const LmHead&) = delete;
 
     // A run calls begin, then chunk 0 and every further chunk that contains labels, in order, then end.
     void begin(cudaStream_t stream);
     void chunk(int64_t index, cudaStream_t stream);
     void end(cudaStream_t stream);
-    std::string describe() const;  // one line per product
+    std::string describe() const { return products_.describe(); }
 
-    static int64_t workspace_bytes(const LmHeadShape& shape);
+    static int64_t workspace_bytes(const HeadShape& shape);
 
 private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    LmHeadShape shape_;
+    const void* loss_scale_;
+    void* loss_;
+    HeadProducts products_;
+    char* row_loss_;
 };
 
 }  // namespace surogate

@@ -7,6 +7,8 @@ frozen.
 
 from __future__ import annotations
 
+from typing import Any
+
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 
@@ -16,7 +18,7 @@ from .workspace import aligned
 NO_DW = -1
 """Dtype code that the binding takes if there is no weight gradient."""
 
-ROW_MULTIPLE = 64
+_ROW_MULTIPLE = 64
 """The row stride of the logits is a multiple of this many elements, so that 16-byte accesses are aligned."""
 
 
@@ -26,16 +28,34 @@ def sizes(op: Op) -> tuple[int, int, int, int]:
     return tokens, d_model, vocab_size, int(op.attrs["chunks"])
 
 
-def _workspace(op: Op, target: Target) -> int:
-    """Bytes of the layout in lm_head.cpp: cuBLASLt's workspace, logits, losses, row lists, x and dx of a chunk, dw."""
+def products_bytes(op: Op, target: Target, dx: bool, dtype_dw: str = "") -> int:
+    """Bytes of the layout in head_products.cpp: cuBLASLt's workspace, logits, row lists, x and dx of a chunk, dw."""
     tokens, d_model, vocab_size, chunks = sizes(op)
     dtype = op.ins[0].dtype
     rows = tokens // chunks
-    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // ROW_MULTIPLE) * ROW_MULTIPLE))
+    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE))
     x = aligned(DTYPES[dtype].nbytes(rows * d_model))
-    staged = len(op.outs) == 3 and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
+    staged = dtype_dw == "bf16" and (chunks > 1 or dtype == "fp32")
     dw = aligned(4 * vocab_size * d_model) if staged else 0
-    return library_bytes(target) + logits + 3 * aligned(4 * tokens) + x * min(len(op.outs), 2) + dw
+    return library_bytes(target) + logits + 2 * aligned(4 * tokens) + x * (1 + dx) + dw
+
+
+def launches(op: Op, ctx: BindContext, head: Any) -> tuple[Launch, ...]:
+    """Return the launches of a bound head. Chunks run that the labels of the batch reach."""
+    tokens, _, _, chunks = sizes(op)
+    counted = op.ins[2].name == "targets"  # the host knows the number of labels of the batch alone
+    above = [-1, *(i * tokens // chunks if counted else -1 for i in range(1, chunks))]
+    return (
+        Launch(ctx.call(head.begin)),
+        *(Launch(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
+        Launch(ctx.call(head.end)),
+    )
+
+
+def _workspace(op: Op, target: Target) -> int:
+    """Bytes of the layout in lm_head.cpp: products and row losses."""
+    dtype_dw = op.outs[2].dtype if len(op.outs) > 2 else ""
+    return products_bytes(op, target, len(op.outs) > 1, dtype_dw) + aligned(4 * op.ins[0].shape[0])
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
@@ -60,14 +80,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             is_timed(ctx.target),
             ctx.stream,
         )
-    tokens, _, _, chunks = sizes(op)
-    counted = op.ins[2].name == "targets"  # the host knows the number of labels of the batch alone
-    above = [-1, *(i * tokens // chunks if counted else -1 for i in range(1, chunks))]
-    return (
-        Launch(ctx.call(head.begin)),
-        *(Launch(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
-        Launch(ctx.call(head.end)),
-    )
+    return launches(op, ctx, head)
 
 
 def _supports(op: Op, target: Target) -> Support:

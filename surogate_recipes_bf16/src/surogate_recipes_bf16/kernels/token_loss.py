@@ -10,8 +10,7 @@ from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Suppor
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 
 from .dtypes import FLOATS, supports_accumulate
-from .loss import NO_DW, ROW_MULTIPLE, sizes
-from .workspace import aligned
+from .loss import NO_DW, launches, products_bytes, sizes
 
 
 def _gradients(op: Op) -> int:
@@ -20,15 +19,8 @@ def _gradients(op: Op) -> int:
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """Bytes of the layout in lm_head_tokens.cpp: cuBLASLt's workspace, logits, row lists, x and dx of a chunk, dw."""
-    tokens, d_model, vocab_size, chunks = sizes(op)
-    dtype, gradients = op.ins[0].dtype, _gradients(op)
-    rows = tokens // chunks
-    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // ROW_MULTIPLE) * ROW_MULTIPLE))
-    x = aligned(DTYPES[dtype].nbytes(rows * d_model))
-    staged = gradients == 2 and op.outs[1].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
-    dw = aligned(4 * vocab_size * d_model) if staged else 0
-    return library_bytes(target) + logits + 2 * aligned(4 * tokens) + x * min(gradients + 1, 2) + dw
+    gradients = _gradients(op)
+    return products_bytes(op, target, gradients > 0, op.outs[1].dtype if gradients == 2 else "")
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
@@ -57,14 +49,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             is_timed(ctx.target),
             ctx.stream,
         )
-    tokens, _, _, chunks = sizes(op)
-    counted = op.ins[2].name == "targets"  # the host knows the number of labels of the batch alone
-    above = [-1, *(i * tokens // chunks if counted else -1 for i in range(1, chunks))]
-    return (
-        Launch(ctx.call(head.begin)),
-        *(Launch(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
-        Launch(ctx.call(head.end)),
-    )
+    return launches(op, ctx, head)
 
 
 def _supports(op: Op, target: Target) -> Support:

@@ -1,0 +1,204 @@
+// The products of an LM head. Only labelled rows are processed, in chunks whose logits fit in the workspace.
+//
+//   rows    = indices of the labelled rows, ascending; chunk i begins at the (i * tokens / chunks)-th of them
+//   x_c     = x[rows of the chunk]                       0 after the last labelled row
+//   logits  = x_c w^T                                    [rows of a chunk, ld], rounded to the dtype of x
+//   dlogits                                              by the caller, in place of the logits, rounded
+//   dx[rows] = dlogits w                                 rounded once; 0 for unlabelled rows
+//   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
+//                                                        accumulated into; omitted if w is frozen
+//
+// The host knows the number of labels in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16
+// dw is written directly if a single bf16 product computes it; otherwise it is summed in fp32 in the workspace and
+// rounded once at the end.
+//
+// Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | rows and labels int32
+// [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there. Each part begins at a
+// multiple of 256 bytes.
+//
+// FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 1 or 2 in begin; 2 per chunk for the
+// logits, 2 for dx, 1 for dw; 0 or 1 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
+// compared with 6 * vocab_size FLOPs per element.
+
+#include "head_products.h"
+
+#include "elementwise.h"
+#include "loss.h"
+#include "surogate/check.h"
+#include "surogate/dtype.h"
+#include "surogate/gemm.h"
+#include "surogate/workspace.h"
+
+namespace surogate {
+namespace {
+
+struct Layout {
+    int64_t rows;       // rows of a chunk
+    int64_t ld;         // row stride of the logits in elements
+    bool is_dw_staged;  // dw is summed in the workspace
+    int64_t logits, row_index, labels, x, dx, dw, total;  // offsets in the workspace and its size, in bytes
+};
+
+Layout layout_of(const char* op, const HeadShape& s) {
+    check_positive(s.tokens, op, "tokens");
+    check_positive(s.d_model, op, "d_model");
+    check_positive(s.vocab_size, op, "vocab_size");
+    check_positive(s.chunks, op, "chunks");
+    SUROGATE_REQUIRE(s.tokens % s.chunks == 0, op,
+                     std::to_string(s.tokens) + " tokens cannot be split into " + std::to_string(s.chunks) +
+                         " equal chunks");
+    SUROGATE_REQUIRE(s.dtype == BF16 || s.dtype == FP32, op,
+                     std::string("dtype must be fp32 or bf16, got ") + name_of(s.dtype));
+    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op,
+                     "library_bytes must be a multiple of 256");
+    SUROGATE_REQUIRE(s.has_dx || !s.has_dw, op, "dw cannot be computed without dx");
+    if (s.has_dw) {
+        SUROGATE_REQUIRE(s.dtype_dw == BF16 || s.dtype_dw == FP32, op,
+                         std::string("dtype_dw must be fp32 or bf16, got ") + name_of(s.dtype_dw));
+        SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op, "accumulating into dw requires fp32");
+    }
+    Layout l{};
+    l.rows = s.tokens / s.chunks;
+    l.ld = round_up(s.vocab_size, 64);
+    l.is_dw_staged = s.has_dw && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
+    l.logits = s.library_bytes;
+    l.row_index = l.logits + aligned(l.rows * l.ld * bytes_of(s.dtype));
+    const int64_t per_token = aligned(s.tokens * 4);
+    const int64_t some_rows = aligned(l.rows * s.d_model * bytes_of(s.dtype));
+    l.labels = l.row_index + per_token;
+    l.x = l.labels + per_token;
+    l.dx = l.x + some_rows;
+    l.dw = l.dx + (s.has_dx ? some_rows : 0);
+    l.total = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
+    return l;
+}
+
+void check_buffers(const char* op, const HeadShape& s, const HeadBuffers& b) {
+    check_pointer(b.x, op, "x", workspace_alignment);
+    check_pointer(b.w, op, "w", workspace_alignment);
+    check_pointer(b.targets, op, "targets", 4);
+    check_pointer(b.workspace, op, "workspace", workspace_alignment);
+    if (s.has_dx) {
+        check_pointer(b.dx, op, "dx", workspace_alignment);
+    }
+    if (s.has_dw) {
+        check_pointer(b.dw, op, "dw", workspace_alignment);
+    }
+}
+
+}  // namespace
+
+struct HeadProducts::Impl {
+    const char* op;
+    HeadShape shape;
+    HeadBuffers b;
+    Layout layout;
+    std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null if not needed
+
+    Impl(const char* name, const HeadShape& s, const HeadBuffers& buffers, cudaStream_t stream)
+        : op(name), shape(s), b(buffers), layout(layout_of(name, s)) {
+        check_buffers(op, s, b);
+        const auto timed_on = [&](void* left, void* right, void* result) {
+            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
+        };
+        GemmShape product = of(layout.rows, s.vocab_size, s.d_model, s.dtype);
+        product.trans_b = true;
+        product.ldd = layout.ld;
+        logits = std::make_unique<Gemm>(product, timed_on(at(layout.x), b.w, at(layout.logits)), stream);
+        if (!s.has_dx) {
+            return;
+        }
+        product = of(layout.rows, s.d_model, s.vocab_size, s.dtype);
+        product.lda = layout.ld;
+        dx = std::make_unique<Gemm>(product, timed_on(at(layout.logits), b.w, at(layout.dx)), stream);
+        if (!s.has_dw) {
+            return;
+        }
+        product = of(s.vocab_size, s.d_model, layout.rows, layout.is_dw_staged ? FP32 : s.dtype_dw);
+        product.trans_a = true;
+        product.lda = layout.ld;
+        product.accumulate = s.accumulate_dw;
+        const GemmBuffers on = timed_on(at(layout.logits), at(layout.x), dw_sum());
+        dw_first = std::make_unique<Gemm>(product, on, stream);
+        if (s.chunks > 1) {
+            product.accumulate = true;
+            dw_next = std::make_unique<Gemm>(product, on, stream);
+        }
+    }
+
+    void* at(int64_t bytes) const { return static_cast<char*>(b.workspace) + bytes; }
+
+    void* row_index(int64_t chunk) const { return at(layout.row_index + chunk * layout.rows * 4); }
+
+    int64_t row_bytes() const { return shape.d_model * bytes_of(shape.dtype); }
+
+    // Destination of the dw products.
+    void* dw_sum() const { return layout.is_dw_staged ? at(layout.dw) : b.dw; }
+
+    GemmShape of(int64_t m, int64_t n, int64_t k, int dtype_d) const {
+        GemmShape product{};
+        product.m = m;
+        product.n = n;
+        product.k = k;
+        product.dtype_a = product.dtype_b = shape.dtype;
+        product.dtype_d = dtype_d;
+        product.library_bytes = shape.library_bytes;
+        product.alignment_a = product.alignment_b = product.alignment_d = 256;
+        return product;
+    }
+};
+
+HeadProducts::HeadProducts(const char* op, const HeadShape& shape, const HeadBuffers& buffers, cudaStream_t stream)
+    : impl_(std::make_unique<Impl>(op, shape, buffers, stream)) {}
+
+HeadProducts::~HeadProducts() = default;
+
+void HeadProducts::begin(cudaStream_t stream) {
+    const Impl& p = *impl_;
+    labelled_rows(p.b.targets, p.at(p.layout.row_index), p.at(p.layout.labels), p.shape.tokens, stream);
+    if (p.shape.has_dx) {
+        check_cuda(cudaMemsetAsync(p.b.dx, 0, p.shape.tokens * p.row_bytes(), stream), p.op);
+    }
+}
+
+HeadChunk HeadProducts::logits(int64_t index, cudaStream_t stream) {
+    const Impl& p = *impl_;
+    SUROGATE_REQUIRE(0 <= index && index < p.shape.chunks, p.op, "there is no chunk " + std::to_string(index));
+    const HeadChunk chunk{p.at(p.layout.logits), p.row_index(index),
+                          p.at(p.layout.labels + index * p.layout.rows * 4), p.layout.rows, p.layout.ld};
+    gather_rows(p.b.x, chunk.row_index, p.at(p.layout.x), chunk.rows, p.row_bytes(), stream);
+    p.logits->run({p.at(p.layout.x), p.b.w, chunk.logits, nullptr, p.b.workspace}, stream);
+    return chunk;
+}
+
+void HeadProducts::gradients(int64_t index, cudaStream_t stream) {
+    const Impl& p = *impl_;
+    void *dlogits = p.at(p.layout.logits), *dx_rows = p.at(p.layout.dx);
+    p.dx->run({dlogits, p.b.w, dx_rows, nullptr, p.b.workspace}, stream);
+    scatter_rows(dx_rows, p.row_index(index), p.b.dx, p.layout.rows, p.row_bytes(), stream);
+    if (p.shape.has_dw) {
+        Gemm& dw = index == 0 ? *p.dw_first : *p.dw_next;
+        dw.run({dlogits, p.at(p.layout.x), p.dw_sum(), nullptr, p.b.workspace}, stream);
+    }
+}
+
+void HeadProducts::end(cudaStream_t stream) {
+    const Impl& p = *impl_;
+    if (p.layout.is_dw_staged) {
+        cast(p.dw_sum(), p.b.dw, p.shape.vocab_size * p.shape.d_model, false, FP32, BF16, stream);
+    }
+}
+
+std::string HeadProducts::describe() const {
+    std::string text;
+    for (const Gemm* gemm : {impl_->logits.get(), impl_->dx.get(), impl_->dw_first.get(), impl_->dw_next.get()}) {
+        if (gemm != nullptr) {
+            text += (text.empty() ? "" : "\n") + gemm->describe();
+        }
+    }
+    return text;
+}
+
+int64_t HeadProducts::workspace_bytes(const char* op, const HeadShape& shape) { return layout_of(op, shape).total; }
+
+}  // namespace surogate
