@@ -1,5 +1,5 @@
 # Surogate with compiled kernels: docker build -t surogate .   (one architecture: --build-arg CUDAARCHS=90-real)
-#   docker run --gpus all -v "$PWD:/work" -v ~/.cache:/root/.cache surogate sft run.yaml
+#   docker run --gpus all -v "$PWD:/runs" -v ~/.cache:/root/.cache surogate sft run.yaml
 
 FROM python:3.12-slim AS build
 ARG CUDAARCHS
@@ -11,5 +11,5 @@ FROM python:3.12-slim
 COPY --from=build /source/dist /wheels
 COPY constraints/cpu.txt /wheels/constraints.txt
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt --find-links /wheels 'surogate[dora,tensorboard,wandb]'
-WORKDIR /work
+WORKDIR /runs
 ENTRYPOINT ["surogate"]

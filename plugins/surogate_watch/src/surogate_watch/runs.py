@@ -23,7 +23,7 @@ DEEPEST = 3
 
 STALLED_STEPS = 20
 STALLED_SECONDS = 120.0
-"""A run stalls if its last line is older than both: so many of its steps, and so many seconds."""
+"""A run stalls if its last line is older than both: that number of its steps, and of seconds."""
 
 RECENT = 20
 """Steps over which speed is averaged."""
