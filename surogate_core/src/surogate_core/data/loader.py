@@ -165,8 +165,9 @@ def counts(rows: PackedRows, chosen: Int64s) -> tuple[int, int, int]:
     _, start, stop = rows.documents(chosen)
     length = stop - start
     _, trained = rows.corpus.read(ranges(start, length))
-    trained[np.cumsum(length) - length] = False  # the first token of a document is no label
-    groups = len(_groups(rows, np.cumsum(length) - length, length, trained)) if rows.asked.group else 0
+    at = np.cumsum(length) - length
+    trained[at] = False  # the first token of a document is no label
+    groups = len(_groups(rows, at, length, trained)) if rows.asked.group else 0
     return int(length.sum()), int(np.count_nonzero(trained)), groups
 
 
