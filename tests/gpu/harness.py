@@ -169,17 +169,17 @@ class Setup:
         """Return a GPU worker with random weights, or with `weights` by checkpoint tensor name."""
         context = replace(self.context(), allow_reference=allow_reference)
         worker = Worker.on_gpu(self.assembly, context, 1, poison=poison)
-        self._fill(worker, weights)
+        self.fill(worker, weights)
         worker.start(graphs=graphs)
         return worker
 
     def cpu(self, *, weights: Mapping[str, torch.Tensor] | None = None) -> Worker:
         worker = Worker.on_cpu(self.assembly, self.registry.ops, 1)
-        self._fill(worker, weights)
+        self.fill(worker, weights)
         worker.start()
         return worker
 
-    def _fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    def fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         initialise((v for v in self.assembly.allocated if v.init), worker.buffers.persistent, 7)
         for part in self.assembly.staging:
             views = worker.staged(part)
@@ -251,7 +251,7 @@ def team_of(setup: Setup, comms: Sequence[Comm], *, graphs: bool = True) -> Iter
 
     team = Team(comms, make)
     try:
-        setup._fill(team)
+        setup.fill(team)
         team.start(graphs=graphs)
         yield team
     finally:

@@ -12,7 +12,7 @@ from runtime.collective_cases import check_collectives
 
 from surogate_core.api import World
 from surogate_core.assembly.assemble import assemble
-from surogate_core.runtime.comms import copies, gloo
+from surogate_core.runtime.comms import copies, exchange, gloo
 from surogate_core.runtime.launch import SingleComm
 
 from .harness import Setup, step, team_of
@@ -36,7 +36,7 @@ def test_the_collectives_of_one_rank_copy() -> None:
 
 
 def test_large_spans_are_combined_in_pieces_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PIECE", 10)
+    monkeypatch.setattr(exchange, "PIECE", 10)
     check_collectives(copies.connect([0] * 3), "cuda")
 
 

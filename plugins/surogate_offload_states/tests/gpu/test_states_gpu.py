@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from covering import settings
 from gpu.harness import SMALL, Setup
 
 from surogate_core.assembly.streaming import ZeroCopy
+from surogate_core.runtime.comms import copies
 from surogate_core.runtime.finite_check import all_finite
+from surogate_core.runtime.worker import Worker
 from surogate_core.testing.kernels import same_bits
 
 pytestmark = pytest.mark.gpu
@@ -75,18 +79,19 @@ def test_the_update_reads_and_writes_host_memory_without_copies(
     assert_same(trained(optimizer=optimizer, **dtypes), held)
 
 
-def test_workers_copy_host_memory_from_each_other() -> None:
+def test_ranks_take_weights_on_the_host_from_rank_0() -> None:
     setup = Setup(DEEP, adapter={"lora_rank": 8}, model_dtype="bf16", offload=("weights",))
-    assert setup.assembly.memory.host is not None
-    first, second = setup.gpu(), setup.gpu()
+    contexts = [replace(setup.context(), comm=comm) for comm in copies.connect([0, 0])]
+    first, second = (Worker.on_gpu(setup.assembly, context, 1) for context in contexts)
     frozen = [v for v in setup.assembly.allocated if v.place == "host"]
-    for value in frozen:
-        second.buffers.persistent(value).zero_()
-    second.copy_from(first)
+    setup.fill(first)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(Worker.share, (first, second)))
+    assert frozen
     for value in frozen:
         assert same_bits(second.buffers.persistent(value), first.buffers.persistent(value))
         assert first.buffers.persistent(value).is_pinned()
-    assert all_finite(first.params().values())  # on the device and on the host
+    assert all_finite(second.params().values())  # on the device and on the host
     first.close()
     second.close()
 
