@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(threads, 2)
 
 template <class T, int D>
 void launch(const void* qkv, const void* cu_seqlens, void* out, void* lse, const Sizes& sizes, cudaStream_t stream) {
-    allow_shared(attention_kernel<T, D>, shared_bytes<D>, "attention_plain");
+    allow_shared_memory(attention_kernel<T, D>, shared_bytes<D>, "attention_plain");
     attention_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
         static_cast<const T*>(qkv), static_cast<const int*>(cu_seqlens), static_cast<T*>(out),
         static_cast<float*>(lse), sizes);

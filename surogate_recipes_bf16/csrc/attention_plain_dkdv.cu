@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads, 2)
 template <class T, int D>
 void launch(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens, void* dqkv,
             const Sizes& sizes, const char* op, cudaStream_t stream) {
-    allow_shared(attention_dkdv_kernel<T, D>, shared_bytes<D>, op);
+    allow_shared_memory(attention_dkdv_kernel<T, D>, shared_bytes<D>, op);
     attention_dkdv_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.groups), threads, shared_bytes<D>, stream>>>(
         static_cast<const T*>(dout), static_cast<const T*>(qkv), static_cast<const float*>(lse),
         static_cast<const float*>(delta), static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);

@@ -160,7 +160,7 @@ void launch(const void* dout, const void* qkv, const void* out, const void* lse,
 
     delta_kernel<T><<<delta_blocks, threads, 0, stream>>>(d, static_cast<const T*>(out), row_sums, sizes);
     check_launch(op);
-    allow_shared(attention_dq_kernel<T, D>, shared_bytes<D>, op);
+    allow_shared_memory(attention_dq_kernel<T, D>, shared_bytes<D>, op);
     attention_dq_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
         d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, corrected_lse,
         static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);

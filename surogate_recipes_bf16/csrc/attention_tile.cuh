@@ -21,6 +21,7 @@
 
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "surogate/shared_memory.h"
 #include "surogate/vec.cuh"
 
 namespace surogate::attention {
@@ -261,12 +262,6 @@ struct Accumulator {
 };
 
 // -------------------------------------------------------------------------------------------------------- host code
-
-// Raises the kernel's limit of dynamic shared memory. This is not a stream operation, so it is allowed during capture.
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes, const char* op) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
-}
 
 inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads, int64_t head_dim,
                            int64_t window, double scale, double softcap, const char* op) {

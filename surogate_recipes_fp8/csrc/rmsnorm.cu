@@ -16,6 +16,8 @@
 //
 // Bytes moved per element: 2 (x) + 1 + 1; add: 4 + 2 + 1 + 1. Floor at 4.26 TB/s: 8,192 x 4,096 with add 63 us.
 // Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape.
+#include <surogate/shared_memory.h>
+
 #include "norm_rows.cuh"
 #include "norms.h"
 #include "quantize.cuh"
@@ -201,8 +203,7 @@ void launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t s
     const int lanes = octets <= 256 ? 32 : static_cast<int>(ceil_div(ceil_div(octets, held), 32) * 32);
     const auto run = [&](auto kernel) {
         const int64_t shared = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-                   op);
+        allow_shared_memory(kernel, static_cast<int>(shared), op);
         const int blocks = to_int(ceil_div(b.rows, b.tile_rows), op, "rows");
         kernel<<<blocks, threads_for(lanes, shared, blocks), shared, stream>>>(b, scale, lanes);
         check_launch(op);

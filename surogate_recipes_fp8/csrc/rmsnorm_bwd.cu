@@ -21,6 +21,7 @@
 // Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape. The partial rows add 8 bytes per column
 // and block, 2.5 % of the bytes at T = 8192.
 #include <surogate/rmsnorm_dx.cuh>
+#include <surogate/shared_memory.h>
 
 #include "column_sums.h"
 #include "norm_rows.cuh"
@@ -185,8 +186,7 @@ int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_
     const int64_t tile_bytes = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
     const int64_t shared = std::max<int64_t>(tile_bytes, HasDw ? 4 * b.columns : 0);
     const auto run = [&](auto kernel, int lanes) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-                   op);
+        allow_shared_memory(kernel, static_cast<int>(shared), op);
         const int threads = (lanes == 32 ? row_warps(blocks) * 32 : 512) / lanes * lanes;
         kernel<<<to_int(blocks, op, "rows"), threads, shared, stream>>>(b, scale, lanes);
         check_launch(op);

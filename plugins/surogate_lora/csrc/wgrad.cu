@@ -36,6 +36,7 @@
 
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "surogate/shared_memory.h"
 
 namespace surogate {
 namespace {
@@ -397,7 +398,7 @@ void lora_wgrad(const void* table, void* workspace, int64_t workspace_bytes, int
                      "workspace must have " + std::to_string(needed) + " bytes, got " + std::to_string(workspace_bytes));
     // ldmatrix reads an octet beyond an odd number of them, also in the last row.
     const int shared = to_int(stages * stage_bytes(most_octets) + 16, op, "shared memory");
-    check_cuda(cudaFuncSetAttribute(lora_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op);
+    allow_shared_memory(lora_wgrad_kernel, shared, op);
     const auto* words = static_cast<const int64_t*>(table);
     const int count = static_cast<int>(strips);
     auto* slots = static_cast<float4*>(workspace);

@@ -50,6 +50,7 @@
 #include "element.cuh"
 #include "surogate/check.h"
 #include "surogate/param_table.cuh"
+#include "surogate/shared_memory.h"
 #include "whole_octets.cuh"
 
 namespace surogate {
@@ -148,7 +149,7 @@ int grid_size(int chunks) {
     check_cuda(cudaGetDevice(&device), op);
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), op);
     const int bytes = sizeof(CodeTables);
-    check_cuda(cudaFuncSetAttribute(adamw_8bit_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
+    allow_shared_memory(adamw_8bit_kernel, bytes, op);
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, adamw_8bit_kernel, threads, bytes), op);
     return static_cast<int>(std::min<int64_t>(multiprocessors * blocks, ceil_div(chunks, warps)));
 }
