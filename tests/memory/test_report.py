@@ -316,6 +316,12 @@ def test_the_time_of_an_op_is_a_launch_and_the_longer_of_arithmetic_and_traffic(
         assert op_cost(toy(4), toy_definition(flops, traffic), d, WHOLE) == expected
 
 
+def test_an_op_is_priced_by_the_share_of_a_rate_that_its_kernel_names() -> None:
+    kernel = replace(WHOLE, arithmetic=("fp32", 0.25))
+    seconds = op_cost(toy(4), toy_definition(10**15, 1), DEVICES["h100"], kernel).seconds
+    assert seconds == pytest.approx(4 * 10**15 / DEVICES["h100"].flops["fp32"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("rate", "oldest"), [("fp8", 89), ("fp4", 100)])
 def test_an_op_is_priced_by_the_rate_that_it_names_and_in_fp32_where_no_kernel_can_have_it(
     rate: str, oldest: int
@@ -390,6 +396,14 @@ def test_little_attention_takes_no_longer_on_a_slower_gpu_than_its_share_of_the_
     assert shares["h200"] == shares["h100"] < shares["a100"] < shares["rtx4090"] < shares["l4"]
     small, large = (attention_share(attention(rows, 128, 4, 64), cpu()) for rows in (1, 1000))
     assert small == large
+
+
+def test_a_window_shortens_attention_forward_and_not_backward() -> None:
+    """cuDNN 9.19 on an H100: 269 and 894 us forward, 3,862 and 3,883 us backward."""
+    for kind, shorter in (("attention", 0.3), ("attention_bwd", 1.0)):
+        windowed, whole = (attention(1, 8192, 32, 128, kind, **more) for more in ({"window": 1024}, {}))
+        first, second = (op_cost(op, OPS[kind], DEVICES["h100"]).seconds for op in (windowed, whole))
+        assert first / second == pytest.approx(shorter, abs=0.03), kind
 
 
 def test_attention_is_a_small_part_of_a_short_step_on_a_cpu() -> None:

@@ -93,6 +93,8 @@ class KernelDef(Definition):
     memory_efficiency
                 share of the device's bandwidth at which it moves `OpDef.traffic` and `OpDef.passes`, measured inside of
                 steps, for plans. None: that of most kernels of the class of devices (`machine/prices.py`).
+    arithmetic  (rate, share): the rate of `DeviceInfo.flops` whose units it computes with, and the share of it that it
+                reaches, in place of `OpDef.math` and of the table of the class of devices.
     module      import name of the compiled module that `bind` imports ("my_package._C"), built by
                 SurogateKernels.cmake. A run is refused early if it is missing or has no code for the GPU. "": no check.
     """
@@ -105,4 +107,5 @@ class KernelDef(Definition):
     workspace: Callable[[Op, Target], Count] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
     memory_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    arithmetic: tuple[str, Annotated[float, Field(gt=0, le=1)]] | None = None
     module: str = ""

@@ -68,8 +68,12 @@ def op_cost(
         return Cost(0, copied, device.launch_seconds + copied / device.host_bandwidth)
     flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
-    rate = arithmetic_rate(op, definition, device)
-    arithmetic = flops / (rate * arithmetic_share(op, definition, flops, rate, device)) if flops else 0.0
+    rate = arithmetic_rate(op, definition, device, kernel)
+    if kernel and kernel.arithmetic:
+        share = kernel.arithmetic[1]
+    else:
+        share = arithmetic_share(op, definition, flops, rate, device)
+    arithmetic = flops / (rate * share) if flops else 0.0
     bandwidth = device.bandwidth * ((kernel and kernel.memory_efficiency) or prices(device).memory)
     longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
@@ -81,10 +85,16 @@ def op_cost(
     return Cost(flops, traffic + passes, seconds + waiting, 0.0, waiting, host, attention, products)
 
 
-def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
-    """Return the FLOP/s of `device` that price an op (`OpDef.math`). A device without that rate runs it in fp32."""
-    dtypes = (v.dtype for v in op.ins if v.dtype in device.flops)
-    rate = definition.math(op) if definition.math else next(dtypes, "fp32")
+def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo, kernel: KernelDef | None = None) -> float:
+    """Return the FLOP/s of `device` that price an op (`OpDef.math`) if `kernel` does not say which.
+
+    A device without that rate runs it in fp32.
+    """
+    if kernel and kernel.arithmetic:
+        rate = kernel.arithmetic[0]
+    else:
+        dtypes = (v.dtype for v in op.ins if v.dtype in device.flops)
+        rate = definition.math(op) if definition.math else next(dtypes, "fp32")
     return device.flops.get(rate, device.flops["fp32"])
 
 

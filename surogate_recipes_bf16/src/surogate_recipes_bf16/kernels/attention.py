@@ -57,7 +57,7 @@ def _plain_notice(op: Op, target: Target) -> str:
     if op.ins[0].dtype != "bf16" or (size <= 128 and not capped):
         return ""
     what = f"heads of {size}" if size > 128 else "a cap of scores"
-    return f"attention with {what} is computed by plain kernels in fp32 arithmetic, many times slower than planned."
+    return f"attention with {what} is computed by plain kernels in fp32 arithmetic, many times slower than cuDNN's."
 
 
 def _bind_plain(op: Op, ctx: BindContext) -> Call:
@@ -204,6 +204,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
             op="attention",
             dtypes=(*_ins("attention", dtype), *_outs("attention", dtype)),
             attrs=("window", "scale", "softcap"),
+            arithmetic=("fp32", 0.4),
             supports=_plain_supports,
             bind=_bind_plain,
             notice=_plain_notice,
@@ -212,6 +213,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
             attrs=("window", "scale", "softcap", "chunks"),
+            arithmetic=("fp32", 0.2),
             supports=_plain_supports,
             bind=_bind_plain_bwd,
             workspace=_plain_bwd_workspace,
@@ -219,7 +221,11 @@ PLAIN: tuple[KernelDef, ...] = tuple(
         ),
     )
 )
-"""Plain kernels, for fp32 and bf16."""
+"""Plain kernels, for fp32 and bf16.
+
+On an H100 (2026-11-25), rows of 2,048: 16.2, 24.0 and 15.7 TFLOP/s forward with heads of 64, 128 and 256, and 7.0, 11.9
+and 10.4 backward. Products in fp32 reach 49.5.
+"""
 
 KERNELS: tuple[KernelDef, ...] = (*CUDNN, *PLAIN)
 """In order of preference: the first supported kernel is used."""
