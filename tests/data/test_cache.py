@@ -50,7 +50,7 @@ def test_documents_are_the_texts_each_ended_by_eos(tmp_path: Path, tokenizer: To
     dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer)
     assert documents(dataset) == [[*tokenizer.encode_ids(text), 0] for text in texts if text]
     assert dataset.n_bytes == sum(len(text.encode()) for text in texts)
-    assert dataset.trained(0, dataset.n_tokens).all()
+    assert dataset.trained_at(np.arange(dataset.n_tokens)).all()
     assert (dataset.n_docs, dataset.max_token) == (len(texts) - 1, int(dataset.tokens.max()))
 
 
@@ -161,8 +161,8 @@ from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenizer import Tokenizer
 tokenize.SHARD_TOKENS, tokenize.CHUNK_ROWS = 500, 8
 entry = DatasetEntry(path=sys.argv[1], type="text")
-slowly = lambda rows, tokens: time.sleep(0.005)
-tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2])), Path(sys.argv[3]), slowly)
+slowly = lambda what: time.sleep(0.005)
+tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2])), Path(sys.argv[3]), moved=slowly)
 """
 
 
@@ -227,8 +227,8 @@ def test_mask_bits_survive_any_document_lengths(tmp_path: Path, word_tokenizer: 
     )
     texts = [" ".join(f"w{(i * 7 + j) % 97}" for j in range(i % 13 + 1)) for i in range(600)]
     dataset = tokenize_dataset(write_jsonl(tmp_path / "a.jsonl", texts), masked, NoOptions(), word_tokenizer(97))
-    assert dataset.trained(0, dataset.n_tokens).tolist() == (np.array(dataset.tokens) % 3 == 0).tolist()
-    assert dataset.trained(11, 30).tolist() == (np.array(dataset.tokens[11:30]) % 3 == 0).tolist()
+    assert dataset.trained_at(np.arange(dataset.n_tokens)).tolist() == (np.array(dataset.tokens) % 3 == 0).tolist()
+    assert dataset.trained_at(np.arange(11, 30)).tolist() == (np.array(dataset.tokens[11:30]) % 3 == 0).tolist()
     assert dataset.n_trained == int((np.array(dataset.tokens) % 3 == 0).sum())
 
 
@@ -268,13 +268,11 @@ def test_bos_is_added_on_demand_and_refused_without_one(tmp_path: Path, tokenize
     ]
 
 
-def test_progress_counts_rows_and_tokens(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
-    seen: list[tuple[int, int]] = []
+def test_progress_counts_rows(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    seen: list[str] = []
     entry = write_jsonl(tmp_path / "a.jsonl", [play] * 1000)
-    dataset = tokenize_dataset(
-        entry, TEXT, TextOptions(), tokenizer, progress=lambda rows, tokens: seen.append((rows, tokens))
-    )
-    assert seen == sorted(seen) and len(seen) > 2 and seen[-1] == (1000, dataset.n_tokens)
+    tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, moved=seen.append)
+    assert len(seen) > 2 and seen[-1] == f"tokenising {entry.path}, row 1,000"
 
 
 TOKENIZE = """

@@ -142,7 +142,7 @@ def test_loader_refuses_empty_data_and_sizes_below_one() -> None:
 
 
 def prefetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "surogate-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("surogate-prefetch")]
 
 
 def test_prefetch_yields_every_item_in_order_and_ends() -> None:

@@ -57,12 +57,12 @@ def test_an_interrupt_says_which_shards_are_kept(
     entry = DatasetEntry(path=str(tmp_path / "a.jsonl"))
     notes: list[str] = []
 
-    def stop(rows: int, tokens: int) -> None:
-        if rows > 256:
+    def stop(what: str) -> None:
+        if what.endswith("row 512"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, progress=stop, notice=notes.append)
+        tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, moved=stop, notice=notes.append)
     assert notes == ["datasets: 2 finished shards are kept: the next run continues there"]
     tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, notice=notes.append)
     assert "continuing after 2 shards" in notes[1]

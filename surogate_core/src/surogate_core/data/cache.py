@@ -79,20 +79,12 @@ class DamagedCache(Exception):
 
 
 @dataclass(frozen=True)
-class FoundOmission:
-    """An omission summed over the rows of a dataset. first: the first row with it ("rows.jsonl:7")."""
-
-    omission: Omission
-    first: str
-
-
-@dataclass(frozen=True)
 class TokenDataset:
     """The documents of a dataset as token ids. The arrays are memory maps if the dataset was opened from disk.
 
     tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
-    empty_rows: rows without a token, left out. hashes: uint64 [n_docs], of the tokens of each document. columns: by
-    name, float32 [n_tokens] or [n_docs]. group: as in `Manifest`.
+    omissions: each with the first row that has it ("rows.jsonl:7"). hashes: uint64 [n_docs], of the tokens of each
+    document. columns: by name, float32 [n_tokens] or [n_docs]. Others: as in `Manifest`.
     """
 
     tokens: npt.NDArray[Any]
@@ -102,7 +94,7 @@ class TokenDataset:
     max_token: int
     n_trained: int
     path: Path | None = None
-    omissions: Sequence[FoundOmission] = ()
+    omissions: Sequence[tuple[Omission, str]] = ()
     empty_rows: int = 0
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     columns: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
@@ -115,10 +107,6 @@ class TokenDataset:
     @property
     def n_tokens(self) -> int:
         return len(self.tokens)
-
-    def trained(self, start: int, stop: int) -> Bools:
-        """Return whether each of tokens `start` to `stop` is trained."""
-        return self.trained_at(np.arange(start, stop))
 
     def trained_at(self, index: Int64s) -> Bools:
         """Return whether each token of `index` is trained."""
@@ -155,7 +143,7 @@ def open_cache(directory: Path) -> TokenDataset:
         max_token=manifest.max_token,
         n_trained=manifest.n_trained,
         path=directory,
-        omissions=[FoundOmission(Omission(*fields), first) for *fields, first in manifest.omissions],
+        omissions=[(Omission(*fields), first) for *fields, first in manifest.omissions],
         empty_rows=manifest.empty_rows,
         hashes=np.memmap(directory / _HASHES, "<u8", "r"),
         columns={name: np.memmap(directory / column_file(name), "<f4", "r") for name in manifest.columns},
@@ -163,9 +151,12 @@ def open_cache(directory: Path) -> TokenDataset:
     )
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Progress of a writer. bits: mask bits of the last, incomplete byte, as "0" and "1"."""
+@dataclass
+class Counts:
+    """Progress of a writer: `rows` of the source, and as in `Manifest`.
+
+    bits: mask bits of the last, incomplete byte, as "0" and "1".
+    """
 
     rows: int = 0
     n_docs: int = 0
@@ -174,7 +165,7 @@ class _Counts:
     n_bytes: int = 0
     empty_rows: int = 0
     max_token: int = -1
-    omissions: Sequence[Sequence[Any]] = ()
+    omissions: list[list[Any]] = field(default_factory=list)
     bits: str = ""
 
 
@@ -182,9 +173,9 @@ class TokenWriter:
     """Writes a cache directory: documents are appended in order, and `publish` makes them visible atomically.
 
     A context manager; the caller must hold the lock of the directory. `finish_shard` makes what was appended durable.
-    If the process is killed or interrupted, the next writer of the same directory starts with `rows` rows and `shards`
-    shards done, and produces the same bytes. Leaving the context by another error, or without `publish`, removes the
-    partial directory.
+    If the process is killed or interrupted, the next writer of the same directory starts with the `counts` of the last
+    of `shards` shards, and produces the same bytes. Leaving the context by another error, or without `publish`, removes
+    the partial directory.
     """
 
     def __init__(
@@ -195,10 +186,7 @@ class TokenWriter:
         self._final = directory
         self._partial = directory.with_name(f"{directory.name}.partial")
         self._dtype = dtype
-        self._bits = np.zeros(0, np.bool_)  # fewer than 8: the last, incomplete byte
-        self.rows = self.n_docs = self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
-        self.max_token = -1
-        self.omissions: Sequence[Sequence[Any]] = []
+        self.counts = Counts()
         self.shards = 0
 
     def __enter__(self) -> Self:
@@ -213,13 +201,8 @@ class TokenWriter:
     def _open(self) -> None:
         self._partial.mkdir(exist_ok=True)
         found = list(_finished_shards(self._partial, self._sizes))
-        kept = found[-1] if found else _Counts()
-        self.shards = len(found)
-        for name, count in dataclasses.asdict(kept).items():
-            if name != "bits":
-                setattr(self, name, count)
-        self._bits = np.array([bit == "1" for bit in kept.bits], np.bool_)
-        self._files = {name: _open_at(self._partial / name, size) for name, size in self._sizes(kept).items()}
+        self.counts, self.shards = found[-1] if found else Counts(), len(found)
+        self._files = {name: _open_at(self._partial / name, size) for name, size in self._sizes(self.counts).items()}
         self._tokens, self._mask, self._lengths, self._hashes, *_ = self._files.values()
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
 
@@ -232,7 +215,7 @@ class TokenWriter:
             if error is None or isinstance(error, Exception) or not self.shards:
                 shutil.rmtree(self._partial, ignore_errors=True)
 
-    def _sizes(self, counts: _Counts) -> dict[str, int]:
+    def _sizes(self, counts: Counts) -> dict[str, int]:
         """Return the size in bytes of each file after `counts`."""
         of_column = {"token": 4 * counts.n_tokens, "document": 4 * counts.n_docs}
         return {
@@ -247,9 +230,7 @@ class TokenWriter:
         """Sync what was appended to disk, and record its extent in the journal."""
         for file in self._files.values():
             _sync(file)
-        counts = {name: getattr(self, name) for name in _Counts.__annotations__ if name != "bits"}
-        bits = "".join("01"[int(bit)] for bit in self._bits)
-        self._journal.write(json.dumps({**counts, "bits": bits}) + "\n")
+        self._journal.write(json.dumps(dataclasses.asdict(self.counts)) + "\n")
         _sync(self._journal)
         self.shards += 1
 
@@ -268,56 +249,49 @@ class TokenWriter:
         stops = np.cumsum(lengths)
         for start, stop in zip(stops - lengths, stops, strict=True):
             self._hashes.write(hashlib.blake2b(tokens[start:stop].tobytes(), digest_size=8).digest())
-        bits = np.concatenate([self._bits, trained])
+        bits = np.concatenate([_bools(self.counts.bits), trained])
         whole = len(bits) - len(bits) % 8
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
-        self._bits = bits[whole:]
+        self.counts.bits = "".join("01"[int(bit)] for bit in bits[whole:])
         self._lengths.write(lengths.astype("<i8").tobytes())
         for name in self._columns:
             self._files[column_file(name)].write((columns or {})[name].astype("<f4").tobytes())
-        self.n_docs += len(lengths)
-        self.n_tokens += len(tokens)
-        self.n_trained += int(np.count_nonzero(trained))
-        self.max_token = max(self.max_token, int(tokens.max()))
+        self.counts.n_docs += len(lengths)
+        self.counts.n_tokens += len(tokens)
+        self.counts.n_trained += int(np.count_nonzero(trained))
+        self.counts.max_token = max(self.counts.max_token, int(tokens.max()))
 
     def omit(self, omission: Omission, where: str) -> None:
         """Add an omission of the row at `where` to the sums."""
         kind = [omission.what, omission.unit, omission.why]
-        count, of, first = 0, 0, ""
-        others = []
-        for found in self.omissions:
-            if list(found[:3]) == kind:
-                count, of, first = found[3:]
-            else:
-                others.append(found)
-        if omission.count and not first:
-            first = where.rsplit("/", 1)[-1]
-        self.omissions = [*others, [*kind, count + omission.count, of + omission.of, first]]
+        found = next((sums for sums in self.counts.omissions if sums[:3] == kind), None)
+        if found is None:
+            found = [*kind, 0, 0, ""]
+            self.counts.omissions.append(found)
+        found[3] += omission.count
+        found[4] += omission.of
+        if omission.count and not found[5]:
+            found[5] = where.rsplit("/", 1)[-1]
 
     def publish(self, settings: Mapping[str, Any]) -> None:
         """Write offsets and manifest, sync everything to disk and rename the directory to its final name."""
-        self._mask.write(np.packbits(self._bits, bitorder="little").tobytes())
+        self._mask.write(np.packbits(_bools(self.counts.bits), bitorder="little").tobytes())
         self._lengths.flush()
         lengths = np.fromfile(self._partial / _LENGTHS, "<i8")
         with (self._partial / "offsets.npy").open("wb") as file:
             np.save(file, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
             _sync(file)
+        for sums in self.counts.omissions:
+            if not sums[0]:  # whole rows are left out
+                sums[4] = self.counts.rows
+        shared = Manifest.__annotations__.keys() & Counts.__annotations__
         manifest = Manifest(
             format=CACHE_FORMAT,
             dtype=self._dtype.str,
-            n_docs=self.n_docs,
-            n_tokens=self.n_tokens,
-            n_trained=self.n_trained,
-            n_bytes=self.n_bytes,
-            max_token=self.max_token,
-            empty_rows=self.empty_rows,
-            omissions=[
-                [what, unit, why, count, of if what else self.rows, first]  # without `what`, whole rows are left out
-                for what, unit, why, count, of, first in self.omissions
-            ],
             settings=settings,
             columns=self._columns,
             group=self._group,
+            **{name: getattr(self.counts, name) for name in shared},
         )
         with (self._partial / "manifest.json").open("w", encoding="utf-8") as text:
             json.dump(dataclasses.asdict(manifest), text, indent=1)
@@ -346,16 +320,16 @@ def column_file(name: str) -> str:
     return f"column.{name}.bin"
 
 
-def _finished_shards(directory: Path, sizes: Callable[[_Counts], Mapping[str, int]]) -> Iterator[_Counts]:
+def _finished_shards(directory: Path, sizes: Callable[[Counts], Mapping[str, int]]) -> Iterator[Counts]:
     """Yield the counts at the end of each shard whose data is in the files; nothing for a damaged directory."""
     try:
         lines = (directory / _JOURNAL).read_text(encoding="utf-8").splitlines()
-        present = {name: (directory / name).stat().st_size for name in sizes(_Counts())}
+        present = {name: (directory / name).stat().st_size for name in sizes(Counts())}
     except (OSError, ValueError):
         return
     for line in lines:
         try:
-            counts = _Counts(**json.loads(line))
+            counts = Counts(**json.loads(line))
             if len(counts.bits) != counts.n_tokens % 8 or any(
                 present[name] < size for name, size in sizes(counts).items()
             ):
@@ -363,6 +337,10 @@ def _finished_shards(directory: Path, sizes: Callable[[_Counts], Mapping[str, in
         except (ValueError, TypeError):  # the last line, if the process was killed while writing it
             return
         yield counts
+
+
+def _bools(bits: str) -> Bools:
+    return np.array([bit == "1" for bit in bits], np.bool_)
 
 
 def _open_at(path: Path, size: int) -> BinaryIO:

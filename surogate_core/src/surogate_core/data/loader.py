@@ -5,12 +5,13 @@ Micro-batches follow the contract of `api.BatchInputs`.
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,6 @@ from .pack import PackedRows, ranges
 from .permute import EVALUATION, SHUFFLE, permutation
 
 NO_LABEL = -100
-
-CLOSE_SECONDS = 1.0
 
 Int32s = npt.NDArray[np.int32]
 
@@ -247,20 +246,17 @@ def _with_asked(
 Item = TypeVar("Item")
 
 
-class Prefetch(Generic[Item]):
-    """Iterates over make(start) ... make(stop - 1), computed by a thread up to `ahead` items in advance.
+class Prefetch(Iterator[Item]):
+    """Iterates over make(start) ... make(stop - 1), computed by a thread up to `ahead` + 1 items in advance.
 
-    Also a context manager: leaving the context ends the thread, whether or not all items were read. An error of `make`
-    is raised by `next` at that item.
+    Also a context manager: leaving the context ends the thread, whether or not all items were read, once it is done
+    with the item in hand. An error of `make` is raised by `next` at that item.
     """
 
     def __init__(self, make: Callable[[int], Item], start: int, stop: int, ahead: int = 2) -> None:
-        self._items: queue.Queue[Item | _Failure | None] = queue.Queue(maxsize=ahead)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, args=(make, start, stop), name="surogate-prefetch", daemon=True
-        )
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="surogate-prefetch")
+        self._calls = (self._thread.submit(make, index) for index in range(start, stop))
+        self._items = deque(islice(self._calls, ahead + 1))
 
     def __enter__(self) -> Self:
         return self
@@ -268,47 +264,18 @@ class Prefetch(Generic[Item]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Item]:
-        return self
-
     def __next__(self) -> Item:
-        if self._closed.is_set():
+        if not self._items:
             raise StopIteration
-        item = self._items.get()
-        if item is None or isinstance(item, _Failure):
+        item = self._items.popleft()
+        self._items.extend(islice(self._calls, 1))
+        try:
+            return item.result()
+        except BaseException:
             self.close()
-            if item is None:
-                raise StopIteration
-            raise item.error
-        return item
+            raise
 
     def close(self) -> None:
-        """Stop the thread, and wait up to CLOSE_SECONDS for it.
-
-        It may be in the middle of a step of thousands of rows; finishing that step touches no shared data.
-        """
-        self._closed.set()
-        self._thread.join(CLOSE_SECONDS)
-
-    def _work(self, make: Callable[[int], Item], start: int, stop: int) -> None:
-        try:
-            for index in range(start, stop):
-                if not self._offer(make(index)):
-                    return
-            self._offer(None)
-        except BaseException as error:  # raised in the thread of the caller
-            self._offer(_Failure(error))
-
-    def _offer(self, item: Item | _Failure | None) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._items.put(item, timeout=0.05)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-
-@dataclass(frozen=True)
-class _Failure:
-    error: BaseException
+        """End the thread."""
+        self._items.clear()
+        self._thread.shutdown(cancel_futures=True)

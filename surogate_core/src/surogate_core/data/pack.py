@@ -10,8 +10,8 @@ groups of equal rows instead of rows: about a second for a million documents.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -60,27 +60,28 @@ class Corpus:
     def column(self, name: str, index: Int64s, bases: Int64s) -> npt.NDArray[np.float32]:
         """Return the numbers of a column at positions, or of documents. bases: the first of each dataset."""
         found = np.empty(index.shape, np.float32)
-        owners = np.searchsorted(bases, index, side="right") - 1
-        for owner in np.unique(owners):
-            own = owners == owner
-            found[own] = self.datasets[owner].columns[name][index[own] - bases[owner]]
+        for own, dataset, local in self._by_dataset(index, bases):
+            found[own] = dataset.columns[name][local]
         return found
 
     def read(self, positions: Int64s) -> tuple[npt.NDArray[np.int32], Bools]:
         """Return the tokens at `positions`, and whether each is trained."""
         tokens = np.empty(len(positions), np.int32)
         trained = np.empty(len(positions), np.bool_)
+        for own, dataset, local in self._by_dataset(positions, self.bases):
+            tokens[own] = dataset.tokens[local]
+            trained[own] = dataset.trained_at(local)
+        return tokens, trained
+
+    def _by_dataset(self, index: Int64s, bases: Int64s) -> Iterator[tuple[Bools | slice, TokenDataset, Int64s]]:
+        """Yield which entries of `index` lie in a dataset, the dataset, and these entries counted from its first."""
         if len(self.datasets) == 1:
-            tokens[:] = self.datasets[0].tokens[positions]
-            trained[:] = self.datasets[0].trained_at(positions)
-            return tokens, trained
-        owners = np.searchsorted(self.bases, positions, side="right") - 1
+            yield slice(None), self.datasets[0], index
+            return
+        owners = np.searchsorted(bases, index, side="right") - 1
         for owner in np.unique(owners):
             own = owners == owner
-            local = positions[own] - self.bases[owner]
-            tokens[own] = self.datasets[owner].tokens[local]
-            trained[own] = self.datasets[owner].trained_at(local)
-        return tokens, trained
+            yield own, self.datasets[owner], index[own] - bases[owner]
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,7 @@ class DocumentSpans:
     corpus: Corpus
     start: Int64s
     stop: Int64s
-    whole: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
-
-    def __post_init__(self) -> None:
-        if len(self.whole) != len(self.start):
-            object.__setattr__(self, "whole", np.zeros(len(self.start), np.bool_))
+    whole: Bools
 
     @classmethod
     def of(cls, datasets: Sequence[TokenDataset]) -> DocumentSpans:
@@ -106,8 +103,9 @@ class DocumentSpans:
         pairs = list(zip(datasets, corpus.bases, strict=False))
         starts = [dataset.offsets[:-1][:: dataset.group] + base for dataset, base in pairs]
         stops = [dataset.offsets[dataset.group :: dataset.group] + base for dataset, base in pairs]
-        none = np.zeros(0, np.int64)
-        return cls(corpus, np.concatenate([none, *starts]), np.concatenate([none, *stops]))
+        start = np.concatenate([np.zeros(0, np.int64), *starts])
+        stop = np.concatenate([np.zeros(0, np.int64), *stops])
+        return cls(corpus, start, stop, np.zeros(len(start), np.bool_))
 
     @classmethod
     def joined(cls, parts: Sequence[DocumentSpans]) -> DocumentSpans:

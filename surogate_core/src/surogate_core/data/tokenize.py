@@ -9,9 +9,9 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,8 +29,8 @@ from ..errors import ConfigError, PluginError, RunStopped
 from ..machine.progress import Progress, print_notice
 from .cache import (
     CACHE_FORMAT,
+    Counts,
     DamagedCache,
-    FoundOmission,
     TokenDataset,
     TokenWriter,
     default_cache_root,
@@ -54,8 +54,8 @@ SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
 Notice = Callable[[str], None]
-OnProgress = Callable[[int, int], None]
-"""Called with the rows and the tokens done so far."""
+OnProgress = Callable[[Counts], None]
+"""Called with what is done so far."""
 
 
 def tokenize_dataset(
@@ -64,7 +64,6 @@ def tokenize_dataset(
     options: BaseModel,
     tokenizer: RowTokenizer,
     cache_root: Path | None = None,
-    progress: OnProgress | None = None,
     *,
     where: str = "datasets",
     notice: Notice = print_notice,
@@ -75,10 +74,9 @@ def tokenize_dataset(
 ) -> TokenDataset:
     """Return the documents of `entry` as tokens, memory-mapped from the cache in `cache_root`.
 
-    source: the rows, if they are already open. rows: their number, if it is known. progress: None shows it after two
-    seconds. skip_bad: leave out rows that the type refuses, and count them. notice: called with lines for the user,
-    among them the parts of rows that are not in the tokens, also if the tokens come from the cache. moved: called with
-    what is being tokenised, again and again.
+    source: the rows, if they are already open. rows: their number, if it is known. skip_bad: leave out rows that the
+    type refuses, and count them. notice: called with lines for the user, among them the parts of rows that are not in
+    the tokens, also if the tokens come from the cache. moved: called with what is being tokenised, again and again.
 
     The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
     If the dataset is missing or damaged, the rows are streamed and tokenised in threads, starting after the last shard
@@ -94,15 +92,12 @@ def tokenize_dataset(
         directory = (cache_root or default_cache_root()) / key
 
         def write(writer: TokenWriter) -> None:
-            def show(rows: int, tokens: int) -> None:
-                moved(f"tokenising {entry.path}, row {rows:,}")
-                if progress is None:
-                    shown(rows, f" ({tokens:,} tokens)")
-                else:
-                    progress(rows, tokens)
+            def show(done: Counts) -> None:
+                moved(f"tokenising {entry.path}, row {done.rows:,}")
+                shown(done.rows, f" ({done.n_tokens:,} tokens)")
 
             _write(writer, opened, format_def, options, tokenizer, show, skip_bad)
-            if writer.n_docs == 0:
+            if writer.counts.n_docs == 0:
                 raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
             writer.publish(settings)
 
@@ -116,13 +111,12 @@ def tokenize_dataset(
     return dataset
 
 
-def omission_lines(found: Sequence[FoundOmission]) -> Iterator[str]:
+def omission_lines(found: Iterable[tuple[Omission, str]]) -> Iterator[str]:
     """Yield a line for each kind of omission: "the reasoning of 2 of 3 answers: why (first: rows.jsonl:7)"."""
-    for one in found:
-        omission = one.omission
+    for omission, first in found:
         if omission.count:
             what = f"{omission.what} of " if omission.what else ""
-            yield f"{what}{omission.count:,} of {omission.of:,} {omission.unit}: {omission.why} (first: {one.first})"
+            yield f"{what}{omission.count:,} of {omission.of:,} {omission.unit}: {omission.why} (first: {first})"
 
 
 def _written(
@@ -143,8 +137,8 @@ def _written(
             with make() as writer:
                 if writer.shards:
                     notice(
-                        f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
-                        "interrupted process has tokenised"
+                        f"{where}: continuing after {writer.shards:,} shards ({writer.counts.n_tokens:,} tokens) that "
+                        "an interrupted process has tokenised"
                     )
                 try:
                     write(writer)
@@ -158,7 +152,7 @@ def _written(
 
 
 def _no_documents(writer: TokenWriter) -> str:
-    reasons = [why for what, _, why, count, *_ in writer.omissions if not what and count]
+    reasons = [why for what, _, why, count, *_ in writer.counts.omissions if not what and count]
     if not reasons:
         return "every row is empty. Use other data."
     return f"every row is left out: {'; '.join(reasons)}. Use a chat template that writes these parts, or other data."
@@ -254,7 +248,8 @@ def _write(
     """Tokenise in threads, and append in the order of the rows."""
     columns = list(format_def.fields(options))
     workers = len(os.sched_getaffinity(0))
-    kept = writer.n_tokens
+    done = writer.counts
+    kept = done.n_tokens
     pending: deque[Future[_Chunk]] = deque()
     bad: list[ConfigError] = []
 
@@ -270,17 +265,17 @@ def _write(
             writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.columns)
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
-            writer.n_bytes += chunk.n_bytes
-            writer.empty_rows += chunk.empty
-            writer.rows += chunk.rows
-            if writer.n_tokens - kept >= SHARD_TOKENS:
+            done.n_bytes += chunk.n_bytes
+            done.empty_rows += chunk.empty
+            done.rows += chunk.rows
+            if done.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
-                kept = writer.n_tokens
-            progress(writer.rows, writer.n_tokens)
+                kept = done.n_tokens
+            progress(done)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = islice(source.rows(columns, format_def.optional(options)), writer.rows, None)
+            left = islice(source.rows(columns, format_def.optional(options)), done.rows, None)
             for rows in _chunks(left, columns):
                 pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer, skip_bad))
                 drain(2 * workers)
@@ -332,7 +327,7 @@ def _encode(
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
-    omitted: dict[Omission, tuple[int, int, str]] = {}
+    omitted: list[tuple[Omission, str]] = []
     bad: list[ConfigError] = []
     n_bytes = empty = 0
     for row in rows:
@@ -351,11 +346,7 @@ def _encode(
         # of a row that is left out, only that
         out = next((document.left_out for document in documents if document.left_out), "")
         found = [omission for document in documents for omission in document.omissions]
-        for omission in [Omission("", "rows", out)] if out else found:
-            kind = replace(omission, count=0, of=0)
-            count, of, first = omitted.get(kind, (0, 0, ""))
-            first = first or (row.where if omission.count else "")
-            omitted[kind] = (count + omission.count, of + omission.of, first)
+        omitted += [(omission, row.where) for omission in ([Omission("", "rows", out)] if out else found)]
         if out or not any(len(document.tokens) for document in documents):
             empty += not out
             continue
@@ -374,6 +365,6 @@ def _encode(
         rows=len(rows),
         empty=empty,
         n_bytes=n_bytes,
-        omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
+        omissions=omitted,
         bad=bad,
     )
