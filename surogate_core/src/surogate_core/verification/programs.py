@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
 from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
@@ -21,15 +21,7 @@ class Subject(NamedTuple):
     plan: Plan
 
 
-EXACT: Final = Precision(
-    model="fp32",
-    matmul="fp32",
-    gradient="fp32",
-    master="fp32",
-    adapter="fp32",
-    param_grad="fp32",
-    optimizer_state="fp32",
-)
+EXACT: Final = Precision(**{field.name: "fp32" for field in fields(Precision)})  # type: ignore[arg-type]
 
 
 class WithoutDropout:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from ..assembly.inputs import PlanInputs
+from ..data.cache import Int64s, TokenDataset
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, MicroBatch, micro_batch
+from ..data.pack import Corpus, PackedRows
 from ..data.permute import SHUFFLE, permutation
 from ..errors import ConfigError
 
@@ -35,43 +37,37 @@ class ComparedRows:
 
 def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random rows of the training data, cut to the compared length. Rows without a label are skipped."""
-    n_rows, length = inputs.batch_size, inputs.seq_len
-    found: list[MicroBatch] = []
-    order = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
-    for row in order:
-        whole = micro_batch(data.train, np.array([row]), 1, data.tokenizer.padding_id)
-        cut = _cut(whole, length, _documents_a_row(inputs), data.tokenizer.padding_id)
-        found += [cut] * bool(cut.n_valid)
-        if len(found) == n_rows:
-            break
-    if not found:
+    n_rows, length, padding = inputs.batch_size, inputs.seq_len, data.tokenizer.padding_id
+    tried = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
+    rows = _cut(data.train, tried, inputs)
+    labelled = [row for row in range(len(tried)) if micro_batch(rows, np.array([row]), 1, padding).n_valid]
+    if not labelled:
         raise ConfigError(
-            f"datasets: none of {len(order)} rows has a label in its first {length} tokens. Raise --length, "
+            f"datasets: none of {len(tried)} rows has a label in its first {length} tokens. Raise --length, "
             "or use --random-tokens."
         )
-    distinct = len(found)
-    while len(found) < n_rows:  # few rows with labels: repeat them
-        found.append(found[len(found) % distinct])
-    batch = _joined(found, length, inputs)
+    chosen = np.resize(labelled[:n_rows], n_rows)  # few rows with labels are repeated
+    batch = micro_batch(rows, chosen, n_rows, padding)
     return ComparedRows(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
 
 
 def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random tokens in documents of random lengths, all of them labelled."""
-    n_rows, length = inputs.batch_size, inputs.seq_len
+    n_rows, length, vocab_size = inputs.batch_size, inputs.seq_len, inputs.dims.vocab_size
     rng = np.random.default_rng(seed)
     documents = min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, max(1, length // 8))
-    rows = []
-    for _ in range(n_rows):
+    bounds: list[int] = []
+    tokens = []
+    for row in range(n_rows):
         inner = sorted(rng.choice(np.arange(2, length - 1), documents - 1, replace=False).tolist())
-        starts = np.array([0, *inner], np.int32)
-        tokens = rng.integers(0, inputs.dims.vocab_size, length, dtype=np.int32)
-        targets = np.append(tokens[1:], NO_LABEL).astype(np.int32)
-        targets[starts[1:] - 1] = NO_LABEL
-        positions = np.arange(length) - np.repeat(starts, np.diff(np.append(starts, length)))
-        labels = int((targets != NO_LABEL).sum())
-        rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
-    batch = _joined(rows, length, inputs)
+        bounds += [row * length + start for start in (0, *inner)]
+        tokens.append(rng.integers(0, vocab_size, length, dtype=np.int32))
+    offsets, total = np.array([*bounds, n_rows * length]), n_rows * length
+    all_trained = np.full(-(-total // 8), 0xFF, np.uint8)
+    corpus = Corpus((TokenDataset(np.concatenate(tokens), all_trained, offsets, 0, vocab_size - 1, total),))
+    of_rows = np.arange(n_rows + 1) * documents
+    rows = PackedRows(corpus, length, offsets[:-1], offsets[1:], of_rows, _documents_a_row(inputs))
+    batch = micro_batch(rows, np.arange(n_rows), n_rows, 0)
     return ComparedRows(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
 
 
@@ -80,29 +76,14 @@ def _documents_a_row(inputs: PlanInputs) -> int:
     return inputs.max_documents // inputs.batch_size
 
 
-def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
-    """Return the first `length` positions of a batch of one row. Past `most` - 1 documents it becomes padding."""
-    starts = row.cu_seqlens[: row.n_documents]
-    starts = starts[starts < length]
-    tokens, targets, positions = (a[:length].copy() for a in (row.tokens, row.targets, row.positions))
-    if len(starts) > most:
-        starts = starts[:most]
-        end = starts[-1]
-        tokens[end:], targets[end:], positions[end:] = pad_id, NO_LABEL, np.arange(length - end)
-    return MicroBatch(tokens, targets, positions, starts, length, int((targets != NO_LABEL).sum()))
-
-
-def _joined(rows: list[MicroBatch], length: int, inputs: PlanInputs) -> MicroBatch:
-    """Join rows into one batch. Their `cu_seqlens` hold only the starts of their documents."""
-    total = length * len(rows)
-    starts = np.concatenate([row.cu_seqlens + n * length for n, row in enumerate(rows)])
-    cu_seqlens = np.full(inputs.max_documents + 1, total, np.int32)
-    cu_seqlens[: len(starts)] = starts
-    return MicroBatch(
-        np.concatenate([row.tokens for row in rows]),
-        np.concatenate([row.targets for row in rows]),
-        np.concatenate([row.positions for row in rows]),
-        cu_seqlens,
-        total,
-        sum(row.n_valid for row in rows),
-    )
+def _cut(rows: PackedRows, chosen: Int64s, inputs: PlanInputs) -> PackedRows:
+    """Return the first positions of rows, as many as are compared, and of these the documents that programs allow."""
+    spans: list[tuple[Int64s, Int64s]] = []
+    for row in chosen:
+        _, start, stop = (found[: _documents_a_row(inputs) - 1] for found in rows.documents(np.array([row])))
+        room = inputs.seq_len - (np.cumsum(stop - start) - (stop - start))
+        spans.append((start[room > 0], np.minimum(stop, start + room)[room > 0]))
+    starts, stops = (np.concatenate(found) for found in zip(*spans, strict=True))
+    offsets = np.cumsum([0, *(len(start) for start, _ in spans)])
+    corpus = Corpus(tuple(replace(dataset, group=1) for dataset in rows.corpus.datasets))  # groups may be cut
+    return PackedRows(corpus, inputs.seq_len, starts, stops, offsets, _documents_a_row(inputs))
