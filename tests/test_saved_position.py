@@ -9,7 +9,7 @@ import pytest
 
 from surogate_core.checkpoint.manifest import Manifest
 from surogate_core.checkpoint.resume import Resumed
-from surogate_core.checkpoint.saved_run import _position
+from surogate_core.checkpoint.saved_run import _progress
 from surogate_core.errors import ConfigError
 
 POSITION = {"tokens": 8, "seconds": 0.5, "nonfinite": 0, "loss": 2.0, "lr": 1e-3, "evaluations": []}
@@ -21,7 +21,7 @@ def resumed(**changes: Any) -> Resumed:
 
 
 def test_a_whole_position_is_read() -> None:
-    assert _position(resumed()).tokens == 8
+    assert _progress(resumed()).tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_whole_position_is_read() -> None:
 )
 def test_an_impossible_value_is_refused_with_the_name_of_the_field(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"position\.{field}: .* The checkpoint is damaged: resume from another one"):
-        _position(resumed(**{field: value}))
+        _progress(resumed(**{field: value}))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_128
 
 from ..config.errors import keys_of
@@ -43,25 +43,10 @@ if TYPE_CHECKING:
 View = Callable[[Value], Pieces]
 """value -> what a process has of it."""
 
-MAX_STEP = 2**31 - 1
-MAX_FP32 = 3.4e38
-"""Largest values of the program inputs `step` (int32) and `lr` (fp32)."""
-
 _NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
-
-
-class _Position(BaseModel):
-    """The schema of `Manifest.position`."""
-
-    tokens: int = Field(ge=0)
-    seconds: float = Field(ge=0, allow_inf_nan=False)
-    nonfinite: int = Field(ge=0)
-    loss: float | None
-    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # older checkpoints have none
-    evaluations: list[tuple[int, float, int]]
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +130,11 @@ class SavedRun:
         if self.metrics.is_file():
             for path in (self.metrics, self.metrics.parent):  # the folder holds the name of a new file
                 sync(path)
-        position = {name: getattr(progress, name) for name in _POSITION}
         write_manifest(
             directory,
             Manifest(
                 step=step,
-                position=position | {"evaluations": progress.evaluations},
+                position={name: getattr(progress, name) for name in _POSITION},
                 facts=self.facts,
                 config=resolved(run.loaded),
                 versions=self.versions,
@@ -177,16 +161,11 @@ class SavedRun:
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
-        position = _position(resumed)
+        progress = _progress(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
             load_base(self.run, self.plan.assembly, worker)
         self._load(resumed.directory, worker.pieces, {*self.values})
-        step = resumed.step
-        worker.restored(lr=position.lr, step=step, skipped=position.nonfinite)
-        progress = Progress(
-            step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
-        )
-        progress.evaluations += position.evaluations
+        worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
         return progress
 
     def restore_parts(self, directory: Path, worker: Worker | Team) -> None:
@@ -217,20 +196,16 @@ class SavedRun:
         return kept_values(assembly, stored, self.plan.inputs.precision.model)
 
 
-def _position(resumed: Resumed) -> _Position:
-    if not 0 <= resumed.step <= MAX_STEP:
-        raise ConfigError(
-            f"{resumed.directory / MANIFEST}: step is {str(resumed.step)[:20]}. The checkpoint is damaged: resume from "
-            "another one."
-        )
+def _progress(resumed: Resumed) -> Progress:
+    steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
     try:
-        return _Position.model_validate(resumed.manifest.position)
+        return TypeAdapter(Progress).validate_python({**resumed.manifest.position, **steps})
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
         raise ConfigError(
-            f"{resumed.directory / MANIFEST}: position.{where}: {wrong['msg']}. The checkpoint is damaged: resume from "
-            "another one."
+            f"{resumed.directory / MANIFEST}: {'' if where in steps else 'position.'}{where}: {wrong['msg']}. The "
+            "checkpoint is damaged: resume from another one."
         ) from None
 
 
