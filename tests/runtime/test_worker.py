@@ -17,7 +17,7 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.inputs import Inputs
 from surogate_core.runtime.launch import ALONE
-from surogate_core.runtime.readings import HostReadings, ReadyReading
+from surogate_core.runtime.readings import ReadyReading
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.runtime.worker import Worker
 
@@ -37,15 +37,14 @@ class Recorder(ReferenceExecutor):
         self.calls.append(f"walk {program}")
         super().walk(program, after, labels)
 
-    def readings(self, values: Sequence[Tensor]) -> HostReadings:
-        calls = self.calls
+    def readings(self, values: Sequence[Tensor]) -> Callable[[], ReadyReading]:
+        read = super().readings(values)
 
-        class Recorded(HostReadings):
-            def enqueue(self) -> ReadyReading:
-                calls.append("read")
-                return super().enqueue()
+        def recorded() -> ReadyReading:
+            self.calls.append("read")
+            return read()
 
-        return Recorded(values)
+        return recorded
 
     def capture(self) -> None:
         self.calls.append("capture")

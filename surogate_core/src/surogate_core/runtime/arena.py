@@ -82,7 +82,6 @@ class Buffers:
         raise ProgramError(f"{value!r} is not in the memory plan")
 
     def view(self, value: Value, program: str) -> Tensor:
-        """Return the view of any value that `program` uses."""
         if value.role not in ("act", "staged"):
             return self.persistent(value)
         memory, offset = self._in_arena(value, program)
@@ -155,7 +154,6 @@ def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
 
 
 def view_of(memory: Tensor, offset: int, value: Value) -> Tensor:
-    """Return the view of a value whose bytes begin at an offset."""
     return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)
 
 

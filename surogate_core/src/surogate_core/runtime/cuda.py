@@ -23,7 +23,7 @@ from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program
 from .arena import Buffers
 from .bind import BoundProgram, ExecutionContext, bind, each_once
-from .readings import DeviceReadings
+from .readings import PendingReading, device_readings
 
 
 def order_streams(
@@ -121,8 +121,8 @@ class CudaExecutor:
                 if op.owner in (None, self._rank):
                     after(index)
 
-    def readings(self, values: Sequence[Tensor]) -> DeviceReadings:
-        return DeviceReadings(values, self._stream)
+    def readings(self, values: Sequence[Tensor]) -> Callable[[], PendingReading]:
+        return device_readings(values, self._stream)
 
     @torch.no_grad()
     def warm_up(self) -> None:
@@ -173,7 +173,6 @@ class CudaExecutor:
 
 
 def _calls(bound: BoundProgram, lanes: Collection[Lane]) -> Iterator[Call]:
-    """The calls of all ops on these lanes."""
     for op, launches in zip(bound.ops, bound.launches, strict=True):
         if op.lane in lanes:
             yield from (launch.call for launch in launches)

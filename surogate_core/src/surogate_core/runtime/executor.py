@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .readings import Readings
+from .readings import Reading
 
 
 class Executor(Protocol):
@@ -33,8 +33,11 @@ class Executor(Protocol):
         """Run op by op, never as a graph. Calls `after` with the index of each op once it is enqueued, but not of those
         that other ranks own."""
 
-    def readings(self, values: Sequence[Tensor]) -> Readings:
-        """Return what reads these two scalars, loss and norm, after each step. Call once, before the first step."""
+    def readings(self, values: Sequence[Tensor]) -> Callable[[], Reading]:
+        """Return what reads these scalars as they are once all work enqueued so far is done.
+
+        Call this once, before the first step, and what it returns after each step.
+        """
 
     def connect(self) -> None:
         """Set up the connections to the other workers, which must call this at the same time. Overwrites buffers."""

@@ -46,7 +46,6 @@ class Upload:
                 event.record(self._stream)
 
     def finish(self) -> None:
-        """Wait for all copies."""
         if self._stream is not None:
             self._stream.synchronize()
 

@@ -54,7 +54,6 @@ class Contents:
 
 
 def contents(tensor: Tensor) -> Contents:
-    """Return the statistics of a contiguous tensor."""
     n_nan, n_inf, first, largest = 0, 0, None, 0.0
     for start, part in _parts(tensor):
         if _bounds(part).isfinite().all():

@@ -125,23 +125,20 @@ class HostCopy:
 
 
 class TeamCopy:
-    """The copies of the ranks of a process, used as one. The first rank has the values that are no parts."""
+    """The copies of the ranks of a process, used as one `HostCopy`. The first rank has the values that are no parts."""
 
     def __init__(self, copies: Mapping[int, HostCopy], ranks: range) -> None:
         """`copies` are those of the `ranks` of the process that have something to copy."""
         self._copies, self._ranks = copies, ranks
 
     def wait(self) -> None:
-        """See `HostCopy.wait`."""
         for copy in self._copies.values():
             copy.wait()
 
     def pieces(self, value: Value) -> Pieces:
-        """See `HostCopy.pieces`."""
         return pieces_of(value, lambda rank: self._copies[rank].view(value), self._ranks)
 
     def release(self) -> None:
-        """See `HostCopy.release`."""
         for copy in self._copies.values():
             copy.release()
 

@@ -44,5 +44,4 @@ def pin(memory: Tensor, device: torch.device) -> None:
 
 
 def unpin(memory: Tensor) -> None:
-    """Unpin what `pin` has pinned."""
     ctypes.CDLL(DRIVER).cuMemHostUnregister(ctypes.c_void_p(memory.data_ptr()))

@@ -88,7 +88,6 @@ class Library:
         return number.value
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Call a function of `_SIGNATURES`."""
         self.check(getattr(self._functions, name)(*arguments), name)
 
     def check(self, result: int, what: str) -> None:

@@ -26,17 +26,14 @@ class Pieces:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Pieces:
-        """Return all elements of a contiguous tensor."""
         return cls(tuple(tensor.shape), 0, [tensor.view(-1)])
 
     @property
     def count(self) -> int:
-        """Number of elements."""
         return sum(tensor.numel() for tensor in self.tensors)
 
     @property
     def complete(self) -> bool:
-        """Whether these are all elements of the tensor."""
         return self.count == prod(self.shape)
 
     def tensor(self) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,25 +34,8 @@ class Reading(Protocol):
         """
 
 
-class Readings(Protocol):
-    """Reads the same scalars at the end of each step."""
-
-    def enqueue(self) -> Reading:
-        """Return a reading of the values as they are once all work enqueued so far is done."""
-
-
-class HostReadings:
-    """Readings on a CPU, which are ready at once."""
-
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        self._values = values
-
-    def enqueue(self) -> ReadyReading:
-        return ReadyReading(tuple(map(float, self._values)))
-
-
 class ReadyReading:
-    """The reading of a step that is done."""
+    """The reading of a step that is done, as all are on a CPU."""
 
     ready = True
 
@@ -94,36 +77,6 @@ class TableReading(HostCopyOf):
             self._event.synchronize()
         rows: list[list[float]] = self._host[0].tolist()
         return rows
-
-
-class TableReadings:
-    """Reads the same table after different steps: a ring of READINGS that are used in turn.
-
-    `stream` is that of the programs; None on a CPU. The pinned memory is allocated here.
-    """
-
-    def __init__(self, table: Tensor, stream: torch.cuda.Stream | None) -> None:
-        self._ring = cycle([TableReading([table], stream) for _ in range(READINGS)])
-
-    def enqueue(self) -> TableReading:
-        reading = next(self._ring)
-        reading.enqueue()
-        return reading
-
-
-class DeviceReadings:
-    """Readings on a GPU, copied to pinned memory on `stream`: a ring of READINGS that are used in turn."""
-
-    def __init__(self, values: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
-        ring = [PendingReading(values, stream) for _ in range(READINGS)]
-        for previous, reading in zip([ring[-1], *ring], ring, strict=False):
-            reading.previous = previous
-        self._ring = cycle(ring)
-
-    def enqueue(self) -> PendingReading:
-        reading = next(self._ring)
-        reading.enqueue()
-        return reading
 
 
 class PendingReading(HostCopyOf):
@@ -168,3 +121,31 @@ class PendingReading(HostCopyOf):
         if previous is None or previous._finished_at is None:
             return None
         return previous._finished_at + previous._event.elapsed_time(self._event) / 1000
+
+
+Copied = TypeVar("Copied", bound=HostCopyOf)
+
+
+def in_turn(ring: Sequence[Copied]) -> Callable[[], Copied]:
+    """Return what enqueues and returns one of `ring` after another."""
+    turn = cycle(ring)
+
+    def enqueue() -> Copied:
+        reading = next(turn)
+        reading.enqueue()
+        return reading
+
+    return enqueue
+
+
+def table_readings(table: Tensor, stream: torch.cuda.Stream | None) -> Callable[[], TableReading]:
+    """Return what reads the same table after different steps. Its pinned memory is allocated here."""
+    return in_turn([TableReading([table], stream) for _ in range(READINGS)])
+
+
+def device_readings(values: Sequence[Tensor], stream: torch.cuda.Stream) -> Callable[[], PendingReading]:
+    """Return what reads the same values on a GPU at the end of each step. Its pinned memory is allocated here."""
+    ring = [PendingReading(values, stream) for _ in range(READINGS)]
+    for previous, reading in zip([ring[-1], *ring], ring, strict=False):
+        reading.previous = previous
+    return in_turn(ring)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, OpDef
+from ..api import Comm, OpDef
 from ..errors import ProgramError, SurogateError
 from ..origin import Origin, blaming
 from ..program.op import Op, Program
@@ -27,7 +27,7 @@ from . import collectives
 from .arena import Buffers
 from .executor import Executor
 from .launch import ALONE
-from .readings import HostReadings
+from .readings import ReadyReading
 
 
 class ReferenceExecutor(Executor):
@@ -45,7 +45,6 @@ class ReferenceExecutor(Executor):
         *,
         poison: bool = False,
     ) -> None:
-        """Collectives call `comm`."""
         self._buffers = buffers
         self._calls = {name: _bind(program, ops, buffers, comm, poison) for name, program in programs.items()}
 
@@ -59,15 +58,15 @@ class ReferenceExecutor(Executor):
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
         """See `Executor.walk`. `after` is called before the values whose life ends with the op are poisoned."""
-        for index, call in enumerate(self._calls[program]):
-            if not isinstance(call, Elsewhere):
-                call.run()
+        for index, (run, dies) in enumerate(self._calls[program]):
+            if run is not None:
+                run()
                 after(index)
-            for value in call.dies:
+            for value in dies:
                 self._buffers.kill(value, program)
 
-    def readings(self, values: Sequence[Tensor]) -> HostReadings:
-        return HostReadings(values)
+    def readings(self, values: Sequence[Tensor]) -> Callable[[], ReadyReading]:
+        return lambda: ReadyReading(tuple(map(float, values)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class ReferenceCall:
     ins     aliases of the buffers with separate version counters
     outs    buffers of the outputs, then of the inputs that the op changes
     origin  the plugin that provides the reference; None for core
-    dies    values to poison, because their planned life ends with the op
     """
 
     op: Op
@@ -85,7 +83,6 @@ class ReferenceCall:
     ins: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
     origin: Origin | None = None
-    dies: tuple[Value, ...] = ()
 
     def run(self) -> None:
         """Call the reference and store its results.
@@ -131,25 +128,6 @@ class ReferenceCall:
                 out.copy_(result)
 
 
-@dataclass(frozen=True)
-class CollectiveCall:
-    """A collective bound to buffers and the communicator. It returns when its result is there."""
-
-    call: Call
-    dies: tuple[Value, ...] = ()
-
-    def run(self) -> None:
-        function, arguments = self.call
-        function(*arguments)
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """An op that another rank owns."""
-
-    dies: tuple[Value, ...] = ()
-
-
 def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
     """Check that shape and dtype are those of the program. A gradient may be stored in a different dtype."""
     if result.shape != out.shape:
@@ -159,9 +137,7 @@ def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
         raise ProgramError(f"{place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
 
 
-def reference_call(
-    op: Op, ops: Mapping[str, OpDef], buffers: Buffers, program: str, dies: tuple[Value, ...] = ()
-) -> ReferenceCall:
+def reference_call(op: Op, ops: Mapping[str, OpDef], buffers: Buffers, program: str) -> ReferenceCall:
     """Bind an op of `program` to its reference.
 
     Raises PluginError if a plugin's reference cannot be loaded.
@@ -179,7 +155,7 @@ def reference_call(
         function = partial(function, firsts=tuple(v.first(buffers.rank) for v in op.outs))
     ins = tuple(buffers.view(v, program).data for v in op.ins)
     outs = tuple(buffers.view(v, program) for v in op.written)
-    return ReferenceCall(op, function, ins, outs, origin, dies)
+    return ReferenceCall(op, function, ins, outs, origin)
 
 
 def place(op: Op, by: str = "") -> str:
@@ -189,7 +165,8 @@ def place(op: Op, by: str = "") -> str:
 
 def _bind(
     program: Program, ops: Mapping[str, OpDef], buffers: Buffers, comm: Comm, poison: bool
-) -> list[ReferenceCall | CollectiveCall | Elsewhere]:
+) -> list[tuple[Callable[[], object] | None, Sequence[Value]]]:
+    """Return what runs each op, None if another rank owns it, and the values to poison, whose life ends with it."""
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
@@ -201,18 +178,11 @@ def _bind(
     ends: dict[int, list[Value]] = {}
     for value, index in last.items() if poison else ():
         ends.setdefault(index, []).append(value)
-    calls: list[ReferenceCall | CollectiveCall | Elsewhere] = []
-    for index, op in enumerate(program.ops):
-        dies = tuple(ends.get(index, ()))
+
+    def run_of(op: Op) -> Callable[[], object] | None:
         if op.kind in collectives.KINDS:
-            pointer = partial(_address, buffers, program.name)
-            calls.append(CollectiveCall(collectives.call(op, comm, pointer, 0), dies))
-        elif op.owner not in (None, comm.rank):
-            calls.append(Elsewhere(dies))
-        else:
-            calls.append(reference_call(op, ops, buffers, program.name, dies))
-    return calls
+            function, arguments = collectives.call(op, comm, lambda v: buffers.view(v, program.name).data_ptr(), 0)
+            return partial(function, *arguments)
+        return reference_call(op, ops, buffers, program.name).run if op.owner in (None, comm.rank) else None
 
-
-def _address(buffers: Buffers, program: str, value: Value) -> int:
-    return buffers.view(value, program).data_ptr()
+    return [(run_of(op), ends.get(index, ())) for index, op in enumerate(program.ops)]

@@ -80,7 +80,6 @@ class Team:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of all processes."""
         return self._comms[0].world_size
 
     @property
@@ -93,16 +92,13 @@ class Team:
         return self._workers[0].params()
 
     def pieces(self, value: Value) -> Pieces:
-        """Return the elements of a param or state that the ranks of this process have."""
         workers = {comm.rank: worker for comm, worker in zip(self._comms, self._workers, strict=True)}
         return pieces_of(value, lambda rank: workers[rank].buffers.persistent(value), self._ranks)
 
     def stored(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return the views of the first rank. See `Worker.stored`."""
         return self._workers[0].stored()
 
     def staged(self, part: Staged) -> dict[str, Tensor]:
-        """Return the views of the first rank. See `Worker.staged`."""
         return self._workers[0].staged(part)
 
     def derive(self, part: Staged) -> None:
@@ -113,11 +109,9 @@ class Team:
             self._results([self._threads[0].submit(self._workers[0].derive, part)])
 
     def staged_states(self, part: Staged) -> dict[str, tuple[Tensor, ...]]:
-        """Return the views of the first rank. See `Worker.staged_states`."""
         return self._workers[0].staged_states(part)
 
     def divide(self, part: Staged, stored: Collection[str]) -> None:
-        """Keep parts of the states that rank 0 has. See `Worker.divide`."""
         self._on_all(lambda worker: worker.divide(part, stored))
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
@@ -125,7 +119,6 @@ class Team:
         self._on_all(lambda worker: worker.watch(make))
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
-        """Tell the ranks that the states of the first come from a checkpoint. See `Worker.restored`."""
         self._on_all(lambda worker: worker.restored(lr=lr, step=step, skipped=skipped))
 
     def start(self, *, graphs: bool = True) -> None:
@@ -178,15 +171,12 @@ class Team:
         return tuple(map(sum, zip(*found, strict=True)))
 
     def gather(self) -> None:
-        """Bring the weights of all ranks up to date. All processes call this. See `Worker.gather`."""
         self._on_all(lambda worker: worker.gather())
 
     def settle(self) -> None:
-        """Wait until everything that was enqueued is done on all ranks."""
         self._on_all(lambda worker: worker.settle())
 
     def allocate_snapshot(self, values: Iterable[Value]) -> TeamCopy:
-        """Allocate host memory for what each rank saves. See `Worker.allocate_snapshot`."""
         kept = list(values)
         own = {rank: saved_by(rank, kept) for rank in self._ranks}
         try:
@@ -199,7 +189,6 @@ class Team:
         return TeamCopy(copies, self._ranks)
 
     def snapshot(self) -> None:
-        """Start to copy what each rank saves. See `Worker.snapshot`."""
         self._on_all(lambda worker: worker.snapshot())
 
     def close(self) -> None:

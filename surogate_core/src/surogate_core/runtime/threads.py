@@ -45,7 +45,6 @@ class RankThread(threading.Thread):
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running."""
         return self._busy
 
     def submit(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> Future[Result]:
@@ -60,7 +59,6 @@ class RankThread(threading.Thread):
         self._jobs.put(None)
 
     def run(self) -> None:
-        """Run jobs until `close`. Called by `threading`."""
         while (job := self._jobs.get()) is not None:
             self._busy = True
             self._do(job)

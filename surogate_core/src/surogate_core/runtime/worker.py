@@ -27,7 +27,7 @@ from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
-from .readings import Reading, TableReading, TableReadings
+from .readings import Reading, TableReading, table_readings
 from .reference import ReferenceExecutor
 
 Watcher = Callable[[Program, int], None]
@@ -62,12 +62,9 @@ class Worker:
         self._inputs = inputs
         self._inputs.write("seed", seed)
         read = (assembly.loss, assembly.grad_norm, *(figure.step for figure in assembly.reported[1:]))
-        self._readings = executor.readings(list(map(buffers.persistent, read)))
-        self._tables = (
-            None
-            if assembly.numerics is None
-            else TableReadings(buffers.persistent(assembly.numerics.values), executor.stream)
-        )
+        self._read = executor.readings(list(map(buffers.persistent, read)))
+        table = None if assembly.numerics is None else buffers.persistent(assembly.numerics.values)
+        self._read_table = None if table is None else table_readings(table, executor.stream)
         self._copy: HostCopy | None = None
         self._execute: Execute = executor.run
         self._watcher: Watcher | None = None
@@ -224,7 +221,6 @@ class Worker:
 
     @property
     def starts_adapter(self) -> bool:
-        """Whether `start_adapter` has something to do."""
         return ADAPTER_START in self.assembly.programs and not self._restored
 
     def start_adapter(self) -> None:
@@ -250,7 +246,7 @@ class Worker:
                 self.executor.capture()
         # The times of steps are counted from this reading. Without it, the first step would be reported too long if it
         # is done before it is read, and the first step that is waited for too short.
-        self._readings.enqueue().values()
+        self._read().values()
 
     # --------------------------------------------------------------------------------------------------------- a step
 
@@ -294,7 +290,7 @@ class Worker:
         self._inputs.commit()
         self._run(self.assembly.only("update"))
         self._gathers_late = self.assembly.gathers_late
-        reading = self._readings.enqueue()
+        reading = self._read()
         if self._calibrating:  # the only steps that the host waits for
             self._calibrating = not all(isfinite(value) for value in reading.values())
         if self._watcher is not None:  # the watcher may end the run; then every step must have been reported
@@ -304,7 +300,7 @@ class Worker:
     def read_numerics(self) -> TableReading | None:
         """Return a reading of the numerics report of this step; None if no micro-step has written one."""
         reports, self._reports = self._reports, False
-        return self._tables.enqueue() if reports and self._tables is not None else None
+        return self._read_table() if reports and self._read_table is not None else None
 
     def evaluate(self, *batches: MicroBatch) -> tuple[float, ...]:
         """Return the sums of the loss and other figures over one batch. Changes neither weights nor gradients."""
@@ -367,7 +363,6 @@ class Worker:
         return self._copy
 
     def free_snapshot(self) -> None:
-        """Free the memory of `allocate_snapshot`."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
