@@ -109,7 +109,6 @@ class PlanInputs:
 
     @property
     def recomputation(self) -> Recomputation:
-        """Return the parts of blocks that are recomputed."""
         return self.recompute_chosen or Recomputation(self.recompute)
 
     @property
@@ -124,7 +123,6 @@ Grouping = Callable[[Sequence[ParamGrad]], Groups]
 
 
 def one_group(params: Sequence[ParamGrad]) -> Groups:
-    """Return all params in one group."""
     return (params,)
 
 

@@ -63,7 +63,6 @@ def gather_updated(params: Iterable[ParamInfo], sharding: Sharding, b: Builder) 
 
 
 def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:
-    """Return {gradient: this rank's part}."""
     return {p.grad: p.grad_part for p in params.values() if p.grad and p.grad_part}
 
 

@@ -67,7 +67,6 @@ class Recorder:
             return self.passed("build", None, program, (model, "build")), head
 
     def adapt(self, forward: Program, weights: Sequence[WeightMap]) -> Program:
-        """Apply the adapters to the forward program."""
         count = len(forward.outputs)
         for adapter, options in self.inputs.adapters:
             adapted = adapter.apply(forward, self.scalars, self._adapter_context(weights, options))

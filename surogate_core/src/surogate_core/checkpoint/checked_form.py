@@ -22,7 +22,6 @@ class CheckedForm:
     options: Any
 
     def parts(self, tensor: str) -> Sequence[str]:
-        """Return the names of the tensors that hold a matrix."""
         return self.form.parts(tensor, self.options)
 
     def config(self, kept: Sequence[str]) -> Mapping[str, Any]:

@@ -31,7 +31,6 @@ _STOPPING = DISK_IS_FULL | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno
 
 
 def step_folder(directory: Path, step: int) -> Path:
-    """Return the path of the checkpoint of a step."""
     return directory / f"step_{step:08d}"
 
 
@@ -125,7 +124,6 @@ def set_aside(directory: Path, after: int) -> list[Path]:
 
 
 def rename_aside(path: Path) -> Path:
-    """Set a file or folder aside. Return its new path."""
     return path.rename(free_name(path))
 
 
@@ -192,7 +190,6 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Sync `directory` and every file and directory below it to the disk."""
     for path in sorted(directory.rglob("*"), reverse=True):
         sync(path)
     sync(directory)

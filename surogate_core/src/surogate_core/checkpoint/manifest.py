@@ -60,12 +60,10 @@ class HashedFile:
         self._file.write(data)
 
     def hexdigest(self) -> str:
-        """Return the hash of everything written so far."""
         return self._hash.hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """Return the 128-bit XXH3 hash of a file's content."""
     digest = xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):

@@ -118,7 +118,6 @@ def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedF
 
 
 def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:
-    """Raise ConfigError, naming file and tensor, if `weight` holds NaN or inf."""
     found = contents(weight)
     if not found.finite:
         raise ConfigError(f"{file_of(model_dir, name)}: {name} holds {found}. Use another checkpoint.")

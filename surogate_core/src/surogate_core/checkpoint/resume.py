@@ -74,11 +74,9 @@ class Resumed:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
         return self.manifest.step
 
     def is_in(self, checkpoints: Path) -> bool:
-        """Return whether the checkpoint lies in the folder `checkpoints`."""
         return self.directory.resolve().parent == checkpoints.resolve()
 
 

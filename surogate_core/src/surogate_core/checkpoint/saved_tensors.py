@@ -49,7 +49,6 @@ class SavedTensor:
 
     @property
     def count(self) -> int:
-        """Number of elements of the whole tensor."""
         return prod(self.shape)
 
     @property
@@ -81,7 +80,6 @@ class SavedTensor:
             at += target.numel()
 
     def write(self, file: HashedFile) -> None:
-        """Write all elements."""
         for _, block in self.read(0, self.count):
             file.write(block.view(torch.uint8).numpy().data)
 

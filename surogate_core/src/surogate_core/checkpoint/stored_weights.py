@@ -211,7 +211,6 @@ def quantized_params(
 
 @contextmanager
 def _naming(path: Path, tensor: str) -> Iterator[None]:
-    """Name file and tensor in a ConfigError."""
     try:
         yield
     except ConfigError as error:

@@ -55,7 +55,6 @@ def comparison(before: DeviceInfo, rates: MeasuredRates) -> str:
 
 
 def rate_text(rate: float, unit: str) -> str:
-    """Return a rate with a unit of its size."""
     if unit == "s":
         return f"{rate * 1e6:.2f} us"
     return f"{rate / 1e12:,.1f} TFLOP/s" if unit == "FLOP/s" else f"{rate / 1e9:,.1f} GB/s"

@@ -73,7 +73,6 @@ def run_arguments(
 
 
 def mode_of(sft: bool, pt: bool) -> Mode:
-    """Return the mode that --sft and --pt choose."""
     if sft and pt:
         raise ConfigError("--sft and --pt: a run has the defaults of one command. Give one")
     return "sft" if sft else "pt" if pt else "train"

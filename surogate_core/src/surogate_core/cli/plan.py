@@ -53,7 +53,6 @@ def plan_command(
 
 
 def diff_command(arguments: RunArguments, machines: Machines, name: str, *, all_blocks: bool) -> int:
-    """Print what the pass `name` changes in the programs of a run."""
     with _without_collections():
         opened = run.open_run(run.load(arguments.config, arguments.overrides, arguments.mode))
         plan = run.plan(opened, machines.device, machines.gpus, machines.nodes)

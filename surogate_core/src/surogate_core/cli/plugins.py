@@ -37,7 +37,6 @@ def plugins_command(config: Path | None, as_json: bool) -> int:
 
 
 def provides(registry: Registry, plugin: Plugin) -> dict[str, list[str]]:
-    """Return the names of what a plugin provides, by kind."""
     names: dict[str, list[str]] = {}
     for kind in KINDS:
         found = {item.name for item in registry.provided if item.kind == kind and item.plugin == plugin}

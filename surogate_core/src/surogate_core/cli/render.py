@@ -18,7 +18,6 @@ _MINIMUM_LAST_COLUMN: Final = 24
 
 
 def print_error(message: str) -> None:
-    """Print a message on stderr."""
     print(f"{paint('error:', 'red', sys.stderr)} {message}", file=sys.stderr)
 
 
@@ -36,12 +35,10 @@ def print_traceback(error: BaseException) -> str:
 
 
 def traceback_wanted() -> bool:
-    """Return whether SUROGATE_TRACEBACK is set to anything but 0."""
     return os.environ.get(TRACEBACK, "0") not in ("", "0")
 
 
 def print_warning(message: str) -> None:
-    """Print a line on stderr."""
     print(f"{paint('warning:', 'yellow', sys.stderr)} {message}", file=sys.stderr)
 
 

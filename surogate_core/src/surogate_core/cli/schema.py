@@ -11,7 +11,6 @@ from ..plugins.discovery import load_registry
 
 
 def schema_command(config: Path | None) -> int:
-    """Print the schema, with the plugins in files that `config` names."""
     registry = load_registry(files=plugin_files(read_run(config, ())) if config else ())
     print(json.dumps(config_schema(registry), indent=1))
     return 0

@@ -119,7 +119,6 @@ def _summary(loaded: LoadedConfig, data: Corpora) -> Iterator[str]:
 
 
 def _lengths(dataset: TokenDataset) -> list[int]:
-    """Return the lengths of documents that LENGTHS names."""
     found: list[int] = np.percentile(np.diff(dataset.offsets), [0, 50, 99, 100], method="nearest").tolist()
     return found
 
@@ -165,7 +164,6 @@ def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop:
 
 
 def _packed(rows: PackedRows, row: int) -> Iterator[tuple[int, int]]:
-    """Yield where each document of a packed row starts and stops."""
     yield from zip(*(found.tolist() for found in rows.documents(np.array([row]))[1:]), strict=True)
 
 

@@ -108,7 +108,6 @@ def _print_tables(console: Console, verdict: Verdict) -> None:
 
 
 def _in_fp32(verdict: Verdict) -> Iterator[str]:
-    """Yield the lines about a comparison in fp32 that passed."""
     worst = max(verdict.rows, key=lambda row: row.error)
     yield f"model in fp32, without the recipe: all {len(verdict.rows)} within bounds"
     reference = f"transformers in fp32 {worst.transformers_error:.1e}"

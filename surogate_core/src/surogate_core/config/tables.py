@@ -8,5 +8,4 @@ from typing import Any
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Return the content of a table."""
     return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))

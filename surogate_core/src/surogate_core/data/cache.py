@@ -109,7 +109,6 @@ class TokenDataset:
         return len(self.tokens)
 
     def trained_at(self, index: Int64s) -> Bools:
-        """Return whether each token of `index` is trained."""
         bits: Bools = (self.mask[index >> 3] >> (index & 7).astype(np.uint8)) & 1 == 1
         return bits
 
@@ -316,7 +315,6 @@ _JOURNAL = "shards.jsonl"
 
 
 def column_file(name: str) -> str:
-    """Return the name of the file that holds a column."""
     return f"column.{name}.bin"
 
 

@@ -26,17 +26,14 @@ class Columns:
     filled: dict[str, int] = field(default_factory=dict)
 
     def holding_something(self) -> list[str]:
-        """Return the names of the columns that are filled in at least one row."""
         return [name for name, count in self.filled.items() if count]
 
     def add_row(self, row: Row) -> None:
-        """Count a row."""
         self.rows += 1
         for name, value in row.values.items():
             self.filled[name] = self.filled.get(name, 0) + holds_something(value)
 
     def add_table(self, table: pyarrow.Table | pyarrow.RecordBatch) -> None:
-        """Count the rows of an Arrow table."""
         self.rows += table.num_rows
         for name in table.schema.names:
             self.filled[name] = self.filled.get(name, 0) + _count(table.column(name))

@@ -276,6 +276,5 @@ class Prefetch(Iterator[Item]):
             raise
 
     def close(self) -> None:
-        """End the thread."""
         self._items.clear()
         self._thread.shutdown(cancel_futures=True)

@@ -79,7 +79,6 @@ def _with_columns(row: Row, wanted: _Wanted) -> Row:
 
 
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
-    """Return the error for a column that a dataset does not have."""
     names = ", ".join(str(name) for name in available) or "none"
     return ConfigError(f"{where}: no column {column!r}. Available: {names}. Set the entry's field to one of them.")
 

@@ -71,7 +71,6 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's chat template; None if it has none."""
         return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
 
     @cached_property

@@ -86,7 +86,6 @@ class OutputCheck:
             raise RunStopped(problem)
 
     def end(self) -> None:
-        """End the process, if there is one."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()

@@ -87,7 +87,6 @@ def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = 
 
 
 def refuse_metrics(metrics: Path, source: str) -> None:
-    """Raise ConfigError for a `log_file` with steps of an earlier run."""
     if has_steps(metrics):
         raise ConfigError(
             f"{source}: log_file: {metrics} holds the metrics of an earlier run. Name another log_file, or set "

@@ -222,15 +222,12 @@ class Registry:
         return origin.failed(function, cause) if origin else None
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
-        """Return dataset formats by name."""
         return {item.name: item.definition for item in self._by_name["format"].values()}
 
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
-        """Return weight formats by name."""
         return {item.name: item.definition for item in self._by_name["weight format"].values()}
 
     def launchers(self) -> Mapping[str, LauncherDef]:
-        """Return launchers by name."""
         return {item.name: item.definition for item in self._by_name["launcher"].values()}
 
     # ------------------------------------------------------------------------------------------------ ops and kernels

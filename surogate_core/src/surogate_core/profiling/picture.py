@@ -23,8 +23,6 @@ _LABELLED = 0.02
 
 
 def draw(profile: StepProfile) -> bytes:
-    """Return the picture as a PNG."""
-
     def fill(figure: Figure) -> None:
         axes = figure.add_subplot()
         _draw_bars(axes, parts(profile), profile.seconds)

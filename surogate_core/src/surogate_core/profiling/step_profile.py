@@ -42,7 +42,6 @@ class Group:
 
     @cached_property
     def calls(self) -> float:
-        """Calls in a step."""
         return sum(timed.calls for timed in self.ops)
 
     @cached_property
@@ -95,12 +94,10 @@ class StepProfile:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step: the mean."""
         return fmean(self.steps)
 
     @cached_property
     def total(self) -> Group:
-        """All ops."""
         return Group(self.ops, self.device)
 
     @property

@@ -18,7 +18,6 @@ def listing(program: Program) -> str:
 
 
 def op_line(op: Op) -> str:
-    """Return the line of an op without its index."""
     block = f"b{op.block}" if op.block >= 0 else "-"
     outs = ", ".join(_shorten([f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(op.outs)]))
     overwritten = {op.ins[i] for i in op.in_place.values()}

@@ -156,7 +156,6 @@ class Launched:
 
 
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
-    """Launch the next optimizer step."""
     progress.launched += 1
     step = progress.launched
     lr = progress.lr = job.schedule.lr(step)
@@ -283,7 +282,6 @@ def _wait_for_saves(job: Job) -> None:
 
 
 def _evaluates_after(job: Job, step: int) -> bool:
-    """Return whether an evaluation between steps comes after this one."""
     return bool(job.eval_steps) and step % job.eval_steps == 0 and step < job.total_steps
 
 

@@ -256,7 +256,6 @@ class RunFiles(PartFiles):
             mark("outputs loaded once")
 
     def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
-        """Write the adapter and, if asked for, the merged model."""
         assert self.run.adapter is not None
         adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
         write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained)

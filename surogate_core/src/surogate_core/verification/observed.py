@@ -13,7 +13,6 @@ LOGIT_POSITIONS = 128
 
 
 def block_name(block: int) -> str:
-    """Return the name of the output of a block."""
     return f"block {block}"
 
 

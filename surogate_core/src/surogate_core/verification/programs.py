@@ -21,7 +21,7 @@ class Subject(NamedTuple):
     plan: Plan
 
 
-EXACT: Final = Precision(**{field.name: "fp32" for field in fields(Precision)})  # type: ignore[arg-type]
+EXACT: Final = Precision(**{field.name: "fp32" for field in fields(Precision)})
 
 
 class WithoutDropout:
@@ -60,7 +60,6 @@ def in_fp32(inputs: PlanInputs) -> PlanInputs:
 
 
 def computes_in_fp32(inputs: PlanInputs) -> bool:
-    """Return whether weights, products and gradients are all fp32."""
     p = inputs.precision
     return {p.model, p.matmul, p.gradient, p.param_grad, *([p.adapter] if inputs.adapters else [])} == {"fp32"}
 

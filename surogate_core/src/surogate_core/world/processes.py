@@ -100,7 +100,6 @@ class Processes:
         return [self._get(f"{call}/{process}", process, what, seconds, series) for process in range(count)]
 
     def barrier(self, what: str, seconds: float = PATIENCE) -> None:
-        """Wait for all processes."""
         self.gather(b"", what, seconds)
 
     def compare(self, what: str, facts: Mapping[str, str]) -> None:
@@ -137,7 +136,6 @@ class Processes:
         self._moves += 1
 
     def heartbeat(self, count: int, idle: float, ended: bool) -> Heartbeat:
-        """See `Watched`."""
         return Heartbeat(
             count=count,
             at=self._at,
@@ -150,7 +148,6 @@ class Processes:
         )
 
     def moves(self) -> object:
-        """See `Watched`."""
         return self._moves, sum([*self._calls.values()]), [position.read() for position in self.positions]
 
     # --------------------------------------------------------------------------------------------------------- failures

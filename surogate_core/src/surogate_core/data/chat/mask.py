@@ -75,7 +75,6 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _chosen(messages: Sequence[Message], loss_scale: LossScale) -> list[int]:
-    """Return the indices of the answers that `loss_scale` trains."""
     indices = _answers(messages)
     if not indices:
         raise ConfigError("the conversation has no message of the assistant, so nothing is trained. Remove such rows.")

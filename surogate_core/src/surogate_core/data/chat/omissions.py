@@ -53,7 +53,6 @@ def split_reasoning(message: Message) -> tuple[str, str]:
 
 
 def writes_reasoning(message: Message, text: str) -> bool:
-    """Return whether the reasoning of an answer is in `text`."""
     return appears(split_reasoning(message)[0], text)
 
 

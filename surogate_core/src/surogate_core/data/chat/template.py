@@ -82,7 +82,6 @@ class ChatTemplate:
         self._forms: dict[str, _CallForm] = {}
 
     def marks_generation(self, tools: Sequence[Any] | None) -> bool:
-        """Return whether the template marks what the assistant generates by `{% generation %}` blocks."""
         return _GENERATION.search(self._source(tools)) is not None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, prompt: bool = False) -> str:
@@ -191,7 +190,6 @@ def _read_text(path: Path) -> str:
 
 
 def _named_texts(written: Any, path: Path) -> dict[str, str]:
-    """Return {name: template} from the entry in tokenizer_config.json."""
     if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
         sources = {str(entry.get("name")): entry.get("template") for entry in written}
     else:
@@ -205,7 +203,6 @@ def _named_texts(written: Any, path: Path) -> dict[str, str]:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of bos_token, eos_token and the like."""
     found = {}
     for name, token in settings.items():
         text = token.get("content") if isinstance(token, dict) else token
