@@ -47,9 +47,9 @@ endif()
 
 # Set anew in every build: build folders are kept, and CMake's cache would remember the first choice.
 if(DEFINED ENV{CUDAARCHS})
-  set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}")
+  set(surogate_architectures "$ENV{CUDAARCHS}")
 else()
-  set(CMAKE_CUDA_ARCHITECTURES ${SUROGATE_DEFAULT_ARCHITECTURES})
+  set(surogate_architectures ${SUROGATE_DEFAULT_ARCHITECTURES})
 endif()
 
 # A clone, or a new environment, does not compile again what the machine has compiled before.
@@ -64,17 +64,19 @@ if(IS_ABSOLUTE "${CMAKE_CUDA_COMPILER}" AND NOT EXISTS "${CMAKE_CUDA_COMPILER}")
   unset(CMAKE_CUDA_COMPILER CACHE)
 endif()
 
-# A language can only be enabled outside of functions.
-include(CheckLanguage)
-check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
+# surogate_build.backend sets CUDACXX to the nvcc that it found. CMake's check_language would look at it as long as
+# enable_language does.
+if(NOT DEFINED ENV{CUDACXX} AND NOT CMAKE_CUDA_COMPILER)
   message(FATAL_ERROR "SUROGATE_CUDA=on needs nvcc of CUDA 13 or later, and none was found. Install its wheels: pip install "
                       "'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*' "
                       "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'; or the CUDA toolkit "
                       "(https://developer.nvidia.com/cuda-downloads), with its bin folder on PATH or CUDACXX set to "
                       "nvcc. Without kernels: SUROGATE_CUDA=off.")
 endif()
+# A language can only be enabled outside of functions. Programs that CMake compiles to know the compiler need one target.
+list(GET surogate_architectures 0 CMAKE_CUDA_ARCHITECTURES)
 enable_language(CUDA)
+set(CMAKE_CUDA_ARCHITECTURES ${surogate_architectures})
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
   message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is CUDA ${CMAKE_CUDA_COMPILER_VERSION}; needed is 13 or later.")
 endif()
