@@ -12,12 +12,12 @@
 // bandwidth for T >= 4096.
 #include "column_sum.h"
 
+#include <surogate/dispatch.cuh>
 #include <surogate/reduce.cuh>
 #include <surogate/sum_partials.cuh>
 
 #include <algorithm>
 
-#include "dispatch.cuh"
 #include "norms.h"
 
 namespace surogate {

@@ -6,7 +6,8 @@
 // A thread moves 16 bytes if both pointers are aligned to 16 bytes, the threads behind the last whole 16 bytes one of
 // the remaining bytes each; else every thread moves one byte. Buffers of the planner are aligned to 256 bytes. Bytes: x
 // and y once; 85 to 90 % of the bandwidth expected above some MiB.
-#include "dispatch.cuh"
+#include <surogate/dispatch.cuh>
+
 #include "elementwise.h"
 
 namespace surogate {

@@ -10,9 +10,9 @@
 // twice. Expected: 85-90 % of bandwidth for arrays of several MiB.
 #include "elementwise.h"
 
-#include <type_traits>
+#include <surogate/dispatch.cuh>
 
-#include "dispatch.cuh"
+#include <type_traits>
 
 namespace surogate {
 namespace {

@@ -4,7 +4,8 @@
 // becomes visible in the loss. Pointers are aligned to their element; accesses are 16 bytes wide if pointers and rows
 // allow it. Grid: a block copies a row or a part of it. Bytes moved: T rows read (fewer if they are in L2) and written.
 // Expected: 85 % of bandwidth.
-#include "dispatch.cuh"
+#include <surogate/dispatch.cuh>
+
 #include "elementwise.h"
 
 namespace surogate {

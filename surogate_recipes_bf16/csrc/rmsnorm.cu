@@ -11,9 +11,9 @@
 //
 // Bytes moved per element in bf16: 2 read + 2 written; add_rmsnorm 4 + 4; plus 4 per row. Expected: 80-90 % of
 // bandwidth.
+#include <surogate/dispatch.cuh>
 #include <surogate/reduce.cuh>
 
-#include "dispatch.cuh"
 #include "norms.h"
 
 namespace surogate {

@@ -19,13 +19,13 @@
 // Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual), and 2 more with norm. The partials add 8 bytes per column
 // and block, which is 6 % at T = 8192. Of an H200's 4.26 TB/s, rmsnorm_dgrad reaches 95 % at 8,192 x 4,096 (66 us) and
 // 87 % at 4,096 x 4,096 (36 us); with dw 85 % and 74 %.
+#include <surogate/dispatch.cuh>
 #include <surogate/reduce.cuh>
 #include <surogate/rmsnorm_dx.cuh>
 
 #include <algorithm>
 
 #include "column_sum.h"
-#include "dispatch.cuh"
 #include "norms.h"
 
 namespace surogate {

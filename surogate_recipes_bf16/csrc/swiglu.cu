@@ -14,9 +14,9 @@
 // bandwidth. In bf16 the kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for
 // moderate gates and at worst 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third
 // of the time available at full bandwidth.
+#include <surogate/dispatch.cuh>
 #include <surogate/swiglu.cuh>
 
-#include "dispatch.cuh"
 #include "elementwise.h"
 
 namespace surogate {

@@ -10,22 +10,24 @@
 //
 // Bytes moved per element of F in bf16: 4 read + 2 written; backward 6 + 4.
 
+#include <surogate/dispatch.cuh>
+
 #include "gemma.h"
-#include "vectors.cuh"
 
 namespace surogate {
 namespace {
 
+constexpr int threads = 256;
 constexpr float k = 0.7978845608028654f;
 constexpr float a = 0.044715f;
 
 __device__ __forceinline__ float gelu_tanh(float g) { return tanhf(k * (g + a * g * g * g)); }
 
 template <class T, int N>
-__global__ void __launch_bounds__(vector_threads) geglu_kernel(const T* gate_up, T* out, int64_t width) {
+__global__ void __launch_bounds__(threads) geglu_kernel(const T* gate_up, T* out, int64_t width) {
     using V = Vec<T, N>;
     const int64_t row = blockIdx.x;
-    const int64_t column = (static_cast<int64_t>(blockIdx.y) * vector_threads + threadIdx.x) * N;
+    const int64_t column = (static_cast<int64_t>(blockIdx.y) * threads + threadIdx.x) * N;
     if (column >= width) {
         return;
     }
@@ -41,11 +43,11 @@ __global__ void __launch_bounds__(vector_threads) geglu_kernel(const T* gate_up,
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(vector_threads)
+__global__ void __launch_bounds__(threads)
     geglu_bwd_kernel(const T* dout, const T* gate_up, T* dgate_up, int64_t width) {
     using V = Vec<T, N>;
     const int64_t row = blockIdx.x;
-    const int64_t column = (static_cast<int64_t>(blockIdx.y) * vector_threads + threadIdx.x) * N;
+    const int64_t column = (static_cast<int64_t>(blockIdx.y) * threads + threadIdx.x) * N;
     if (column >= width) {
         return;
     }
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(vector_threads)
 
 template <class T>
 dim3 grid_of(int64_t rows, int64_t width, bool wide, const char* op) {
-    const int64_t tiles = ceil_div(wide ? width / Vec<T>::size : width, vector_threads);
+    const int64_t tiles = ceil_div(wide ? width / Vec<T>::size : width, threads);
     SUROGATE_REQUIRE(tiles <= 65535, op, "width is too large, got " + std::to_string(width));
     return dim3(static_cast<unsigned>(to_int(rows, op, "rows")), static_cast<unsigned>(tiles));
 }
@@ -76,17 +78,17 @@ dim3 grid_of(int64_t rows, int64_t width, bool wide, const char* op) {
 
 void geglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dtype, cudaStream_t stream) {
     constexpr const char* op = "geglu";
-    by_dtype(dtype, op, [&](auto element) {
-        using T = decltype(element);
-        constexpr int n = Vec<T>::size;
+    with_float_type(dtype, op, "gate_up", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
         check_positive(rows, op, "rows");
         check_positive(width, op, "width");
         check_pointer(gate_up, op, "gate_up", sizeof(T));
         check_pointer(out, op, "out", sizeof(T));
-        const bool wide = has_vectors(width, n, {gate_up, out});
+        const bool wide = width % n == 0 && all_aligned({gate_up, out});
         const auto kernel = wide ? geglu_kernel<T, n> : geglu_kernel<T, 1>;
-        kernel<<<grid_of<T>(rows, width, wide, op), vector_threads, 0, stream>>>(static_cast<const T*>(gate_up),
-                                                                                 static_cast<T*>(out), width);
+        kernel<<<grid_of<T>(rows, width, wide, op), threads, 0, stream>>>(static_cast<const T*>(gate_up),
+                                                                          static_cast<T*>(out), width);
         check_launch(op);
     });
 }
@@ -94,17 +96,17 @@ void geglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dtyp
 void geglu_bwd(const void* dout, const void* gate_up, void* dgate_up, int64_t rows, int64_t width, int dtype,
                cudaStream_t stream) {
     constexpr const char* op = "geglu_bwd";
-    by_dtype(dtype, op, [&](auto element) {
-        using T = decltype(element);
-        constexpr int n = Vec<T>::size;
+    with_float_type(dtype, op, "gate_up", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
         check_positive(rows, op, "rows");
         check_positive(width, op, "width");
         check_pointer(dout, op, "dout", sizeof(T));
         check_pointer(gate_up, op, "gate_up", sizeof(T));
         check_pointer(dgate_up, op, "dgate_up", sizeof(T));
-        const bool wide = has_vectors(width, n, {dout, gate_up, dgate_up});
+        const bool wide = width % n == 0 && all_aligned({dout, gate_up, dgate_up});
         const auto kernel = wide ? geglu_bwd_kernel<T, n> : geglu_bwd_kernel<T, 1>;
-        kernel<<<grid_of<T>(rows, width, wide, op), vector_threads, 0, stream>>>(
+        kernel<<<grid_of<T>(rows, width, wide, op), threads, 0, stream>>>(
             static_cast<const T*>(dout), static_cast<const T*>(gate_up), static_cast<T*>(dgate_up), width);
         check_launch(op);
     });

@@ -6,15 +6,18 @@
 // The product is fp32 and rounded once. Grid: a thread per vector. Bytes moved per element in bf16: 2 + 2. 4,096 tokens of
 // 2,560 channels: 42 MB, 10 us at 4.26 TB/s.
 
+#include <surogate/dispatch.cuh>
+
 #include "gemma.h"
-#include "vectors.cuh"
 
 namespace surogate {
 namespace {
 
+constexpr int threads = 256;
+
 template <class T, int N>
-__global__ void __launch_bounds__(vector_threads) scale_kernel(const T* x, T* out, int64_t vectors, float factor) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * vector_threads + threadIdx.x;
+__global__ void __launch_bounds__(threads) scale_kernel(const T* x, T* out, int64_t vectors, float factor) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
     if (index >= vectors) {
         return;
     }
@@ -31,18 +34,18 @@ __global__ void __launch_bounds__(vector_threads) scale_kernel(const T* x, T* ou
 
 void scale(const void* x, void* out, int64_t size, double factor, int dtype, cudaStream_t stream) {
     constexpr const char* op = "scale";
-    by_dtype(dtype, op, [&](auto element) {
-        using T = decltype(element);
-        constexpr int n = Vec<T>::size;
+    with_float_type(dtype, op, "x", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
         check_positive(size, op, "size");
         check_pointer(x, op, "x", sizeof(T));
         check_pointer(out, op, "out", sizeof(T));
-        const bool wide = has_vectors(size, n, {x, out});
+        const bool wide = size % n == 0 && all_aligned({x, out});
         const int64_t vectors = wide ? size / n : size;
         const auto kernel = wide ? scale_kernel<T, n> : scale_kernel<T, 1>;
-        const auto blocks = static_cast<unsigned>(to_int(ceil_div(vectors, vector_threads), op, "blocks"));
-        kernel<<<blocks, vector_threads, 0, stream>>>(static_cast<const T*>(x), static_cast<T*>(out), vectors,
-                                                      static_cast<float>(factor));
+        const auto blocks = static_cast<unsigned>(to_int(ceil_div(vectors, threads), op, "blocks"));
+        kernel<<<blocks, threads, 0, stream>>>(static_cast<const T*>(x), static_cast<T*>(out), vectors,
+                                               static_cast<float>(factor));
         check_launch(op);
     });
 }

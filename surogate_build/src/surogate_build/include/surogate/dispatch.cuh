@@ -1,4 +1,4 @@
-// Dispatch from dtype codes to types, and selection of the vector width of a kernel.
+// Dispatch from dtype codes to types, and selection of the vector width of a kernel. Host code only.
 #pragma once
 
 #include <surogate/check.h>
