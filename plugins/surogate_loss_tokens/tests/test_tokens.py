@@ -14,7 +14,7 @@ from surogate_core.api import ConfigError, Encoded
 from surogate_core.testing.ops import check_op
 from surogate_loss_tokens.loss import TOKENS, TokensOptions
 from surogate_loss_tokens.ops import OPS
-from surogate_loss_tokens.reference import lm_head_tokens, lm_head_tokens_bwd
+from surogate_loss_tokens.reference import lm_head_tokens, lm_head_tokens_bwd, token_loss, token_loss_bwd
 from surogate_loss_tokens.weighted import WEIGHTED
 
 T, C, V = 12, 8, 11
@@ -52,17 +52,28 @@ def test_outputs_and_gradients_are_those_of_a_plain_head(chunks: int, softcap: f
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.kind)
 def test_references_fit_the_shape_rules(op: Any) -> None:
-    x, w, row = drawn(T, C).float(), drawn(V, C).float(), drawn(T).float()
+    x, w, row, one = drawn(T, C).float(), drawn(V, C).float(), drawn(T).float(), torch.tensor(0.5)
     head = (x, w, TARGETS)
     ins = {
         "lm_head_tokens": head,
         "lm_head_tokens_bwd": (*head, row, row, row, row),
         "lm_head_tokens_dgrad": (*head, row, row, row, row),
-        "smoothed_cross_entropy": (row, row, row, torch.tensor(0.5), row),
-        "z_loss": (row, torch.tensor(0.5)),
+        "token_loss": (row, row, row, one, row),
+        "token_loss_bwd": (row, one, one, one, one, row),
     }[op.kind]
-    attrs = {"chunks": 3} if op.kind.startswith("lm_head") else {"factor": 0.5} if op.kind == "z_loss" else {}
+    attrs = {"chunks": 3} if op.kind.startswith("lm_head") else {"z": 0.5}
     check_op(op, *ins, **attrs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_the_sums_are_those_of_autograd(weighted: bool) -> None:
+    columns, weights = [drawn(T, seed=i).requires_grad_() for i in range(3)], [drawn(T, seed=3)] * weighted
+    scale, *seeds = drawn(4, seed=4).unbind()
+    attrs = {"smoothing": 0.3, "z": 0.7}
+    torch.autograd.backward(token_loss(*columns, scale, *weights, **attrs), seeds)
+    found = token_loss_bwd(columns[1].detach(), scale, *seeds, *weights, **attrs)
+    for ours, column in zip(found, columns, strict=True):
+        torch.testing.assert_close(ours, column.grad)
 
 
 # ------------------------------------------------------------------------------------------------------ the whole loss

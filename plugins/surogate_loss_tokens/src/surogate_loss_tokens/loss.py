@@ -38,13 +38,11 @@ def build(context: LossContext) -> Loss:
     b, head, batch = context.builder, context.head, context.batch
     options: TokensOptions = context.options
     labels = b.emit("lm_head_tokens", head.x, head.weight, batch.targets, chunks=batch.lmhead_chunks, **head.attrs)
-    scale, smoothing = batch.loss_scale, options.tokens_label_smoothing
     weights = [batch.columns[column.name] for column in columns(options)]
-    terms = [Figure("loss", b.apply("smoothed_cross_entropy", *labels, scale, *weights, smoothing=smoothing))]
-    if options.tokens_z_loss:
-        terms.append(Figure("z_loss", b.apply("z_loss", labels[1], scale, factor=options.tokens_z_loss)))
-    plain = b.apply("smoothed_cross_entropy", *labels, scale, label="cross_entropy")
-    return Loss(terms, [Figure("cross_entropy", plain)])
+    attrs = {"smoothing": options.tokens_label_smoothing, "z": options.tokens_z_loss}
+    sums = b.emit("token_loss", *labels, batch.loss_scale, *weights, **attrs)
+    loss, z_loss, cross_entropy = map(Figure, ("loss", "z_loss", "cross_entropy"), sums)
+    return Loss([loss, z_loss] if options.tokens_z_loss else [loss], [cross_entropy])
 
 
 TOKENS = LossDef(

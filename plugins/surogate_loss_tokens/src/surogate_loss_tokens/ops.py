@@ -1,4 +1,4 @@
-"""`lm_head_tokens`: what the LM head says of each label, without ever holding all logits.
+"""`lm_head_tokens`: what the LM head says of each label, without ever holding all logits; `token_loss`: sums of it.
 
 Its outputs are enough for any loss that is a function of the labels' log-probabilities, of logsumexps or of mean
 logits. The backward pass computes the logits of a chunk once more: with the gradients a, b, c of the three outputs, the
@@ -64,11 +64,17 @@ def _backward(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    _, logsumexp, _ = op.outs
-    form: Mapping[str, Any] = {"shape": logsumexp.shape, "dtype": logsumexp.dtype, "value": 0.0}
-    given = [b.apply("fill", **form) if gradient is None else gradient for gradient in grads]
-    dx, dw = b.emit("lm_head_tokens_bwd", *op.ins, logsumexp, *given, **op.attrs)
+    dx, dw = b.emit("lm_head_tokens_bwd", *op.ins, op.outs[1], *_or_zeros(b, op, grads), **op.attrs)
     return dx, dw, None
+
+
+def _or_zeros(b: Emitter, op: Op, grads: Gradients) -> list[Value]:
+    """Return the gradients of the op's outputs, which are alike. Those that nothing depends on are the same zeros."""
+    given = [gradient for gradient in grads if gradient is not None]
+    if len(given) == len(grads):
+        return given
+    zeros = b.apply("fill", shape=op.outs[0].shape, dtype=op.outs[0].dtype, value=0.0)
+    return [gradient or zeros for gradient in grads]
 
 
 def _flops(op: Op) -> int:
@@ -92,8 +98,26 @@ _COMMON: Mapping[str, Any] = {
 }
 
 
-def _total(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return [OutSpec("loss", (), ins[0].dtype)]
+def _sums(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    log_probs, logsumexp, mean_logit, _, *weights = ins
+    if {value.shape for value in (logsumexp, mean_logit, *weights)} != {log_probs.shape}:
+        raise ProgramError(f"log_probs, logsumexp, mean_logit and weights must be alike, not {list(ins)}")
+    return [OutSpec(label, (), log_probs.dtype) for label in ("loss", "z_loss", "cross_entropy")]
+
+
+def _sums_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    _, logsumexp, _, scale, *weights = op.ins
+    given = _or_zeros(b, op, grads)
+    own = b.emit("token_loss_bwd", logsumexp, scale, *given, *weights, **op.attrs)
+    return (*own, None, *(None for _ in weights))
+
+
+def _sums_backward(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    shape, dtype = ins[0].shape, ins[0].dtype
+    return [OutSpec(label, shape, dtype) for label in ("d_log_probs", "d_logsumexp", "d_mean_logit")]
+
+
+_SUMS: Mapping[str, Any] = {"smoothing": (float, 0.0), "z": (float, 0.0)}
 
 
 OPS: tuple[OpDef, ...] = (
@@ -111,11 +135,6 @@ OPS: tuple[OpDef, ...] = (
         reference=f"{_REFERENCE}:lm_head_tokens_dgrad",
         **_COMMON,
     ),
-    OpDef(
-        kind="smoothed_cross_entropy",
-        infer=_total,
-        reference=f"{_REFERENCE}:smoothed_cross_entropy",
-        attrs={"smoothing": (float, 0.0)},
-    ),
-    OpDef(kind="z_loss", infer=_total, reference=f"{_REFERENCE}:z_loss", attrs={"factor": float}),
+    OpDef(kind="token_loss", infer=_sums, reference=f"{_REFERENCE}:token_loss", attrs=_SUMS, vjp=_sums_vjp),
+    OpDef(kind="token_loss_bwd", infer=_sums_backward, reference=f"{_REFERENCE}:token_loss_bwd", attrs=_SUMS),
 )

@@ -65,7 +65,7 @@ def lm_head_tokens_dgrad(*args: Tensor, chunks: int, softcap: float = 0.0) -> Te
     return lm_head_tokens_bwd(*args, chunks=chunks, softcap=softcap)[0]
 
 
-def smoothed_cross_entropy(
+def token_loss(
     log_probs: Tensor,
     logsumexp: Tensor,
     mean_logit: Tensor,
@@ -73,12 +73,31 @@ def smoothed_cross_entropy(
     weights: Tensor | None = None,
     *,
     smoothing: float = 0.0,
-) -> Tensor:
-    """scale * sum of the labels' weights * ((1 - smoothing) * cross-entropy + smoothing * its mean over all labels)."""
-    losses = -(1 - smoothing) * log_probs + smoothing * (logsumexp - mean_logit)
-    return scale * (losses if weights is None else weights * losses).sum()
+    z: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scale times the sums over labels of three losses. The inputs are 0 where there is no label.
+
+    They are weight * ((1 - smoothing) * cross-entropy + smoothing * its mean over all labels), z * logsumexp^2, and the
+    cross-entropy.
+    """
+    losses = smoothing * (logsumexp - mean_logit) - (1 - smoothing) * log_probs
+    losses = losses if weights is None else weights * losses
+    return tuple(scale * total for total in (losses.sum(), z * logsumexp.square().sum(), -log_probs.sum()))
 
 
-def z_loss(logsumexp: Tensor, scale: Tensor, *, factor: float) -> Tensor:
-    """factor * scale * sum of the squares of logsumexp, which is 0 without a label."""
-    return factor * scale * logsumexp.square().sum()
+def token_loss_bwd(
+    logsumexp: Tensor,
+    scale: Tensor,
+    d_loss: Tensor,
+    d_z_loss: Tensor,
+    d_cross_entropy: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+    z: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of log_probs, logsumexp and mean_logit."""
+    weighted = scale * d_loss * (torch.ones_like(logsumexp) if weights is None else weights)
+    d_log_probs = (smoothing - 1) * weighted - scale * d_cross_entropy
+    d_logsumexp = smoothing * weighted + 2 * z * scale * d_z_loss * logsumexp
+    return d_log_probs, d_logsumexp, -smoothing * weighted

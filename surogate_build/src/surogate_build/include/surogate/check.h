@@ -32,6 +32,13 @@ inline void check_pointer(const void* pointer, const char* op, const char* argum
                      std::string(argument) + " must be aligned to " + std::to_string(alignment) + " bytes");
 }
 
+// Checks pointers for the alignment of their elements. Errors name them by their place, from 1.
+template <class... T>
+void check_pointers(const char* op, const T*... pointers) {
+    int place = 0;
+    (check_pointer(pointers, op, ("pointer " + std::to_string(++place)).c_str(), alignof(T)), ...);
+}
+
 inline void check_positive(int64_t value, const char* op, const char* argument) {
     SUROGATE_REQUIRE(value > 0, op, std::string(argument) + " must be positive, got " + std::to_string(value));
 }
