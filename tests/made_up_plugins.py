@@ -59,7 +59,7 @@ def outcome(registry: Registry, name: str) -> Plugin:
 FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     *("env", "ray", "loss_tokens", "loss_preference"),
-    *("models_mistral", "models_gemma", "models_phi", "models_olmo"),
+    *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe"),
     "offload_residual",
     "offload_states",
     *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
