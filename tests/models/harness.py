@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from surogate_core.api import NoOptions, PrecisionRequest
+from surogate_core.api import NoOptions, PrecisionRequest, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.memory.plan import plan_family
@@ -36,6 +36,9 @@ from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
+from surogate_models_moe.olmoe import OLMOE
+from surogate_models_moe.ops import OPS as MOE_OPS
+from surogate_models_moe.qwen3_moe import QWEN3_MOE
 from surogate_models_olmo.olmo import OLMO2, OLMO3
 from surogate_models_phi.phi3 import PHI3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
@@ -54,6 +57,7 @@ OPS = {
         *STANDARD_OPS,
         *MODEL_OPS,
         *GEMMA_OPS,
+        *MOE_OPS,
         *LORA_OPS,
         *DORA_OPS,
         *FP8_OPS,
@@ -63,7 +67,7 @@ OPS = {
         ADAMW_OP,
     )
 }
-FAMILIES = (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3, OLMO2, OLMO3, PHI3)
+FAMILIES = (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3, OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE)
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
 
@@ -110,11 +114,28 @@ def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith("mlp.gate.weight"):
+                parameter.normal_(0, 0.3)  # the first choice of a token is far from the second
+            elif name.endswith("norm.weight"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.1)
     return model.train()
+
+
+def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a model of transformers by the names of its checkpoints, which have one matrix an expert."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        experts, _, which = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            stored[name] = tensor
+            continue
+        names = which.removesuffix("_proj").split("_")
+        for e, matrix in enumerate(tensor):
+            parts = zip(names, matrix.chunk(len(names)), strict=True)
+            stored |= {f"{experts}.{e}.{part}_proj.weight": rows for part, rows in parts}
+    return stored
 
 
 def random_documents(lengths: Sequence[int], vocab_size: int, seed: int = 1) -> list[list[int]]:
@@ -189,7 +210,8 @@ class PlannedModel:
         self.params = {name: self.buffers.persistent(value) for name, value in self.assembly.params.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy checkpoint tensors into the params."""
+        """Copy tensors of a checkpoint, or of a model of transformers, into the params."""
+        tensors = as_stored(tensors)
         for m in self.assembly.weights:
             self.params[m.param].copy_(torch.cat([t.load(tensors[t.name]) for t in m.tensors]))
 
@@ -248,13 +270,10 @@ class PlannedModel:
         values = {v.name.removeprefix("grad."): v for v in self.assembly.declared if v.role == "grad"}
         return self.split({name: self.buffers.persistent(value) for name, value in values.items()})
 
-    def logits(self, rows: Sequence[Sequence[Document]]) -> Tensor:
-        """Return the logits [T, V]: the evaluation program without the loss, then the final norm times the LM head."""
+    def written(self, values: Sequence[Value], rows: Sequence[Sequence[Document]]) -> list[Tensor]:
+        """Return what the evaluation program writes to `values` on the way to its loss, which is left out."""
         evaluate = self.assembly.programs["evaluate"]
-        head = next(op for op in evaluate.ops if op.kind == "lm_head_ce")
-        norm, lm_head = head.ins[:2]
-        ops = tuple(op for op in evaluate.ops if op is not head)
-        program = dead_code(replace(evaluate, name="logits", ops=ops, outputs=(norm,)), OPS)
+        program = dead_code(replace(evaluate, name="written", outputs=tuple(values)), OPS)
         verify(program, OPS)
         memory = plan_family([program], self.assembly.declared, lambda op: OPS[op.kind].workspace(op))
         buffers = Buffers(memory, poison=True)
@@ -262,7 +281,13 @@ class PlannedModel:
         for value in self.assembly.declared:
             if value.role in ("param", "input"):
                 buffers.persistent(value).copy_(self.buffers.persistent(value))
-        ReferenceExecutor({"logits": program}, OPS, buffers, poison=True).run("logits")
-        logits = buffers.view(norm, "logits") @ buffers.persistent(lm_head).T
+        ReferenceExecutor({"written": program}, OPS, buffers, poison=True).run("written")
+        return [buffers.view(value, "written") for value in values]
+
+    def logits(self, rows: Sequence[Sequence[Document]]) -> Tensor:
+        """Return the logits [T, V]: the final norm times the LM head."""
+        head = next(op for op in self.assembly.programs["evaluate"].ops if op.kind == "lm_head_ce")
+        norm, lm_head = head.ins[:2]
+        logits = self.written([norm], rows)[0] @ self.params[lm_head.name].T
         cap = head.attrs.get("softcap", 0.0)
         return cap * (logits / cap).tanh() if cap else logits

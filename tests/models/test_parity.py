@@ -9,6 +9,7 @@ import torch
 
 from .harness import (
     PlannedModel,
+    as_stored,
     hf_loss_sum,
     random_documents,
     random_hf_model,
@@ -61,6 +62,9 @@ GEMMA3_ROPE: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_experts": 5, "num_hidden_layers": 2}
+QWEN3_MOE: dict[str, Any] = MOE | {"model_type": "qwen3_moe", "moe_intermediate_size": 20, "norm_topk_prob": True}
+OLMOE: dict[str, Any] = MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_tied": {"tie_word_embeddings": True},
@@ -87,9 +91,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA | {"model_type": "gemma2", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
     "gemma2_untied": GEMMA | {"model_type": "gemma2", "tie_word_embeddings": False, "attention_bias": True},
     "gemma3_text": GEMMA | GEMMA3_ROPE | {"sliding_window_pattern": 2},
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe_dense": QWEN3_MOE | {"norm_topk_prob": False, "mlp_only_layers": [0]},
+    "olmoe": OLMOE,
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
-FAMILIES = ("qwen3", "qwen2", "llama", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3")
+FAMILIES = (
+    "qwen3",
+    "qwen2",
+    "llama",
+    "smollm3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen3_moe",
+    "olmoe",
+)
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -114,7 +134,7 @@ def test_loss_and_every_gradient_equal_transformers(variant: str, packing: str) 
     loss = model.micro_step(rows, scale)
 
     assert loss == pytest.approx(expected.item(), rel=TOLERANCE)
-    theirs = {name: parameter.grad for name, parameter in hf.named_parameters()}
+    theirs = as_stored({name: parameter.grad for name, parameter in hf.named_parameters()})
     assert model.gradients.keys() == theirs.keys()
     errors = {name: relative_error(grad, theirs[name]) for name, grad in model.gradients.items()}
     assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
@@ -186,6 +206,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
+TRAINED += ("qwen3_moe", "olmoe")
 
 
 @pytest.mark.parametrize("variant", TRAINED)

@@ -93,6 +93,20 @@ PUBLISHED |= {
         False,
         1_484_916_736,
     ),
+    "Qwen3-30B-A3B": (
+        QWEN
+        | {"model_type": "qwen3_moe", "vocab_size": 151936, "head_dim": 128, "num_experts": 128, "mlp_only_layers": []}
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1},
+        (2048, 48, 32, 4, 6144),
+        False,
+        30_532_122_624,
+    ),
+    "OLMoE-1B-7B-0924": (
+        {"model_type": "olmoe", "vocab_size": 50304, "num_experts": 64, "num_experts_per_tok": 8, "clip_qkv": None},
+        (2048, 16, 16, 16, 1024),
+        False,
+        6_919_161_856,
+    ),
     "Phi-3-mini-4k-instruct": (
         {"model_type": "phi3", "vocab_size": 32064, "sliding_window": 2047},
         (3072, 32, 32, 32, 8192),

@@ -125,6 +125,23 @@ def attend(
     return linear(b, d, attended, f"{name}.o", d.d_model, label="attn_out", bias=d.o_bias)
 
 
+def normed_qkv(b: Builder, d: DecoderDims, name: str, x: Value) -> Value:
+    """Emit the queries, keys and values of x [T, d_model], side by side, for `attend`.
+
+    All queries of a token have one RMS norm, as have all keys. The three products have params of their own, because
+    the norms read whole rows.
+    """
+    q, k, v = (
+        linear(b, d, x, f"{name}.{part}", rows, label="qkv", bias=d.qkv_bias)
+        for part, rows in (("q", d.q_rows), ("k", d.kv_rows), ("v", d.kv_rows))
+    )
+    q, k = (
+        b.emit("rmsnorm", y, norm_weight(b, f"{name}.{part}_norm", y.shape[1]), label=("qkv", "rstd"), **d.norm)[0]
+        for part, y in (("q", q), ("k", k))
+    )
+    return b.apply("join_qkv", q, k, v, label="qkv")
+
+
 def window_in(batch: BatchInputs, window: int) -> int:
     """Return the attribute `window` of attention: 0, for none, if rows are not longer, which is the same and faster."""
     return window if window < batch.seq_len else 0

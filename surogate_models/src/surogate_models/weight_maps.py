@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surogate_core.api import HFTensor, WeightMap
+from surogate_core.api import HFTensor, ParamKind, WeightMap
 
 from .dims import DecoderDims
 
@@ -41,6 +41,14 @@ def attention_weights(d: DecoderDims, name: str, source: str) -> list[WeightMap]
     ]
 
 
+def normed_qkv_weights(d: DecoderDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `normed_qkv`."""
+    maps, rows = [], {"q": d.q_rows, "k": d.kv_rows, "v": d.kv_rows}
+    for x, size in rows.items():
+        maps += linear_weights(f"{name}.{x}", d.d_model, d.qkv_bias, (f"{source}.{x}_proj", size))
+    return [*maps, *(weight_map(f"{name}.{x}_norm", (f"{source}.{x}_norm.weight", rows[x])) for x in "qk")]
+
+
 def qk_norm_weights(d: DecoderDims, name: str, source: str) -> list[WeightMap]:
     """Return the weight maps of the norms of queries and keys, if the model has them."""
     which = "qk" if d.qk_norm else ""
@@ -64,9 +72,9 @@ def linear_weights(name: str, columns: int, bias: bool, *parts: tuple[str, int])
     return maps
 
 
-def weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]]) -> WeightMap:
-    """Return the map of a param. `tensors`: names and shapes, one above another in the param."""
-    return WeightMap(param, tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors))
+def weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None = None) -> WeightMap:
+    """Return the map of a param. `tensors`: names and shapes, one above another in the param. kind: see `WeightMap`."""
+    return WeightMap(param, tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors), kind)
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:

@@ -22,12 +22,13 @@ from surogate_models.api import (
     integer,
     is_given,
     layer_types,
-    linear,
     linear_weights,
     mlp,
     mlp_weights,
     n_kv_heads_of,
     norm_weight,
+    normed_qkv,
+    normed_qkv_weights,
     read_dims,
     read_rope,
     read_rope_by_layer_type,
@@ -114,39 +115,24 @@ def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: Stream) -
     qkv = normed_qkv(b, d, f"{name}.attn", residual)
     window = window_in(batch, d.windows[i])
     attn_out = attend(b, d, batch, f"{name}.attn", qkv, rope=d.ropes[i], window=window)
-    mixed = _norm(b, d, f"{name}.attn.post_norm", attn_out, label="norm")
+    mixed = _norm(b, d, f"{name}.attn.post_norm", attn_out)
     residual = b.apply("add", mixed, residual, label="residual_mid")
     mlp_out = mlp(b, d, f"{name}.mlp", residual)
-    return Stream(residual, _norm(b, d, f"{name}.mlp.post_norm", mlp_out, label="norm"))
+    return Stream(residual, _norm(b, d, f"{name}.mlp.post_norm", mlp_out))
 
 
-def normed_qkv(b: Builder, d: OlmoDims, name: str, x: Value) -> Value:
-    """Emit the queries, keys and values of x [T, d_model], side by side. All queries of a token have one norm."""
-    q, k, v = (
-        linear(b, d, x, f"{name}.{part}", rows, label="qkv", bias=d.qkv_bias)
-        for part, rows in (("q", d.q_rows), ("k", d.kv_rows), ("v", d.kv_rows))
-    )
-    q = _norm(b, d, f"{name}.q_norm", q, label="qkv")
-    k = _norm(b, d, f"{name}.k_norm", k, label="qkv")
-    return b.apply("join_qkv", q, k, v, label="qkv")
-
-
-def _norm(b: Builder, d: OlmoDims, name: str, x: Value, *, label: str) -> Value:
+def _norm(b: Builder, d: OlmoDims, name: str, x: Value) -> Value:
     """Emit the RMS norm of the rows of x."""
-    return b.emit("rmsnorm", x, norm_weight(b, name, x.shape[1]), label=(label, "rstd"), **d.norm)[0]
+    return b.apply("rmsnorm", x, norm_weight(b, name, x.shape[1]), **d.norm)
 
 
 def block_weights(d: OlmoDims, name: str, source: str) -> Sequence[WeightMap]:
     """Return the weight maps of `block`."""
     attn, ours = f"{source}.self_attn", f"{name}.attn"
     return [
-        *linear_weights(f"{ours}.q", d.d_model, d.qkv_bias, (f"{attn}.q_proj", d.q_rows)),
-        *linear_weights(f"{ours}.k", d.d_model, d.qkv_bias, (f"{attn}.k_proj", d.kv_rows)),
-        *linear_weights(f"{ours}.v", d.d_model, d.qkv_bias, (f"{attn}.v_proj", d.kv_rows)),
+        *normed_qkv_weights(d, ours, attn),
         *linear_weights(f"{ours}.o", d.q_rows, d.o_bias, (f"{attn}.o_proj", d.d_model)),
         *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
-        weight_map(f"{ours}.q_norm", (f"{attn}.q_norm.weight", d.q_rows)),
-        weight_map(f"{ours}.k_norm", (f"{attn}.k_norm.weight", d.kv_rows)),
         weight_map(f"{ours}.post_norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
         weight_map(f"{name}.mlp.post_norm", (f"{source}.post_feedforward_layernorm.weight", d.d_model)),
     ]

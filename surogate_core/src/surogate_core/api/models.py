@@ -10,6 +10,7 @@ from pydantic import SkipValidation
 
 from ..origin import Declared, Definition, Name
 from ..program.inputs import BatchInputs
+from ..program.opdef import ParamKind
 from ..program.value import Value
 
 if TYPE_CHECKING:
@@ -75,10 +76,14 @@ class HFTensor(Declared):
 
 @dataclass(frozen=True)
 class WeightMap(Declared):
-    """A param that is the concatenation of the rows of checkpoint `tensors`. Export splits it again."""
+    """A param that is the concatenation of the rows of checkpoint `tensors`. Export splits it again.
+
+    kind: of the param, where neither its shape nor the ops that read it tell
+    """
 
     param: str
     tensors: tuple[HFTensor, ...]
+    kind: ParamKind | None = None
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,9 @@ def quantized_weights(
     Raises ConfigError if there are none, or if a dimension of a product, "NVFP4 products" for instance, is no multiple
     of `multiple`. `otherwise` is the remedy where another batch does not help.
     """
-    infos = [info for info in context.params.values() if is_block_matrix(info)]
+    ops = context.builder.ops
+    read = {op.ins[1] for op in family.evaluate.ops if ops[op.kind].product is not None}
+    infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
     blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
     chosen = {info.param: info for info in infos if first <= info.param.block < blocks - last}
@@ -235,7 +237,6 @@ def quantized_weights(
             f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
             f"quantize. Lower them, or {otherwise}."
         )
-    ops = context.builder.ops
     products = ((op, ops[op.kind].product) for op in family.micro.ops)
     weights = QuantizedWeights(
         params=frozenset(chosen),
@@ -250,7 +251,7 @@ def quantized_weights(
 
 def is_block_matrix(info: ParamInfo) -> bool:
     """Return whether a param is a matrix of a block of the model, not of an adapter."""
-    return info.stored and info.param.block >= 0 and len(info.param.shape) == 2
+    return info.stored and info.param.block >= 0 and info.kind == "matrix"
 
 
 def _check_multiples(op: Op, multiple: int, what: str, otherwise: str) -> None:

@@ -38,7 +38,7 @@ from .parts import assigned, divided, elements_together, gather_updated, with_ma
 from .pass_runner import PassRunner
 from .quantized_parts import quantize_parts
 from .update import Update, record_update, update_flops
-from .weight_maps import kind_by_shape, logical_matrices, special_kinds
+from .weight_maps import logical_matrices, param_kind, special_kinds
 from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, store_weights
 
 
@@ -195,7 +195,7 @@ class Recorder:
             param: ParamInfo(
                 param=param,
                 stored=param.name in stored,
-                kind=special.get(param) or kind_by_shape(param),
+                kind=special.get(param) or param_kind(param, stored.get(param.name)),
                 matrices=logical_matrices(param, stored.get(param.name)),
                 grad=gradients.get(param),
             )

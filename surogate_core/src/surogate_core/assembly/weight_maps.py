@@ -26,9 +26,9 @@ def special_kinds(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Par
     return kinds
 
 
-def kind_by_shape(param: Value) -> ParamKind:
+def param_kind(param: Value, stored: WeightMap | None) -> ParamKind:
     """Return the kind of a param for which no op declares one."""
-    return "vector" if len(param.shape) < 2 else "matrix"
+    return (stored and stored.kind) or ("vector" if len(param.shape) < 2 else "matrix")
 
 
 def logical_matrices(param: Value, stored: WeightMap | None) -> tuple[Matrix, ...]:

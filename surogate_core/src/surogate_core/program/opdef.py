@@ -30,8 +30,9 @@ Gradients = tuple[Value | None, ...]
 IN_OUTPUTS: Final = object()
 """Default of an attribute whose whole effect is on the shapes and dtypes of the outputs, where kernels see it."""
 
-ParamKind = Literal["matrix", "embedding", "head", "vector"]
-"""Kind of a param, for optimizers: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
+ParamKind = Literal["matrix", "embedding", "head", "vector", "router"]
+"""Kind of a param: "embedding" and "head" have a row for each token, "vector" at most one dimension. A "router" chooses
+what other params multiply, so that rounding it changes more than its product: it is neither quantized nor adapted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,118 @@
+"""A mixture of experts in place of an MLP: sizes, block, weight maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surogate_core.api import Builder, Init, Value, WeightMap
+from surogate_models.api import (
+    DecoderDims,
+    Stream,
+    add_norm,
+    boolean,
+    integer,
+    is_given,
+    linear,
+    mlp,
+    mlp_weights,
+    weight_map,
+    wrong,
+)
+
+_UNSERVED = {
+    "shared_expert_intermediate_size": "shared experts",
+    "num_shared_experts": "shared experts",
+    "n_shared_experts": "shared experts",
+    "scoring_func": "other routers than softmax",
+    "n_group": "groups of experts",
+    "topk_group": "groups of experts",
+    "routed_scaling_factor": "scaled routes",
+    "swiglu_limit": "clamped activations",
+}
+"""Keys of other mixtures of experts, and what they ask for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureDims(DecoderDims):
+    """Sizes of a model.
+
+    n_experts  experts of a layer
+    k          of which each token goes to so many
+    d_expert   width of an expert
+    normalize  the weights of a token's routes add up to 1
+    dense      layers that have an MLP of width d_ff instead
+    """
+
+    n_experts: int
+    k: int
+    d_expert: int
+    normalize: bool
+    dense: frozenset[int] = frozenset()
+
+
+def read_mixture(config: Mapping[str, Any], *, n_experts: int, d_expert: int) -> dict[str, Any]:
+    """Read the fields of `MixtureDims` that are not of `DecoderDims`. The defaults are those of the family.
+
+    Raises ConfigError for what the program does not have.
+    """
+    for key, what in _UNSERVED.items():
+        if config.get(key):
+            raise wrong(key, f"{what} are not supported yet", config[key])
+    if boolean(config, "output_router_logits"):
+        reason = "the loss of the router that transformers then adds is not supported yet; must be false"
+        raise wrong("output_router_logits", reason, True)
+    counts = [key for key in ("num_experts", "num_local_experts") if is_given(config, key)]
+    experts = integer(config, counts[0] if counts else "num_experts", default=n_experts)
+    if len(counts) == 2 and integer(config, counts[1]) != experts:
+        raise wrong("num_local_experts", f"must be num_experts, which is {experts}", config["num_local_experts"])
+    k = integer(config, "num_experts_per_tok", default=8)
+    if k > experts:
+        raise wrong("num_experts_per_tok", f"must be at most the number of experts {experts}", k)
+    normalize = boolean(config, "norm_topk_prob")
+    return {"n_experts": experts, "k": k, "d_expert": d_expert, "normalize": normalize}
+
+
+def mixture_or_mlp(b: Builder, d: MixtureDims, i: int, stream: Stream) -> Stream:
+    """Emit the norm of a stream, then the mixture of layer i, or its MLP."""
+    name = f"layers.{i}.mlp"
+    norm, residual = add_norm(b, d, stream, f"{name}.norm", label="residual_mid")
+    return Stream(residual, mlp(b, d, name, norm) if i in d.dense else mixture(b, d, name, norm))
+
+
+def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> Value:
+    """Emit the mixture of x [T, d_model]: -> [T, d_model]."""
+    logits = linear(b, d, x, f"{name}.router", d.n_experts, label="router_logits")
+    weights, experts = b.emit("route", logits, k=d.k, normalize=d.normalize)
+    order, place, ends = b.emit("expert_order", experts, n_experts=d.n_experts)
+    rows = b.apply("gather_rows", x, order, place)
+    gate_up = _experts(b, d, rows, f"{name}.gate_up", 2 * d.d_expert, ends, label="gate_up")
+    middle = b.apply("weighted_swiglu", gate_up, weights, order)
+    y = _experts(b, d, middle, f"{name}.down", d.d_model, ends, label="expert_out", residual_projection=True)
+    return b.apply("sum_rows", y, order, place, k=d.k)
+
+
+def _experts(
+    b: Builder, d: MixtureDims, x: Value, name: str, rows: int, ends: Value, *, label: str, **init: bool
+) -> Value:
+    """Emit a linear layer of each expert. The weights are one param, [n_experts * rows, columns of x]."""
+    w = b.param(name, (d.n_experts * rows, x.shape[1]), Init(kind="normal", std=d.init_std, **init))
+    return b.apply("grouped_linear", x, w, ends, label=label)
+
+
+def mixture_weights(d: MixtureDims, layer: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `mixture_or_mlp`. Checkpoints have a matrix for each expert and projection."""
+    name = f"{layer}.mlp"
+    norm = weight_map(f"{name}.norm", (f"{source}.post_attention_layernorm.weight", d.d_model))
+    if int(layer.removeprefix("layers.")) in d.dense:
+        return [*mlp_weights(d, name, f"{source}.mlp"), norm]
+    experts = [f"{source}.mlp.experts.{e}" for e in range(d.n_experts)]
+    gate_up = ((f"{expert}.{x}_proj.weight", d.d_expert, d.d_model) for expert in experts for x in ("gate", "up"))
+    down = ((f"{expert}.down_proj.weight", d.d_model, d.d_expert) for expert in experts)
+    return [
+        weight_map(f"{name}.router", (f"{source}.mlp.gate.weight", d.n_experts, d.d_model), kind="router"),
+        weight_map(f"{name}.gate_up", *gate_up),
+        weight_map(f"{name}.down", *down),
+        norm,
+    ]

@@ -1,0 +1,83 @@
+"""OLMoE: norms in front of attention and experts, and of all queries and all keys of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surogate_core.api import BatchInputs, Builder, WeightMap
+from surogate_models.api import (
+    Stream,
+    add_norm,
+    attend,
+    boolean,
+    decoder,
+    head_dim_of,
+    integer,
+    linear_weights,
+    n_kv_heads_of,
+    normed_qkv,
+    normed_qkv_weights,
+    read_dims,
+    read_rope,
+    weight_map,
+    wrong,
+)
+
+from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
+
+
+def dims(config: Mapping[str, Any]) -> MixtureDims:
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5.
+
+    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
+    missing or invalid, or if the model needs an unsupported feature: clipped queries, keys and values, attention
+    dropout, an activation other than SiLU, shared experts or another router.
+    """
+    if config.get("clip_qkv") is not None:
+        raise wrong(
+            "clip_qkv", "clipped queries, keys and values are not supported yet; must be null", config["clip_qkv"]
+        )
+    head_dim = head_dim_of(config)
+    if head_dim * integer(config, "num_attention_heads") != integer(config, "hidden_size"):
+        raise wrong("head_dim", "must be hidden_size / num_attention_heads, as the norms are", head_dim)
+    bias = boolean(config, "attention_bias")
+    sizes = read_dims(
+        {"rms_norm_eps": 1e-5, **config},
+        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
+        head_dim=head_dim,
+        rope=read_rope(config, head_dim, default_theta=10_000.0),
+        max_positions=integer(config, "max_position_embeddings", default=4096),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    return MixtureDims(**vars(sizes), **read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
+
+
+def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+    """Emit the block x + attention(norm(x)), then x + mixture(norm(x))."""
+    name = f"layers.{i}.attn"
+    norm, residual = add_norm(b, d, stream, f"{name}.norm")
+    attn_out = attend(b, d, batch, name, normed_qkv(b, d, name, norm), rope=d.rope)
+    return mixture_or_mlp(b, d, i, Stream(residual, attn_out))
+
+
+def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `block`."""
+    attn = f"{source}.self_attn"
+    return [
+        *normed_qkv_weights(d, f"{name}.attn", attn),
+        *linear_weights(f"{name}.attn.o", d.q_rows, d.o_bias, (f"{attn}.o_proj", d.d_model)),
+        *mixture_weights(d, name, source),
+        weight_map(f"{name}.attn.norm", (f"{source}.input_layernorm.weight", d.d_model)),
+    ]
+
+
+OLMOE = decoder(
+    name="olmoe",
+    summary="OLMoE: a mixture of experts with norms of whole queries and keys",
+    architecture="OlmoeForCausalLM",
+    dims=dims,
+    block=block,
+    block_weights=block_weights,
+)

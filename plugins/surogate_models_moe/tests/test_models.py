@@ -1,0 +1,98 @@
+"""Routes and configurations. Parity with transformers, exports and sizes are tested for all families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models.harness import MODELS, PlannedModel, packed_documents, random_hf_model, tiny_config
+from torch import Tensor
+from transformers import AutoConfig
+
+from surogate_core.errors import ConfigError
+
+QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3}
+OLMOE: dict[str, Any] = QWEN3_MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
+
+
+@pytest.mark.parametrize("family", [QWEN3_MOE, OLMOE], ids=lambda family: family["model_type"])
+def test_the_routes_of_every_layer_are_those_of_transformers(family: dict[str, Any]) -> None:
+    """No pair of logits is so close that the rounding of the layers before could exchange it."""
+    config = tiny_config(**family, num_hidden_layers=2)
+    hf = random_hf_model(config)
+    found: list[list[tuple[Tensor, Tensor]]] = [[], []]
+    for layer, routes in zip(hf.model.layers, found, strict=True):
+        layer.mlp.gate.register_forward_hook(lambda m, ins, outs, routes=routes: routes.append((outs[0], outs[2])))
+    rows = packed_documents()
+    model = PlannedModel(config, batch_size=3, seq_len=24)
+    model.load(hf.state_dict())
+    ours = model.written([op.outs[1] for op in model.assembly.programs["evaluate"].ops if op.kind == "route"], rows)
+    with torch.no_grad():
+        for row in rows:
+            for document in row:
+                hf(input_ids=torch.tensor(document)[None])
+    kept = torch.cat([torch.arange(24) < sum(map(len, row)) for row in rows])
+    for experts, routes in zip(ours, found, strict=True):
+        logits, theirs = (torch.cat(values) for values in zip(*routes, strict=True))
+        gaps = -logits.sort(1, descending=True).values.diff(dim=1)
+        assert float(gaps.min()) > 1e-4, "a tie: draw other weights"
+        assert torch.equal(experts[kept].long(), theirs)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
+def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
+    config = {key: item for key, item in tiny_config(model_type=family).items() if "head" not in key}
+    config |= {"num_attention_heads": 4}
+    theirs, dims = AutoConfig.for_model(**config), MODELS[family].dims(config)
+    width = theirs.moe_intermediate_size if family == "qwen3_moe" else theirs.intermediate_size
+    expected = (theirs.num_experts, theirs.num_experts_per_tok, width, theirs.norm_topk_prob)
+    assert (dims.n_experts, dims.k, dims.d_expert, dims.normalize) == expected
+    assert (dims.n_kv_heads, dims.head_dim, dims.dense) == (theirs.num_key_value_heads, 12, frozenset())
+
+
+def test_transformers_5_names_the_number_of_experts_as_it_likes() -> None:
+    config = tiny_config(**QWEN3_MOE)
+    written = AutoConfig.for_model(**config).to_dict()
+    assert "num_experts" not in written and MODELS["qwen3_moe"].dims(written).n_experts == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"decoder_sparse_step": 2}, {0, 2}),
+        ({"mlp_only_layers": [1, 3]}, {1, 3}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, {0, 2, 3}),
+    ],
+    ids=str,
+)
+def test_layers_have_experts_where_transformers_has_them(changes: dict[str, Any], dense: set[int]) -> None:
+    config = tiny_config(**QWEN3_MOE, **changes)
+    layers = random_hf_model(config).model.layers
+    assert {i for i, layer in enumerate(layers) if not hasattr(layer.mlp, "experts")} == dense
+    assert MODELS["qwen3_moe"].dims(config).dense == dense
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (QWEN3_MOE, {"mlp_only_layers": [4]}),
+        (QWEN3_MOE, {"mlp_only_layers": 2}),
+        (QWEN3_MOE, {"decoder_sparse_step": 5}),
+        (QWEN3_MOE, {"use_sliding_window": True}),
+        (QWEN3_MOE, {"num_experts_per_tok": 6}),
+        (QWEN3_MOE, {"num_local_experts": 4}),
+        (QWEN3_MOE, {"output_router_logits": True}),
+        (QWEN3_MOE, {"shared_expert_intermediate_size": 16}),
+        (QWEN3_MOE, {"scoring_func": "sigmoid"}),
+        (QWEN3_MOE, {"moe_intermediate_size": 0}),
+        (QWEN3_MOE, {"hidden_act": "gelu"}),
+        (OLMOE, {"clip_qkv": 8.0}),
+        (OLMOE, {"head_dim": 16}),
+        (OLMOE, {"norm_topk_prob": "yes"}),
+    ],
+    ids=str,
+)
+def test_errors_name_the_invalid_key(family: dict[str, Any], changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
+        MODELS[family["model_type"]].dims(tiny_config(**family | changes))
