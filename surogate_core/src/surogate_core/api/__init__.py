@@ -28,7 +28,7 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .losses import Figure, Loss, LossContext, LossDef
+from .losses import Figure, Loss, LossContext, LossDef, PrepareContext
 from .models import Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
@@ -126,6 +126,7 @@ __all__ = [
     "PluginError",
     "Precision",
     "PrecisionRequest",
+    "PrepareContext",
     "Product",
     "Program",
     "ProgramError",

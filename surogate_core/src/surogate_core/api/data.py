@@ -28,10 +28,14 @@ class Omission:
 
 @dataclass(frozen=True)
 class Column(Declared):
-    """Numbers that a dataset type gives with its documents, fp32: one for each token, or one for each document."""
+    """Numbers that come with documents, for each token or for each document. A dataset type gives one, in fp32; what a
+    loss makes (`LossDef.prepare`) has a `dtype`, and a `shape` per token.
+    """
 
     name: Name
     per: Literal["token", "document"] = "token"
+    shape: tuple[int, ...] = ()
+    dtype: Literal["fp32", "int32"] = "fp32"
 
 
 @dataclass(frozen=True)

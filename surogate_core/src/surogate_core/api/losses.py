@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from ..origin import Declared, Definition, Name
 from ..program.inputs import BatchInputs
@@ -65,12 +66,37 @@ class LossContext(Generic[Options]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareContext(Generic[Options]):
+    """Arguments of `LossDef.prepare`: the documents of a dataset, and what may be computed of them.
+
+    options    the loss's validated options
+    tokens     ids [n_tokens]; document d is offsets[d] to offsets[d + 1]. trained(a, b): which of a to b are, bool
+    folder     for what the loss keeps of these tokens; not made yet
+    model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows; longer documents are split
+    find       (model, where=key) -> the folder of another model, which may be downloaded. Raises ConfigError.
+    notice     prints a line for the user. moved: to be called with what is being done, again and again
+    """
+
+    options: Options
+    tokens: Any
+    offsets: Any
+    trained: Callable[[int, int], Any]
+    folder: Path
+    model_dir: Path
+    sequence_len: int
+    find: Callable[..., Path]
+    notice: Callable[[str], None]
+    moved: Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossDef(Definition, Generic[Options]):
     """A loss, selected by the key `loss`.
 
     build      (context) -> Loss. Emits the ops that follow the model's. `lm_head_ce` is the sum of the labels'
                cross-entropies; `lm_head_tokens` yields log-probabilities of labels, without ever holding all logits.
-    columns    (options) -> the columns of the batch (`BatchInputs.columns`). Dataset types without them are refused.
+    columns    (options) -> the columns of the batch (`BatchInputs.columns`): of dataset types, or made by `prepare`
+    prepare    (context) -> columns that it makes of a dataset, by name, with a row for each token or document
     group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
                with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
     reference  (options) -> whether `LossContext.reference` is wanted
@@ -82,6 +108,7 @@ class LossDef(Definition, Generic[Options]):
     options: type[Options] = NoOptions  # type: ignore[assignment]
     build: Callable[[LossContext[Options]], Loss]
     columns: Callable[[Options], Sequence[Column]] = field(default=lambda options: ())
+    prepare: Callable[[PrepareContext[Options]], Mapping[str, Any]] | None = None
     group: int = 0
     reference: Callable[[Options], bool] = field(default=lambda options: False)
     in_nats: bool = False

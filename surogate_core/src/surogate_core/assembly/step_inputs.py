@@ -28,7 +28,7 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
         lmhead_chunks=chunks,
         groups=b.input("groups", (*groups, 2), "int32") if group else None,
         group_scale=b.input("group_scale", (), "fp32") if group else None,
-        columns={c.name: b.input(f"column.{c.name}", shapes[c.per], "fp32") for c in columns},
+        columns={c.name: b.input(f"column.{c.name}", (*shapes[c.per], *c.shape), c.dtype) for c in columns},
     )
 
 

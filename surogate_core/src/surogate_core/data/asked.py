@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from ..api import Column, DatasetFormatDef
-from ..errors import ConfigError
+from ..api import Column, DatasetFormatDef, PrepareContext
+from ..errors import ConfigError, PluginError
+from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .cache import TokenDataset
+
+_find = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the loss `loss` reads of a batch: columns, and groups of documents (`LossDef.group`)."""
+    """What the loss `loss` reads of a batch: columns, which `prepare` may make, and groups of documents (`LossDef`)."""
 
     loss: str = "next_token"
     columns: Sequence[Column] = ()
     group: int = 0
+    prepare: Callable[[PrepareContext[Any]], Mapping[str, Any]] | None = None
+    options: Any = None
+
+    def complete(self, dataset: TokenDataset, **of_run: Any) -> TokenDataset:
+        """Return the dataset with the columns that the loss makes of it, from the rest of its `PrepareContext`."""
+        if self.prepare is None or dataset.path is None:
+            return dataset
+        of_tokens = {name: getattr(dataset, name) for name in ("tokens", "offsets", "trained")}
+        folder = dataset.path.with_name(f"{dataset.path.name}.{self.loss}")
+        context = PrepareContext(options=self.options, folder=folder, find=_find, **of_tokens, **of_run)
+        found = {**dataset.columns, **self.prepare(context)}
+        for c in self.columns:
+            wanted = dataset.n_tokens if c.per == "token" else dataset.n_docs, *c.shape
+            if c.name not in found or found[c.name].shape != wanted:
+                raise PluginError(f"loss {self.loss}: prepare gave no column {c.name} of the shape {list(wanted)}")
+        return replace(dataset, columns=found)
 
     def check(self, chosen: DatasetFormatDef, formats: Iterable[DatasetFormatDef], where: str, strategy: str) -> None:
         """Raise ConfigError if documents of a dataset type cannot be trained with the loss."""
@@ -35,7 +57,7 @@ class Asked:
     def _lacks(self, chosen: DatasetFormatDef) -> str:
         if chosen.group != max(1, self.group):
             return f"makes {chosen.group} documents of a row, but loss: {self.loss} takes {max(1, self.group)}"
-        missing = [column for column in self.columns if column not in chosen.columns]
+        missing = [column for column in self.columns if column not in chosen.columns and self.prepare is None]
         named = ", ".join(f"{column.name} (one number per {column.per})" for column in missing)
         return f"has no {named}, which loss: {self.loss} reads" if missing else ""
 

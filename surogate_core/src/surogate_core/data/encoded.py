@@ -37,9 +37,9 @@ def arrays_of(
         raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
     if format_def.group > 1 and not mask[1:].any():
         raise _wrong_result(row, format_def, "a document without a trained token after its first in a group")
-    sizes = {column.name: len(ids) if column.per == "token" else 1 for column in format_def.columns}
-    if {name: len(values) for name, values in columns.items()} != sizes:
-        found = ", ".join(f"{len(values)} of {name}" for name, values in columns.items()) or "none"
+    sizes = {column.name: ids.shape if column.per == "token" else (1,) for column in format_def.columns}
+    if {name: values.shape for name, values in columns.items()} != sizes:
+        found = ", ".join(f"{list(values.shape)} of {name}" for name, values in columns.items()) or "none"
         raise _wrong_result(row, format_def, f"the columns {found}; its tokens take {sizes}")
     if not all(np.isfinite(values).all() for values in columns.values()):
         raise _wrong_result(row, format_def, "a number in a column that is not finite")

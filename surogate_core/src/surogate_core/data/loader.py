@@ -233,10 +233,12 @@ def _with_asked(
         arrays["groups"] = np.zeros((most, asked.group, 2), np.int32)
         arrays["groups"][: len(groups)] = np.stack([at, at + length], -1)[groups]
     for column in asked.columns:
-        whole = np.zeros(total if column.per == "token" else (most, asked.group), np.float32)
         if column.per == "token":
-            whole[labelled] = rows.corpus.column(column.name, labels, rows.corpus.bases)
+            numbers = rows.corpus.column(column.name, labels, rows.corpus.bases)
+            whole = np.zeros((total, *numbers.shape[1:]), numbers.dtype)
+            whole[labelled] = numbers
         else:
+            whole = np.zeros((most, asked.group), np.float32)
             index = np.searchsorted(rows.corpus.bounds, start, side="right") - 1
             whole[: len(groups)] = rows.corpus.column(column.name, index[groups], rows.corpus.document_bases)
         arrays[f"column.{column.name}"] = whole

@@ -57,9 +57,10 @@ class Corpus:
         first = np.searchsorted(self.bounds, starts, side="right") - 1
         return first[:, None] + np.arange(self.group)
 
-    def column(self, name: str, index: Int64s, bases: Int64s) -> npt.NDArray[np.float32]:
+    def column(self, name: str, index: Int64s, bases: Int64s) -> npt.NDArray[Any]:
         """Return the numbers of a column at positions, or of documents. bases: the first of each dataset."""
-        found = np.empty(index.shape, np.float32)
+        like = self.datasets[0].columns[name]
+        found = np.empty((*index.shape, *like.shape[1:]), np.float32 if like.dtype.kind == "f" else np.int32)
         for own, dataset, local in self._by_dataset(index, bases):
             found[own] = dataset.columns[name][local]
         return found

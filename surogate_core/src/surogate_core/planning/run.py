@@ -76,7 +76,8 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
 def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:
     """Return what the run's loss asks of its data."""
     loss = registry.loss(loaded.config.loss)
-    return Asked(loss.name, tuple(loss.columns(loaded.options["loss", loss.name])), loss.group)
+    options = loaded.options["loss", loss.name]
+    return Asked(loss.name, tuple(loss.columns(options)), loss.group, loss.prepare, options)
 
 
 def _weight_format(

@@ -117,7 +117,7 @@ def _seed(
     attrs = {**op.attrs, "wrt": tuple(i for i in definition.loss_grad_ins if op.ins[i] in wanted)}
     with builder.record("forward", op.block):
         outs = builder.emit(definition.loss_with_grads, *op.ins, **attrs)
-    fused = op.changed(kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
+    fused = op.changed(kind=definition.loss_with_grads, outs=(*op.outs, *outs[len(op.outs) :]), attrs=attrs)
     return [*forward[:index], fused, *forward[index + 1 :]]
 
 
@@ -127,7 +127,7 @@ def _loss_grads(op: Op, losses: Sequence[Value], builder: Builder) -> list[tuple
         definition.loss_with_grads for definition in builder.ops.values()
     }:
         return []
-    return list(zip(op.attrs["wrt"], op.outs[1:], strict=True))
+    return list(zip(op.attrs["wrt"], op.outs[-len(op.attrs["wrt"]) :], strict=True))
 
 
 def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[Value]) -> tuple[Value | None, ...]:

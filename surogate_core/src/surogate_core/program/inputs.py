@@ -23,8 +23,8 @@ class BatchInputs:
     groups         int32 [G, n, 2]: start and stop of the n documents of each group, each with a label; unused entries
                    are 0
     group_scale    fp32 []: 1 / number of groups in the whole optimizer step
-    columns        by name, fp32: [T], the number of the token that is the label of a position, 0 without a label; or
-                   [G, n], that of each document of a group
+    columns        by name: [T], the number of the token that is the label of a position, 0 without a label, or
+                   [T, *shape], its numbers; or [G, n], that of each document of a group
 
     The last three are what the run's loss asks for (`LossDef`).
     """

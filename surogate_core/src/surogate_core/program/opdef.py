@@ -113,7 +113,7 @@ class OpDef(Definition):
     loss_with_grads
                 for an op whose first output is the loss: the kind of op that replaces it when that loss is
                 differentiated. It has the same inputs and attrs, and the attr `wrt`: the indices in `loss_grad_ins`
-                whose inputs depend on trained params. Its outputs are the loss and the gradient of each input in `wrt`.
+                whose inputs depend on trained params. Its outputs are the op's, and these gradients.
     rewrites    the ops that passes put in its place
     may_overwrite
                 op -> {index of an output: index of an input}: both may have one place in memory if no later op reads
