@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..api import Column, DatasetFormatDef, PrepareContext
 from ..errors import ConfigError, PluginError
 from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -29,7 +31,11 @@ class Asked:
         """Return the dataset with the columns that the loss makes of it, from the rest of its `PrepareContext`."""
         if self.prepare is None or dataset.path is None:
             return dataset
-        of_tokens = {name: getattr(dataset, name) for name in ("tokens", "offsets", "trained")}
+        of_tokens = {
+            "tokens": dataset.tokens,
+            "offsets": dataset.offsets,
+            "trained": lambda start, stop: dataset.trained_at(np.arange(start, stop)),
+        }
         folder = dataset.path.with_name(f"{dataset.path.name}.{self.loss}")
         context = PrepareContext(options=self.options, folder=folder, find=_find, **of_tokens, **of_run)
         found = {**dataset.columns, **self.prepare(context)}
