@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
+from .kernels import KERNELS
 from .olmoe import OLMOE
 from .ops import OPS
 from .qwen3_moe import QWEN3_MOE
 
-SUROGATE_API = {"models": 1, "ops": 1}
+SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 surogate_models = provides([QWEN3_MOE, OLMOE])
 surogate_ops = provides(OPS)
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models_moe", KERNELS)

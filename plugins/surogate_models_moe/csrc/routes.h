@@ -1,0 +1,20 @@
+// Launchers of routes.cu and expert_order.cu. dtype: that of logits and d_logits, FP32 or BF16.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace surogate {
+
+void route(const void* logits, void* weights, void* experts, int64_t tokens, int64_t n_experts, int64_t k, bool normalize,
+           int dtype, cudaStream_t stream);
+
+void route_bwd(const void* d_weights, const void* logits, const void* experts, void* d_logits, int64_t tokens,
+               int64_t n_experts, int64_t k, bool normalize, int dtype, cudaStream_t stream);
+
+// workspace: 4 n_experts bytes for each of 256 blocks at most.
+void expert_order(const void* experts, void* order, void* place, void* ends, void* workspace, int64_t slots,
+                  int64_t n_experts, cudaStream_t stream);
+
+}  // namespace surogate

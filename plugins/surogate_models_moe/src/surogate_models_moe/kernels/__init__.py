@@ -1,0 +1,9 @@
+"""Compiled kernels of the ops of experts. They import the compiled module only when binding."""
+
+from __future__ import annotations
+
+from surogate_core.api import KernelDef
+
+from . import routes, rows
+
+KERNELS: tuple[KernelDef, ...] = (*routes.KERNELS, *rows.KERNELS)

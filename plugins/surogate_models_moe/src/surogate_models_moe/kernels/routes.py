@@ -1,0 +1,66 @@
+"""Routes of tokens to experts, and the order of rows (`csrc/routes.cu`, `csrc/expert_order.cu`)."""
+
+from __future__ import annotations
+
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+
+from .support import supports
+
+MOST_EXPERTS, MOST_CHOSEN = 256, 16
+"""A lane of a warp has eight experts, and the lanes of half a warp an expert of the token each."""
+
+MOST_BLOCKS = 256
+"""Blocks of `expert_order`, each with counts of its own."""
+
+
+def _supports(op: Op, target: Target) -> Support:
+    experts = op.attrs["n_experts"] if op.kind == "expert_order" else op.ins[0 if op.kind == "route" else 1].shape[1]
+    if experts > MOST_EXPERTS:
+        return Support(False, f"at most {MOST_EXPERTS} experts, got {experts}")
+    k = op.outs[1].shape[1] if op.kind == "route" else op.ins[-1].shape[1]
+    if k > MOST_CHOSEN:
+        return Support(False, f"at most {MOST_CHOSEN} experts a token, got {k}")
+    return supports(op, target)
+
+
+def _bind_route(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (logits,) = op.ins
+    sizes = (*logits.shape, op.attrs["k"])
+    return ctx.call(_C.route, logits, *op.outs, *sizes, op.attrs["normalize"], DTYPES[logits.dtype].code)
+
+
+def _bind_route_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    _, logits, experts = op.ins
+    sizes = (*logits.shape, experts.shape[1])
+    return ctx.call(_C.route_bwd, *op.ins, *op.outs, *sizes, op.attrs["normalize"], DTYPES[logits.dtype].code)
+
+
+def _bind_order(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (experts,) = op.ins
+    return ctx.call(_C.expert_order, experts, *op.outs, ctx.workspace, experts.size, op.attrs["n_experts"])
+
+
+def _order_workspace(op: Op, target: Target) -> int:
+    """int32 counts of each expert in each block."""
+    return 4 * MOST_BLOCKS * op.attrs["n_experts"]
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    *(
+        KernelDef(op="route", dtypes=(dtype, "fp32", "int32"), supports=_supports, bind=_bind_route)
+        for dtype in ("fp32", "bf16")
+    ),
+    *(
+        KernelDef(op="route_bwd", dtypes=("fp32", dtype, "int32", dtype), supports=_supports, bind=_bind_route_bwd)
+        for dtype in ("fp32", "bf16")
+    ),
+    KernelDef(
+        op="expert_order", dtypes=("int32",) * 4, supports=_supports, bind=_bind_order, workspace=_order_workspace
+    ),
+)

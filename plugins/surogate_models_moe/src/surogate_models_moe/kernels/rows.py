@@ -1,0 +1,50 @@
+"""Rows of tokens on their way to experts and back (`csrc/rows.cu`)."""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+
+from .support import supports
+
+
+def _width(op: Op) -> int:
+    """Columns of a row; of SwiGLU, those of the gate alone."""
+    return op.outs[0].shape[1] // (2 if op.kind == "weighted_swiglu_bwd" else 1)
+
+
+def _supports(op: Op, target: Target) -> Support:
+    return supports(op, target, _width(op))
+
+
+def _bind_gather(op: Op, ctx: BindContext) -> Call:
+    """`order` is not read: a thread has a part of a token, which it writes to the token's rows."""
+    from .. import _C
+
+    (x, _, place), (y,) = op.ins, op.outs
+    tokens, width = x.shape
+    return ctx.call(_C.gather_rows, x, place, y, tokens, y.shape[0] // tokens, width)
+
+
+def _bind_sum(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (y, _, place), (out,) = op.ins, op.outs
+    tokens, width = out.shape
+    return ctx.call(_C.sum_rows, y, place, out, tokens, op.attrs["k"], width)
+
+
+def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, op.ins[0].shape[0], _width(op))
+
+
+KERNELS: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=bind)
+    for kind, dtypes, bind in (
+        ("gather_rows", ("bf16", "int32", "int32", "bf16"), _bind_gather),
+        ("sum_rows", ("bf16", "int32", "int32", "bf16"), _bind_sum),
+        ("weighted_swiglu", ("bf16", "fp32", "int32", "bf16"), _bind_swiglu),
+        ("weighted_swiglu_bwd", ("bf16", "bf16", "fp32", "int32", "bf16", "fp32"), _bind_swiglu),
+    )
+)

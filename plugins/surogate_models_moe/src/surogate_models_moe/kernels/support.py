@@ -1,0 +1,26 @@
+"""What the kernels of this package have in common: GPUs from SM80 on, and widths in words of 16 bytes."""
+
+from __future__ import annotations
+
+from surogate_core.api import Op, Support, Target
+
+WORD = 8
+"""bf16 elements in 16 bytes, which a thread loads at once."""
+
+ALIGNMENT = 256
+"""Every part of a workspace begins at a multiple of this many bytes. Must match <surogate/workspace.h>."""
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def supports(op: Op, target: Target, *widths: int, accumulate: bool = False) -> Support:
+    """Support `widths` that are whole words. Outputs are added to only with `accumulate`."""
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    if op.accumulate and not accumulate:
+        return Support(False, "cannot accumulate into its outputs")
+    odd = next((width for width in widths if width % WORD), None)
+    return Support(True) if odd is None else Support(False, f"widths must be multiples of {WORD}, got {odd}")
