@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import routes, rows
+from . import grouped, routes, rows
 
-KERNELS: tuple[KernelDef, ...] = (*routes.KERNELS, *rows.KERNELS)
+KERNELS: tuple[KernelDef, ...] = (*routes.KERNELS, *rows.KERNELS, *grouped.KERNELS)

@@ -1,0 +1,31 @@
+// Python bindings of grouped_gemm.h and grouped_mma.h. Pointers are passed as integers; the stream is the last argument.
+#include <surogate/bind.h>
+
+#include <cstdint>
+#include <new>
+
+#include "grouped_gemm.h"
+#include "grouped_mma.h"
+
+namespace nb = nanobind;
+
+void bind_grouped(nb::module_& m) {
+    using surogate::GroupedGemm;
+    nb::class_<GroupedGemm>(m, "GroupedGemm")
+        .def(
+            "__init__",
+            [](GroupedGemm* self, uintptr_t a, uintptr_t b, uintptr_t ends, uintptr_t d, uintptr_t workspace, int64_t rows,
+               int64_t n, int64_t k, int64_t experts, int kind, bool accumulate) {
+                const surogate::GroupedBuffers buffers{reinterpret_cast<const void*>(a), reinterpret_cast<const void*>(b),
+                                                       reinterpret_cast<const int32_t*>(ends), reinterpret_cast<void*>(d),
+                                                       reinterpret_cast<void*>(workspace)};
+                new (self) GroupedGemm({rows, n, k, experts, kind, accumulate}, buffers);
+            },
+            nb::arg("a"), nb::arg("b"), nb::arg("ends"), nb::arg("d"), nb::arg("workspace"), nb::arg("rows"), nb::arg("n"),
+            nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("accumulate"))
+        .def(
+            "run", [](const GroupedGemm& self, uintptr_t stream) { self.run(reinterpret_cast<cudaStream_t>(stream)); },
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    m.def("grouped_gemm_workspace", &GroupedGemm::workspace_bytes, nb::arg("experts"));
+    surogate::bind_launcher(m, "grouped_mma", surogate::grouped_mma);
+}

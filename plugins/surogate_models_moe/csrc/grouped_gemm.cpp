@@ -1,0 +1,69 @@
+#include "grouped_gemm.h"
+
+#include <string>
+
+#include "surogate/check.h"
+#include "surogate/workspace.h"
+
+namespace surogate {
+namespace {
+
+constexpr const char* op_name = "grouped_gemm";
+
+// Of a shape, three pointers and three strides.
+constexpr int64_t group_bytes[] = {12, 8, 8, 8, 8, 8, 8};
+
+// Descriptors of TMA, 128 bytes each: those of A and B, and for both groups of warps those of C and D, of each multiprocessor.
+constexpr int64_t descriptor_bytes = 6 * 128;
+constexpr int64_t most_processors = 160;
+
+}  // namespace
+
+void check_grouped(const GroupedShape& shape, const void* a, const void* b, const void* ends, const void* d) {
+    check_positive(shape.rows, op_name, "rows");
+    to_int(shape.rows, op_name, "rows");
+    for (const int64_t width : {shape.n, shape.k}) {
+        SUROGATE_REQUIRE(width > 0 && width % 8 == 0, op_name,
+                         "n and k must be multiples of 8, got " + std::to_string(width));
+        to_int(width, op_name, "n and k");
+    }
+    SUROGATE_REQUIRE(shape.experts > 0 && shape.experts <= 65535, op_name,
+                     "experts must be 1 to 65535, got " + std::to_string(shape.experts));
+    SUROGATE_REQUIRE(shape.kind >= FORWARD && shape.kind <= WGRAD, op_name, "unknown kind");
+    SUROGATE_REQUIRE(!shape.accumulate || shape.kind == WGRAD, op_name, "only wgrad accumulates");
+    check_pointer(a, op_name, "a", 16);
+    check_pointer(b, op_name, "b", 16);
+    check_pointer(ends, op_name, "ends", 4);
+    check_pointer(d, op_name, "d", 16);
+}
+
+int64_t GroupedGemm::workspace_bytes(int64_t experts) {
+    int64_t bytes = descriptor_bytes * most_processors;
+    for (const int64_t each : group_bytes) {
+        bytes += aligned(experts * each);
+    }
+    return bytes;
+}
+
+GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffers) {
+    check_grouped(shape, buffers.a, buffers.b, buffers.ends, buffers.d);
+    check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
+    int device = 0, major = 0, minor = 0;
+    check_cuda(cudaGetDevice(&device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
+    if (major != 9 || minor != 0) {
+        throw std::runtime_error("grouped_gemm: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
+    }
+#ifdef SUROGATE_SM90A
+    impl_ = make_grouped_gemm(shape, buffers);
+#else
+    throw std::runtime_error("grouped_gemm: this module was compiled without SM90a (CUDAARCHS)");
+#endif
+}
+
+GroupedGemm::~GroupedGemm() = default;
+
+void GroupedGemm::run(cudaStream_t stream) const { impl_->run(stream); }
+
+}  // namespace surogate

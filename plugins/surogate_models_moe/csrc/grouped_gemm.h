@@ -1,0 +1,66 @@
+// Products of the experts of a layer by CUTLASS, for the SM90 (H100, H200) alone. Rows are sorted by expert, and expert e has
+// the rows from ends[e - 1] to ends[e]; w holds the [n,k] of each expert, one above another.
+//
+//   forward   y [rows,n]        = x [rows,k] w_e^T
+//   dgrad     dx [rows,k]       = dy [rows,n] w_e
+//   wgrad     dw [experts*n,k]  = dy_e^T x_e, fp32, or += with `accumulate`
+//
+// bf16, row-major, contiguous, aligned to 16 bytes; n and k are multiples of 8. Sums are fp32 and are rounded once. Results
+// repeat. `ends` is read on the device, so a launch is the same for all routes and can be captured.
+//
+// FLOPs: 2 rows n k. Tiles are of 128 x 128 and of 128 rows at most of one expert: half of one is lost to each expert on
+// average. Bytes of wgrad: 4 experts n k, twice that where it accumulates.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace surogate {
+
+enum Grouped : int { FORWARD = 0, DGRAD = 1, WGRAD = 2 };
+
+struct GroupedShape {
+    int64_t rows, n, k, experts;
+    int kind;
+    bool accumulate;
+};
+
+// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw.
+struct GroupedBuffers {
+    const void *a, *b;
+    const int32_t* ends;
+    void *d, *workspace;
+};
+
+class GroupedGemm {
+public:
+    // Prepares the launch. Throws std::invalid_argument if the shape or a pointer is not supported, and
+    // std::runtime_error on another GPU, or if the module was compiled without SM90a.
+    GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffers);
+    ~GroupedGemm();
+    GroupedGemm(const GroupedGemm&) = delete;
+    GroupedGemm& operator=(const GroupedGemm&) = delete;
+
+    static int64_t workspace_bytes(int64_t experts);
+
+    // Enqueues two kernels, and a third one where wgrad does not accumulate.
+    void run(cudaStream_t stream) const;
+
+    struct Impl {
+        virtual ~Impl() = default;
+        virtual void run(cudaStream_t stream) const = 0;
+    };
+
+private:
+    std::unique_ptr<Impl> impl_;
+};
+
+// Throws std::invalid_argument if a shape or a pointer is not what is described above.
+void check_grouped(const GroupedShape& shape, const void* a, const void* b, const void* ends, const void* d);
+
+// Defined in sm90a/grouped_gemm.cu.
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, const GroupedBuffers& buffers);
+
+}  // namespace surogate

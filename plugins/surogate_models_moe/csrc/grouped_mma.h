@@ -1,0 +1,14 @@
+// The products of grouped_gemm.h on every GPU from SM80 on, by mma.sync.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace surogate {
+
+// kind: `Grouped` of grouped_gemm.h, which describes the operands.
+void grouped_mma(const void* a, const void* b, const void* ends, void* d, int64_t rows, int64_t n, int64_t k,
+                 int64_t experts, int kind, bool accumulate, cudaStream_t stream);
+
+}  // namespace surogate

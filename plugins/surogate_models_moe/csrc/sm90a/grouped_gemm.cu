@@ -1,0 +1,221 @@
+// GroupedGemm by CUTLASS: tiles of 128 x 128 x 64 by two groups of warps that take turns, so that one stores its tile while
+// the other multiplies. Sums are short (768 to 2,048 terms forward, the rows of one expert in wgrad), so stores count. Pairs of
+// blocks share an operand: along the columns of one expert forward and in dgrad, because its rows have no even number of
+// tiles, and along n in wgrad.
+//
+// The groups are what a small kernel writes from `ends`: shape, pointers and strides of each expert. An expert without rows
+// has no tiles. In wgrad its gradient is then filled with zeros by a third kernel, unless it accumulates.
+#include <cuda_runtime.h>
+#include <cutlass/cutlass.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/group_array_problem_shape.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include <string>
+
+#include "grouped_gemm.h"
+#include "surogate/check.h"
+#include "surogate/workspace.h"
+
+namespace surogate {
+namespace {
+
+constexpr const char* op_name = "grouped_gemm";
+using Element = cutlass::bfloat16_t;
+using RowMajor = cutlass::layout::RowMajor;
+using ColumnMajor = cutlass::layout::ColumnMajor;
+using Tile = cute::Shape<cute::_128, cute::_128, cute::_64>;
+using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
+constexpr int alignment = 8;  // elements in 16 bytes
+
+struct Forward {
+    using LayoutA = RowMajor;
+    using LayoutB = ColumnMajor;
+    using C = void;
+    using D = Element;
+    using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;
+};
+
+struct Dgrad {
+    using LayoutA = RowMajor;
+    using LayoutB = RowMajor;
+    using C = void;
+    using D = Element;
+    using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;
+};
+
+struct Wgrad {
+    using LayoutA = ColumnMajor;
+    using LayoutB = RowMajor;
+    using C = float;
+    using D = float;
+    using Cluster = cute::Shape<cute::_2, cute::_1, cute::_1>;
+};
+
+template <class Kind>
+constexpr int alignment_d = 16 / sizeof(typename Kind::D);
+
+template <class Kind>
+using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, typename Kind::Cluster,
+    cutlass::epilogue::collective::EpilogueTileAuto, float, float, typename Kind::C, RowMajor*, alignment_d<Kind>,
+    typename Kind::D, RowMajor*, alignment_d<Kind>, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong>::CollectiveOp;
+
+template <class Kind>
+using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, typename Kind::LayoutA*, alignment, Element,
+    typename Kind::LayoutB*, alignment, float, Tile, typename Kind::Cluster,
+    cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue<Kind>::SharedStorage))>,
+    cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong>::CollectiveOp;
+
+template <class Kind>
+using Kernel = cutlass::gemm::kernel::GemmUniversal<Problem, Mainloop<Kind>, Epilogue<Kind>>;
+
+// What CUTLASS reads of the groups, all of it on the device.
+template <class Kind>
+struct Groups {
+    Problem::UnderlyingProblemShape* shapes;
+    const Element** a;
+    const Element** b;
+    typename Kind::D** d;
+    typename Kernel<Kind>::InternalStrideA* stride_a;
+    typename Kernel<Kind>::InternalStrideB* stride_b;
+    typename Kernel<Kind>::InternalStrideD* stride_d;
+
+    // Places the arrays one after another and moves `at` behind them.
+    Groups(char*& at, int64_t experts) {
+        place(shapes, at, experts);
+        place(a, at, experts);
+        place(b, at, experts);
+        place(d, at, experts);
+        place(stride_a, at, experts);
+        place(stride_b, at, experts);
+        place(stride_d, at, experts);
+    }
+
+private:
+    template <class T>
+    static void place(T*& array, char*& at, int64_t experts) {
+        array = reinterpret_cast<T*>(at);
+        at += aligned(experts * static_cast<int64_t>(sizeof(T)));
+    }
+};
+
+// A thread per expert. Bytes: about 60 an expert.
+template <class Kind>
+__global__ void groups_kernel(Groups<Kind> groups, const Element* a, const Element* b, typename Kind::D* d,
+                              const int32_t* ends, int n, int k, int experts) {
+    using cute::make_shape;
+    using cutlass::make_cute_packed_stride;
+    const int e = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e >= experts) {
+        return;
+    }
+    const int first = e == 0 ? 0 : ends[e - 1], rows = ends[e] - first;
+    const int64_t start = first, matrix = static_cast<int64_t>(e) * n * k;
+    int m_e, n_e, k_e;
+    if constexpr (std::is_same_v<Kind, Forward>) {
+        m_e = rows, n_e = n, k_e = k;
+        groups.a[e] = a + start * k, groups.b[e] = b + matrix, groups.d[e] = d + start * n;
+    } else if constexpr (std::is_same_v<Kind, Dgrad>) {
+        m_e = rows, n_e = k, k_e = n;
+        groups.a[e] = a + start * n, groups.b[e] = b + matrix, groups.d[e] = d + start * k;
+    } else {
+        m_e = rows > 0 ? n : 0, n_e = k, k_e = rows;
+        groups.a[e] = a + start * n, groups.b[e] = b + start * k, groups.d[e] = d + matrix;
+    }
+    // Strides are those of whole matrices: `rows` is no stride.
+    const int m_s = std::is_same_v<Kind, Wgrad> ? n : m_e;
+    groups.shapes[e] = make_shape(m_e, n_e, k_e);
+    groups.stride_a[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideA{}, make_shape(m_s, k_e, 1));
+    groups.stride_b[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideB{}, make_shape(n_e, k_e, 1));
+    groups.stride_d[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideD{}, make_shape(m_s, n_e, 1));
+}
+
+// Zeros for the gradients of experts without rows. Grid: (blocks of a matrix, experts). Bytes: 4 n k an expert without rows.
+__global__ void zeros_kernel(float4* d, const int32_t* ends, int64_t words) {
+    const int e = static_cast<int>(blockIdx.y);
+    if (ends[e] != (e == 0 ? 0 : ends[e - 1])) {
+        return;
+    }
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        d[e * words + i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+void check_status(cutlass::Status status, const char* what) {
+    if (status != cutlass::Status::kSuccess) {
+        throw std::runtime_error(std::string(op_name) + ": " + what + ": " + cutlass::cutlassGetStatusString(status));
+    }
+}
+
+template <class Kind>
+struct Prepared : GroupedGemm::Impl {
+    using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<Kind>>;
+
+    Prepared(const GroupedShape& shape, const GroupedBuffers& buffers)
+        : shape(shape), buffers(buffers), at(static_cast<char*>(buffers.workspace)), groups(at, shape.experts) {
+        cutlass::KernelHardwareInfo hardware;
+        check_cuda(cudaGetDevice(&hardware.device_id), op_name);
+        check_cuda(cudaDeviceGetAttribute(&hardware.sm_count, cudaDevAttrMultiProcessorCount, hardware.device_id), op_name);
+        typename Gemm::Arguments arguments{
+            cutlass::gemm::GemmUniversalMode::kGrouped,
+            {static_cast<int>(shape.experts), groups.shapes, nullptr},
+            {groups.a, groups.stride_a, groups.b, groups.stride_b},
+            {{}, nullptr, groups.stride_d, groups.d, groups.stride_d},
+            hardware,
+            {}};
+        arguments.epilogue.thread.alpha = 1.0f;
+        arguments.epilogue.thread.beta = shape.accumulate ? 1.0f : 0.0f;
+        if constexpr (!std::is_void_v<typename Kind::C>) {
+            arguments.epilogue.ptr_C = const_cast<const float**>(groups.d);
+        }
+        const char* end = static_cast<char*>(buffers.workspace) + GroupedGemm::workspace_bytes(shape.experts);
+        SUROGATE_REQUIRE(static_cast<int64_t>(Gemm::get_workspace_size(arguments)) <= end - at, op_name,
+                         "the workspace is too small");
+        check_status(Gemm::can_implement(arguments), "can_implement");
+        check_status(gemm.initialize(arguments, at), "initialize");
+    }
+
+    void run(cudaStream_t stream) const override {
+        const int experts = static_cast<int>(shape.experts), n = static_cast<int>(shape.n), k = static_cast<int>(shape.k);
+        auto* d = static_cast<typename Kind::D*>(buffers.d);
+        groups_kernel<Kind><<<(experts + 127) / 128, 128, 0, stream>>>(
+            groups, static_cast<const Element*>(buffers.a), static_cast<const Element*>(buffers.b), d, buffers.ends, n, k,
+            experts);
+        check_launch(op_name);
+        check_status(gemm.run(stream), "run");
+        if constexpr (std::is_same_v<Kind, Wgrad>) {
+            if (!shape.accumulate) {
+                zeros_kernel<<<dim3(8, experts), 256, 0, stream>>>(reinterpret_cast<float4*>(d), buffers.ends,
+                                                                   shape.n * shape.k / 4);
+                check_launch(op_name);
+            }
+        }
+    }
+
+    GroupedShape shape;
+    GroupedBuffers buffers;
+    char* at;
+    Groups<Kind> groups;
+    mutable Gemm gemm;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, const GroupedBuffers& buffers) {
+    switch (shape.kind) {
+        case FORWARD:
+            return std::make_unique<Prepared<Forward>>(shape, buffers);
+        case DGRAD:
+            return std::make_unique<Prepared<Dgrad>>(shape, buffers);
+        default:
+            return std::make_unique<Prepared<Wgrad>>(shape, buffers);
+    }
+}
+
+}  // namespace surogate

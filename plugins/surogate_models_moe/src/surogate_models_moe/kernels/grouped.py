@@ -1,0 +1,75 @@
+"""Products of experts: by CUTLASS on an SM90 (`csrc/grouped_gemm.h`), by mma.sync elsewhere (`csrc/grouped_mma.cu`).
+
+Both read the ends of the groups on the device, so that a launch does not depend on the routes.
+"""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+
+from .support import aligned, supports
+
+_KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad": 2}
+"""Kinds of ops, and their codes in `csrc/grouped_gemm.h`."""
+
+_GROUP_BYTES = (12, 8, 8, 8, 8, 8, 8)
+"""Of the shape, three pointers and three strides of an expert. Must match `csrc/grouped_gemm.cpp`, as the next one."""
+
+_DESCRIPTOR_BYTES = 160 * 6 * 128
+"""TMA descriptors that CUTLASS writes: at most six for each of 160 multiprocessors."""
+
+
+def _sizes(op: Op) -> tuple[int, int, int, int]:
+    """Return rows, n, k and the number of experts: a weight is [n, k]."""
+    a, b, ends = op.ins
+    rows, columns = a.shape
+    if op.kind == "grouped_linear_wgrad":
+        return rows, columns, b.shape[1], ends.size
+    return rows, b.shape[0] // ends.size, b.shape[1], ends.size
+
+
+def _portable_supports(op: Op, target: Target) -> Support:
+    _, n, k, _ = _sizes(op)
+    return supports(op, target, n, k, accumulate=op.kind == "grouped_linear_wgrad")
+
+
+def _cutlass_supports(op: Op, target: Target) -> Support:
+    if target.device.sm != 90:
+        return Support(False, f"is for SM90 alone, not {target.device.title}")
+    return _portable_supports(op, target)
+
+
+def _cutlass_workspace(op: Op, target: Target) -> int:
+    """What CUTLASS reads of the groups, and its TMA descriptors."""
+    experts = op.ins[2].size
+    return _DESCRIPTOR_BYTES + sum(aligned(experts * nbytes) for nbytes in _GROUP_BYTES)
+
+
+def _bind_cutlass(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    pointers = (ctx.pointer(value) for value in (*op.ins, *op.outs))
+    product = _C.GroupedGemm(*pointers, ctx.workspace, *_sizes(op), _KINDS[op.kind], 0 in op.accumulate)
+    return ctx.call(product.run)
+
+
+def _bind_portable(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.grouped_mma, *op.ins, *op.outs, *_sizes(op), _KINDS[op.kind], 0 in op.accumulate)
+
+
+_DTYPES = {kind: ("bf16", "bf16", "int32", "fp32" if kind.endswith("wgrad") else "bf16") for kind in _KINDS}
+
+CUTLASS: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=dtypes, supports=_cutlass_supports, bind=_bind_cutlass, workspace=_cutlass_workspace)
+    for kind, dtypes in _DTYPES.items()
+)
+
+PORTABLE: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=dtypes, supports=_portable_supports, bind=_bind_portable)
+    for kind, dtypes in _DTYPES.items()
+)
+
+KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE)
+"""In order of preference."""

@@ -1,0 +1,130 @@
+"""Products of experts, bound through their KernelDefs and compared with fp64 for groups of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import KernelDef, Op, Value
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.binding import bind_kernel, run_kernel
+from surogate_core.testing.cases import cases
+from surogate_core.testing.kernels import assert_close, guarded, same_bits
+from surogate_models_moe.kernels import grouped
+
+pytestmark = pytest.mark.gpu
+
+is_sm90 = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+CUTLASS = pytest.param(
+    grouped.CUTLASS, id="cutlass", marks=pytest.mark.skipif(not is_sm90, reason="the kernel needs an SM90")
+)
+KERNELS = pytest.mark.parametrize("kernels", [CUTLASS, pytest.param(grouped.PORTABLE, id="portable")])
+KINDS = ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_wgrad")
+
+GROUPS: dict[str, tuple[Sequence[int], int, int]] = {
+    # rows of each expert; rows and columns of a weight
+    "one row": ([1], 8, 8),
+    "uneven": ([0, 5, 130, 0, 128, 1, 0, 61, 0], 136, 72),
+    "one has all": ([0, 0, 300, 0], 264, 40),
+    "more experts than lanes": ([3, 0, 1, 2] * 18, 48, 136),
+}
+MORE: dict[str, tuple[Sequence[int], int, int]] = {
+    "whole tiles": ([128, 256, 128], 256, 192),
+    "Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(128)], 1536, 2048),
+    "Qwen3-30B-A3B, down": ([i * 7 % 509 for i in range(128)], 2048, 768),
+}
+
+
+class Product:
+    """An op of `kind`, its operands, and what it computes in fp64, with the sum of the magnitudes of its terms."""
+
+    def __init__(self, kind: str, name: str, *, accumulate: bool = False) -> None:
+        counts, n, k = (GROUPS | MORE)[name]
+        rows, experts = sum(counts), len(counts)
+        self.bounds = torch.tensor([0, *counts]).cumsum(0)
+        x, dy, w = (rows, k), (rows, n), (experts * n, k)
+        a, b, d = {KINDS[0]: (x, w, dy), KINDS[1]: (dy, w, x), KINDS[2]: (dy, x, w)}[kind]
+        out = "fp32" if kind.endswith("wgrad") else "bf16"
+        self.a, self.b = Value("a", a, "bf16", "act"), Value("b", b, "bf16", "act")
+        ends, self.d = Value("ends", (experts,), "int32", "act"), Value("d", d, out, "grad")
+        self.op = Op(kind, (self.a, self.b, ends), (self.d,), {}, accumulate=frozenset({0} if accumulate else ()))
+        self.contents: dict[Value, Tensor] = {v: torch.randn(v.shape).bfloat16() for v in (self.a, self.b)}
+        self.contents[ends] = self.bounds[1:].int()
+        self.length = max([1, *counts]) if out == "fp32" else n if kind.endswith("dgrad") else k
+
+    def run(self, kernels: Sequence[KernelDef]) -> Tensor:
+        (out,) = run_kernel(kernels, self.op, self.contents)
+        return out
+
+    def truth(self, of: Any = lambda x: x) -> Tensor:
+        """Return the result in fp64 of operands after `of`."""
+        a, b = (of(self.contents[v].double()) for v in (self.a, self.b))
+        result = torch.zeros(self.d.shape, dtype=torch.float64)
+        experts = len(self.bounds) - 1
+        for e in range(experts):
+            rows = slice(int(self.bounds[e]), int(self.bounds[e + 1]))
+            if self.op.kind.endswith("wgrad"):
+                result.view(experts, -1, self.d.shape[1])[e] = a[rows].T @ b[rows]
+            else:
+                weight = b.view(experts, -1, b.shape[1])[e]
+                result[rows] = a[rows] @ (weight if self.op.kind.endswith("dgrad") else weight.T)
+        return result
+
+
+@KERNELS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
+def test_products_match_fp64(kernels: Sequence[KernelDef], kind: str, name: str) -> None:
+    x = Product(kind, name)
+    assert_close(x.run(kernels), x.truth(), TORCH_DTYPES[x.d.dtype], x.length, x.truth(torch.abs))
+
+
+@KERNELS
+def test_gradients_of_weights_accumulate_and_stay_where_an_expert_has_no_rows(kernels: Sequence[KernelDef]) -> None:
+    x = Product(KINDS[2], "uneven", accumulate=True)
+    before = torch.randn(x.d.shape)
+    x.contents[x.d] = before
+    out = x.run(kernels)
+    assert_close(out, x.truth() + before.double(), torch.float32, x.length + 1, x.truth(torch.abs) + before.abs())
+    assert same_bits(out.view(9, -1)[[0, 3, 6, 8]], before.view(9, -1)[[0, 3, 6, 8]])
+
+
+@KERNELS
+@pytest.mark.parametrize("kind", KINDS)
+def test_undefined_rows_reach_no_other_row_or_expert(kernels: Sequence[KernelDef], kind: str) -> None:
+    """Tiles end within experts: what lies behind their rows is that of the next one."""
+    x = Product(kind, "uneven")
+    x.contents[x.a][5 + 130] = float("nan")  # the first row of the expert behind the one with 130
+    nan = x.run(kernels).isnan()
+    if kind.endswith("wgrad"):
+        assert nan.view(9, -1).any(1).nonzero().flatten().tolist() == [4]
+    else:
+        assert nan.any(1).nonzero().flatten().tolist() == [135]
+
+
+@pytest.mark.skipif(not is_sm90, reason="the kernel needs an SM90")
+def test_the_workspace_is_what_the_module_needs() -> None:
+    from surogate_models_moe import _C
+
+    for name in GROUPS:
+        x = Product(KINDS[0], name)
+        (scratch,) = bind_kernel(grouped.CUTLASS, x.op, x.contents).workspaces
+        assert scratch.tensor.numel() == _C.grouped_gemm_workspace(len(GROUPS[name][0]))
+
+
+def test_wrong_arguments_are_named() -> None:
+    from surogate_models_moe import _C
+
+    p = guarded((64,), torch.float32).pointer
+    for arguments, message in (
+        ((p, p, p, p, 8, 8, 12, 1, 0, False), "n and k must be multiples of 8, got 12"),
+        ((p, p, p, p, 8, 8, 8, 1, 0, True), "only wgrad accumulates"),
+        ((p, p, p, p, 8, 8, 8, 0, 0, False), "experts must be 1 to 65535, got 0"),
+        ((p + 8, p, p, p, 8, 8, 8, 1, 0, False), "a must be aligned to 16 bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _C.grouped_mma(*arguments, 0)

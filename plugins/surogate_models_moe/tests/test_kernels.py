@@ -1,0 +1,53 @@
+"""Which kernel serves which product and route on which device. Needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surogate_core.api import Op, Target, Value
+from surogate_core.testing.binding import choose
+from surogate_core.testing.devices import DEVICES
+from surogate_models_moe.kernels import KERNELS, grouped
+from surogate_models_moe.ops import OPS
+
+DEFINITIONS = {definition.kind: definition for definition in OPS}
+
+
+def op(kind: str, *ins: tuple[str, tuple[int, ...]], accumulate: bool = False, **attrs: Any) -> Op:
+    values = tuple(Value(f"in{i}", shape, dtype, "act") for i, (dtype, shape) in enumerate(ins))
+    specs = DEFINITIONS[kind].infer(values, attrs)
+    outs = tuple(Value(spec.label, spec.shape, spec.dtype, "grad") for spec in specs)
+    return Op(kind, values, outs, attrs, accumulate=frozenset({0} if accumulate else ()))
+
+
+def products(n: int = 16, k: int = 24, experts: int = 3) -> list[Op]:
+    x, dy, w, ends = ("bf16", (8, k)), ("bf16", (8, n)), ("bf16", (experts * n, k)), ("int32", (experts,))
+    return [
+        op("grouped_linear", x, w, ends),
+        op("grouped_linear_dgrad", dy, w, ends),
+        *(op("grouped_linear_wgrad", dy, x, ends, accumulate=accumulate) for accumulate in (False, True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels"), [("h100", "CUTLASS"), ("a100", "PORTABLE"), ("b200", "PORTABLE"), ("rtx4090", "PORTABLE")]
+)
+def test_products_are_by_cutlass_on_an_sm90_alone(device: str, kernels: str) -> None:
+    for product in products():
+        assert choose(KERNELS, product, Target(DEVICES[device])) in getattr(grouped, kernels)
+
+
+def test_what_a_kernel_does_not_serve_is_named() -> None:
+    h100 = Target(DEVICES["h100"])
+    experts = "int32", (4, 17)
+    for wrong, message in (
+        *((product, "widths must be multiples of 8, got 12") for product in products(n=12)),
+        (op("grouped_linear", *((v.dtype, v.shape) for v in products()[0].ins), accumulate=True), "cannot accumulate"),
+        (op("route", ("bf16", (4, 257)), k=8, normalize=True), "at most 256 experts, got 257"),
+        (op("route", ("bf16", (4, 64)), k=17, normalize=True), "at most 16 experts a token, got 17"),
+        (op("expert_order", experts, n_experts=64), "at most 16 experts a token, got 17"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            choose(KERNELS, wrong, h100)
