@@ -1,0 +1,148 @@
+"""Times the kernels of a mixture of experts: milliseconds, TFLOP/s and ratios, or GB/s, for random routes.
+
+    python benchmarks/grouped.py [tokens ...]
+
+Shapes are those of Qwen3-30B-A3B (128 experts of 768, 8 a token, model width 2,048), 4,096 and 16,384 tokens without
+arguments. Products: by CUTLASS (on an SM90), by mma.sync, torch's grouped_mm and one dense product of the same rows and
+widths (of wgrad: one matrix, not 128; ours are fp32, torch's bf16). "share": the rate of the first of ours, of that of
+the dense one. Before them the ops around them, with the bytes that they must move. Medians of replayed CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from surogate_core.api import KernelDef, Op, Value
+from surogate_core.testing.binding import bind_kernel
+from surogate_models_moe.kernels import KERNELS, grouped
+from surogate_models_moe.ops import OPS
+
+EXPERTS, K, WIDTH, HIDDEN = 128, 8, 2048, 768
+WEIGHTS = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+DEFINITIONS = {definition.kind: definition for definition in OPS}
+LAUNCHES, REPLAYS = 5, 7
+
+
+def milliseconds(launch: Callable[[], object]) -> float:
+    """Return the median time of a launch inside of a graph of several."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            launch()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / LAUNCHES)
+    return statistics.median(times[1:])
+
+
+def bound(
+    kernels: Sequence[KernelDef], kind: str, ins: Mapping[str, Tensor], **attrs: object
+) -> tuple[Callable[[], object], list[Tensor]]:
+    """Return a launch of an op and its outputs."""
+    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "int32"}
+    values = {Value(n, tuple(x.shape), names[x.dtype], "act"): x for n, x in ins.items()}
+    specs = DEFINITIONS[kind].infer(tuple(values), attrs)
+    outs = tuple(Value(spec.label, spec.shape, spec.dtype, "act") for spec in specs)
+    binding = bind_kernel(kernels, Op(kind, tuple(values), outs, dict(attrs)), values)
+
+    def launch() -> None:
+        binding.launch(torch.cuda.current_stream().cuda_stream)
+
+    launch()
+    return launch, [binding.buffers[out].tensor for out in outs]
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def torch_product(kind: str, a: Tensor, b: Tensor, ends: Tensor) -> Callable[[], Tensor] | None:
+    """Return torch's product of the same groups, if it has one."""
+    product = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+    if product is None:
+        return None
+    if kind == "grouped_linear_wgrad":
+        return lambda: product(a.T, b, offs=ends)
+    weights = b.view(EXPERTS, -1, b.shape[1])
+    weights = weights if kind == "grouped_linear_dgrad" else weights.transpose(1, 2)
+    return lambda: product(a, weights, offs=ends)
+
+
+def products(tokens: int, ends: Tensor, is_sm90: bool) -> None:
+    rows = tokens * K
+    print(f"\n{tokens} tokens, {rows} rows, {int(ends.diff(prepend=ends.new_zeros(1)).max())} of one expert at most")
+    print(f"{'':30}{'cutlass':>16}{'mma.sync':>16}{'torch':>16}{'dense':>16}  share  of torch")
+    for name, (n, k) in WEIGHTS.items():
+        for kind in ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_wgrad"):
+            a = bf16(rows, k if kind == "grouped_linear" else n)
+            b = bf16(rows, k) if kind.endswith("wgrad") else bf16(EXPERTS * n, k)
+            ours = [
+                milliseconds(bound(kernels, kind, {"a": a, "b": b, "ends": ends})[0])
+                for kernels in (*([grouped.CUTLASS] if is_sm90 else []), grouped.PORTABLE)
+            ]
+            peer = torch_product(kind, a, b, ends)
+            theirs = milliseconds(peer) if peer else None
+            one = b if kind.endswith("wgrad") else b[:n] if kind.endswith("dgrad") else b[:n].T
+            left = a.T if kind.endswith("wgrad") else a
+            dense = milliseconds(lambda left=left, one=one: left @ one)
+            flops = 2 * rows * n * k
+            cells = [*([] if is_sm90 else [None]), *ours, theirs, dense]
+            texts = [f"{ms:7.3f} {flops / ms / 1e9:4.0f} TF/s"[:16] if ms else "-" for ms in cells]
+            ratio = f"{theirs / ours[0]:6.2f}" if theirs else ""
+            print(f"{name + ' ' + kind.removeprefix('grouped_'):30}", *(f"{t:>15}" for t in texts), end="")
+            print(f" {dense / ours[0]:6.2f} {ratio}")
+
+
+def others(tokens: int) -> Tensor:
+    """Print the ops around the products. Return the ends of the groups."""
+    rows = tokens * K
+    route, (weights, experts) = bound(KERNELS, "route", {"logits": bf16(tokens, EXPERTS)}, k=K, normalize=True)
+    sort, (order, place, ends) = bound(KERNELS, "expert_order", {"experts": experts}, n_experts=EXPERTS)
+    ordered = {"order": order, "place": place}
+    x, y = bf16(tokens, WIDTH), bf16(rows, WIDTH)
+    gate_up, dy, factors = bf16(rows, 2 * HIDDEN), bf16(rows, HIDDEN), {"weights": weights, "order": order}
+    back = {"d_weights": weights, "logits": bf16(tokens, EXPERTS), "experts": experts}
+    swiglu = {"gate_up": gate_up, **factors}
+    ops = {
+        "route": (route, tokens * (2 * EXPERTS + 8 * K)),
+        "route_bwd": (bound(KERNELS, "route_bwd", back, normalize=True)[0], tokens * (2 * EXPERTS + 12 * K)),
+        "expert_order": (sort, 16 * rows),
+        "gather_rows": (bound(KERNELS, "gather_rows", {"x": x, **ordered})[0], 2 * WIDTH * (rows + tokens)),
+        "sum_rows": (bound(KERNELS, "sum_rows", {"y": y, **ordered}, k=K)[0], 2 * WIDTH * (rows + tokens)),
+        "weighted_swiglu": (bound(KERNELS, "weighted_swiglu", swiglu)[0], 6 * HIDDEN * rows),
+        "weighted_swiglu_bwd": (bound(KERNELS, "weighted_swiglu_bwd", {"dy": dy, **swiglu})[0], 10 * HIDDEN * rows),
+    }
+    large = bf16(rows * WIDTH)
+    copy = torch.empty_like(large)
+    ops["copy, for comparison"] = (lambda: copy.copy_(large), 4 * large.numel())
+    print(f"\n{tokens} tokens")
+    for name, (launch, nbytes) in ops.items():
+        ms = milliseconds(launch)
+        print(f"{name:24}{1000 * ms:9.1f} us {nbytes / ms / 1e6:8.0f} GB/s")
+    return ends.clone()
+
+
+def main() -> None:
+    major, minor = torch.cuda.get_device_capability()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    torch.manual_seed(0)
+    for tokens in [int(argument) for argument in sys.argv[1:]] or [4096, 16384]:
+        ends = others(tokens)
+        products(tokens, ends, (major, minor) == (9, 0))
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
