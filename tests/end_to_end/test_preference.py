@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_random_model(place / "model", "qwen3", layers=2)
     rows = [{"prompt": WORDS[i % 8], "chosen": WORDS[(i + 1) % 8], "rejected": WORDS[(i + 3) % 8]} for i in range(40)]
     (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = [{"prompt": WORDS[i % 8], "completion": WORDS[(i + i // 8) % 8], "label": i % 3 > 0} for i in range(48)]
+    (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     return place
 
 
@@ -99,3 +101,27 @@ def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path,
         assert ours["groups"] == theirs["groups"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_kl_of_kto_is_of_the_whole_step_over_all_ranks(folder: Path) -> None:
+    keys = {
+        "loss": "kto",
+        "datasets": [{"path": str(folder / "answers.jsonl"), "type": "labelled", "text_as": "text"}],
+        "sequence_len": 32,
+        "kto_beta": 0.5,
+        "validation_split_ratio": 0.25,
+    }
+    out, one = train(folder, "kto", gradient_accumulation_steps=4, **keys)
+    assert one[0]["figures"]["kl"] == one[0]["figures"]["log_ratio"] == 0 and one[0]["loss"] == pytest.approx(0.5)
+    kl = [record["figures"]["kl"] for record in one[1:]]
+    assert max(kl) > 0.05 and one[-1]["log"] == "eval"
+    _, two = train(folder, "kto-ranks", ranks_per_gpu=2, gradient_accumulation_steps=2, **keys)
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+    saved = str(out / "step_00000002")
+    _, resumed = train(folder, "kto-resumed", resume_from_checkpoint=saved, gradient_accumulation_steps=4, **keys)
+    assert [r["figures"] for r in resumed] == [r["figures"] for r in one[-len(resumed) :]]
+    with pytest.raises(ConfigError, match=r"datasets: loss: kto also reads each document of a row .* no row has two"):
+        train(folder, "kto-alone", sample_packing=False, **keys)

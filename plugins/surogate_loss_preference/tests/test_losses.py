@@ -1,9 +1,10 @@
-"""DPO, ORPO and SimPO beside plain torch: losses, rewards and gradients of an adapter, in any rows."""
+"""DPO, ORPO, SimPO and KTO beside plain torch in float64: losses, rewards and gradients of an adapter, in any rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,14 @@ from surogate_core.api import ConfigError
 from surogate_core.testing.ops import check_op
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
+from surogate_loss_preference.kto import KTO, mismatched
 from surogate_loss_preference.losses import LOSSES
 from surogate_loss_preference.ops import OPS
 from surogate_loss_preference.reference import document_sums_bwd, pair_loss
 
 peft = pytest.importorskip("peft", reason="PEFT is what the policy is compared with: pip install peft")
 
-BY_NAME = {loss.name: loss for loss in LOSSES}
+BY_NAME = {loss.name: loss for loss in (*LOSSES, KTO)}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sigmoid": ("dpo", {}),
     "smoothed": ("dpo", {"dpo_beta": 0.5, "dpo_label_smoothing": 0.2}),
@@ -28,6 +30,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ipo": ("dpo", {"dpo_loss": "ipo"}),
     "orpo": ("orpo", {"orpo_beta": 0.4}),
     "simpo": ("simpo", {"simpo_gamma": 0.7}),
+}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kto": ("kto", {"kto_beta": 0.3, "kto_desirable_weight": 1.5, "kto_undesirable_weight": 0.5}),
 }
 DOCUMENTS = random_documents([7, 5, 6, 6, 4, 9], tiny_config()["vocab_size"])
 PAIRS = [(DOCUMENTS[i], DOCUMENTS[i + 1]) for i in (0, 2, 4)]
@@ -41,7 +46,7 @@ def options(**keys: Any) -> LoraOptions:
 
 
 def planned(case: str, **settings: Any) -> PlannedModel:
-    name, keys = CASES[case]
+    name, keys = (CASES | OTHERS)[case]
     loss = BY_NAME[name]
     given = {"loss": loss, "loss_options": loss.options(**keys), "adapters": [(LORA, options())]} | settings
     return PlannedModel(tiny_config(), 3, 24, lmhead_chunks=3, **given)
@@ -72,8 +77,15 @@ def fill(model: PlannedModel, theirs: Any) -> PlannedModel:
     return model
 
 
-def step(model: PlannedModel, rows: list[list[list[int]]], program: str = "micro_first") -> dict[str, float]:
-    """Run a program on rows of pairs, and return the figures, by name."""
+def step(
+    model: PlannedModel,
+    rows: list[list[list[int]]],
+    program: str = "micro_first",
+    *,
+    units: int = len(PAIRS),
+    group: int = 2,
+) -> dict[str, float]:
+    """Run a program on rows of groups, and return the means of the figures over `units`, by name."""
     model.write(rows, 1.0)
     batch = model.assembly.batch
     assert batch.groups is not None and batch.group_scale is not None
@@ -85,8 +97,8 @@ def step(model: PlannedModel, rows: list[list[list[int]]], program: str = "micro
             at += len(document)
     groups = model.buffers.persistent(batch.groups)
     groups.zero_()
-    groups[: len(spans) // 2] = torch.tensor(spans, dtype=torch.int32).view(-1, 2, 2)
-    model.buffers.persistent(batch.group_scale).fill_(1 / len(PAIRS))
+    groups[: len(spans) // group] = torch.tensor(spans, dtype=torch.int32).view(-1, group, 2)
+    model.buffers.persistent(batch.group_scale).fill_(1 / units)
     model.executor.run(program)
     held = "evaluation" if program == "evaluate" else "step"
     return {f.name: float(model.buffers.persistent(getattr(f, held))) for f in model.assembly.reported}
@@ -139,9 +151,9 @@ def gradients(model: PlannedModel) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_figures_and_gradients_are_those_of_plain_torch(case: str) -> None:
     theirs = policy()
-    wanted = expected(case, theirs)
-    wanted["loss"].backward()
     model = fill(planned(case), theirs)
+    wanted = expected(case, theirs.double())
+    wanted["loss"].backward()
     found = step(model, PACKED)
     assert found == pytest.approx(
         {name: float(value.detach()) for name, value in wanted.items()}, rel=TOLERANCE, abs=1e-6
@@ -188,7 +200,64 @@ def test_a_reference_that_would_change_is_refused() -> None:
     trained = [(LORA, options(lora_modules_to_save=["norm"]))]
     with pytest.raises(ConfigError, match=r"loss: dpo .* trains params of the model itself: layers.0.attn.norm"):
         planned("sigmoid", adapters=trained)
+    with pytest.raises(ConfigError, match=r"loss: kto compares .* trains no adapter"):
+        planned("kto", adapters=[])
     planned("orpo", adapters=[])
+
+
+DESIRABLE = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def span(document: list[int]) -> tuple[Any, Any]:
+    return np.array(document, np.int32), np.array([*document[1:], -100], np.int32)
+
+
+def moved(rows: list[list[list[int]]]) -> list[list[list[int]]]:
+    return [[tokens.tolist() for tokens, _ in mismatched([span(d) for d in row])] for row in rows]
+
+
+def log_ratios(theirs: Any, documents: list[list[int]]) -> Tensor:
+    with torch.no_grad(), theirs.disable_adapter():
+        reference = torch.stack([log_probs(theirs, document).sum() for document in documents])
+    return torch.stack([log_probs(theirs, document).sum() for document in documents]) - reference
+
+
+def test_loss_and_gradients_are_those_of_plain_torch_and_kl_is_of_mismatched_answers() -> None:
+    theirs = policy()
+    model = fill(planned("kto"), theirs)
+    theirs.double()
+    batch = model.assembly.batch
+    column, mean = (model.buffers.persistent(v) for v in (batch.columns["desirable"], batch.means["log_ratio"]))
+    column[:] = 0
+    column[: len(DESIRABLE), 0] = torch.tensor(DESIRABLE)
+    mean.fill_(0)
+    others = moved(PACKED)
+    z = float(log_ratios(theirs, [document for row in others for document in row]).detach().mean())
+    found = step(model, others, "evaluate", units=6, group=1)
+    assert found["log_ratio"] == pytest.approx(z, abs=TOLERANCE) and abs(z) > 1e-2
+    for kl in (z, -z):
+        mean.fill_(kl)
+        theirs.zero_grad()
+        h = log_ratios(theirs, DOCUMENTS)
+        wanted = torch.tensor(DESIRABLE) > 0
+        at = max(kl, 0.0)
+        losses = torch.where(wanted, 1.5 * (1 - (0.3 * (h - at)).sigmoid()), 0.5 * (1 - (0.3 * (at - h)).sigmoid()))
+        losses.mean().backward()
+        found = step(model, PACKED, units=6, group=1)
+        signed = torch.where(wanted, h - at, at - h)
+        expected = {
+            "loss": losses.mean(),
+            "log_ratio": h.mean(),
+            "kl": torch.tensor(at),
+            "signed_reward": 0.3 * signed.mean(),
+            "accuracy": (signed > 0).double().mean(),
+        }
+        assert found == pytest.approx({n: float(v.detach()) for n, v in expected.items()}, rel=TOLERANCE, abs=1e-6)
+        ours = gradients(model)
+        for name, parameter in theirs.named_parameters():
+            if ".lora_" in name:
+                own = ours[name.removeprefix("base_model.model.").removesuffix(".default.weight")]
+                assert relative_error(own, parameter.grad) <= TOLERANCE, name
 
 
 def test_references_of_the_ops_fit_their_shape_rules_and_gradients() -> None:

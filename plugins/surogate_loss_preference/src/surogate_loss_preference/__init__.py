@@ -1,1 +1,1 @@
-"""Preference training: losses of pairs of answers, and the dataset type of such pairs."""
+"""Preference training: losses of answers, and the dataset types of these."""

@@ -37,8 +37,8 @@ class SimpoOptions(BaseModel):
 
 
 def _pairs(context: LossContext, **attrs: Any) -> Loss:
-    reference = [] if context.reference is None else _document_sums(context, context.reference)[:1]
-    sums, labels = _document_sums(context, context.head)
+    reference = [] if context.reference is None else document_sums(context, context.reference)[:1]
+    sums, labels = document_sums(context, context.head)
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
     loss, *figures = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
@@ -46,9 +46,10 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
     return Loss([Figure("loss", loss, "group")], reported)
 
 
-def _document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
+def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
+    """Return [G, n] of the documents of each group: sums of the log-probabilities of labels, and numbers of labels."""
     b, batch = context.builder, context.batch
-    assert batch.groups is not None, "the losses ask for pairs"
+    assert batch.groups is not None, "the losses ask for groups"
     log_probs = b.apply("lm_head_tokens", head.x, head.weight, batch.targets, chunks=batch.lmhead_chunks, **head.attrs)
     return b.emit("document_sums", log_probs, batch.targets, batch.groups)
 

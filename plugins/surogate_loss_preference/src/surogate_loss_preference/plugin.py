@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from surogate_core.api import provides
 
+from .kto import KTO, KTO_OP, LABELLED
 from .losses import LOSSES
 from .ops import OPS
 from .pairs import PREFERENCE
 
 SUROGATE_API = {"ops": 1, "losses": 1, "dataset_formats": 1}
-surogate_ops = provides(OPS)
-surogate_losses = provides(LOSSES)
-surogate_dataset_formats = provides([PREFERENCE])
+SUROGATE_EXAMPLES = {
+    "format preference": [{"prompt": "2 + 2?", "chosen": "It is four.", "rejected": "It is five."}],
+    "format labelled": [{"prompt": "2 + 2?", "completion": "It is four.", "label": True}],
+}
+surogate_ops = provides([*OPS, KTO_OP])
+surogate_losses = provides([*LOSSES, KTO])
+surogate_dataset_formats = provides([PREFERENCE, LABELLED])

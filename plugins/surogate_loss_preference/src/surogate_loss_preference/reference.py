@@ -33,6 +33,36 @@ def document_sums_bwd(d_sums: Tensor, targets: Tensor, groups: Tensor) -> Tensor
     return torch.where(inside, d_sums.flatten()[document.clamp(min=0)], 0.0)
 
 
+def kto_loss(
+    sums: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    reference: Tensor,
+    desirable: Tensor,
+    mean_log_ratio: Tensor,
+    *,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+) -> tuple[Tensor, ...]:
+    """Return scale times the sums over answers of: the loss, the log ratio h, kl, the signed reward, whether it is > 0.
+
+    sums, labels, reference, desirable: [G, 1], of each answer: the sum of its log-probabilities, its number of labels,
+    the sum in the reference, and 1 or 0. Rows without labels are no answers. mean_log_ratio: of mismatched answers.
+    With h = sum - reference, kl = max(0, mean_log_ratio), and s = 1 for desirable answers, else -1:
+
+        loss           weight (1 - sigmoid(s beta (h - kl)))
+        signed reward  s beta (h - kl)
+    """
+    used = labels > 0
+    h, wanted = (sums - reference)[used], desirable[used] > 0
+    kl = mean_log_ratio.clamp(min=0)
+    signed = torch.where(wanted, beta * (h - kl), beta * (kl - h))
+    weight = torch.where(wanted, desirable_weight, undesirable_weight)
+    figures = (weight * torch.sigmoid(-signed), h, kl.expand_as(h), signed, (signed > 0).to(h.dtype))
+    return tuple(scale * figure.sum() for figure in figures)
+
+
 def pair_loss(
     sums: Tensor,
     labels: Tensor,

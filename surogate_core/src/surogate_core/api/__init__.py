@@ -28,7 +28,7 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .losses import Figure, Loss, LossContext, LossDef, PrepareContext
+from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepass
 from .models import Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
@@ -79,6 +79,7 @@ __all__ = [
     "Deterministic",
     "DeviceInfo",
     "Dims",
+    "Document",
     "Dtype",
     "Emitter",
     "Encoded",
@@ -127,6 +128,7 @@ __all__ = [
     "Precision",
     "PrecisionRequest",
     "PrepareContext",
+    "Prepass",
     "Product",
     "Program",
     "ProgramError",

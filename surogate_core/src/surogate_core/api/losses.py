@@ -65,6 +65,24 @@ class LossContext(Generic[Options]):
     options: Options
 
 
+Document = tuple[Any, Any]
+"""Tokens and targets of a document of a micro-batch, int32 arrays: targets are shifted, -100 without a label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepass(Declared):
+    """A forward pass over a whole optimizer step, on all ranks, ahead of its micro-steps; or over a validation set.
+
+    means      names of figures of the loss. The means over the pass are `BatchInputs.means` of the micro-steps. While
+               it runs, and in checks of single batches, these are 0.
+    documents  (groups of one document of a row, in order) -> the documents that the pass reads in their place, which
+               have as many tokens at most. Columns are 0.
+    """
+
+    means: Sequence[str]
+    documents: Callable[[Sequence[Document]], Sequence[Document]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrepareContext(Generic[Options]):
     """Arguments of `LossDef.prepare`: the documents of a dataset, and what may be computed of them.
@@ -100,6 +118,7 @@ class LossDef(Definition, Generic[Options]):
     group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
                with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
     reference  (options) -> whether `LossContext.reference` is wanted
+    prepass    figures of the whole step that `build` reads; only of a loss with `group=1`
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
 
@@ -111,4 +130,5 @@ class LossDef(Definition, Generic[Options]):
     prepare: Callable[[PrepareContext[Options]], Mapping[str, Any]] | None = None
     group: int = 0
     reference: Callable[[Options], bool] = field(default=lambda options: False)
+    prepass: Prepass | None = None
     in_nats: bool = False

@@ -29,6 +29,9 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
         groups=b.input("groups", (*groups, 2), "int32") if group else None,
         group_scale=b.input("group_scale", (), "fp32") if group else None,
         columns={c.name: b.input(f"column.{c.name}", (*shapes[c.per], *c.shape), c.dtype) for c in columns},
+        means={name: b.input(f"mean.{name}", (), "fp32") for name in inputs.loss.prepass.means}
+        if inputs.loss.prepass
+        else {},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api import Column, DatasetFormatDef, PrepareContext
+from ..api import Column, DatasetFormatDef, PrepareContext, Prepass
 from ..errors import ConfigError, PluginError
 from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .cache import TokenDataset
@@ -19,11 +19,12 @@ _find = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
 
 @dataclass(frozen=True)
 class Asked:
-    """What the loss `loss` reads of a batch: columns, which `prepare` may make, and groups of documents (`LossDef`)."""
+    """What the loss `loss` reads of a batch: columns, which `prepare` may make, groups of documents, and means (`LossDef`)."""
 
     loss: str = "next_token"
     columns: Sequence[Column] = ()
     group: int = 0
+    prepass: Prepass | None = None
     prepare: Callable[[PrepareContext[Any]], Mapping[str, Any]] | None = None
     options: Any = None
 

@@ -27,6 +27,11 @@ def check_rows(rows: PackedRows, vocab_size: int, key: str = "datasets") -> None
             )
     if not any(batch.n_valid for (batch,) in eval_batches(rows, 1)):
         raise ConfigError(f"{key}: no token is trained: the dataset's type masks all of them. Check its options.")
+    if rows.asked.prepass and not any(batch.before and batch.before.n_groups for (batch,) in eval_batches(rows, 1)):
+        raise ConfigError(
+            f"{key}: loss: {rows.asked.loss} also reads each document of a row beside the others, but no row has two. "
+            "Raise sequence_len, and leave sample_packing on."
+        )
 
 
 def label_counts(rows: PackedRows, vocab_size: int) -> npt.NDArray[np.int64]:

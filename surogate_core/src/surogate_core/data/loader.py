@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..api import Document
 from ..errors import ConfigError
 from .cache import Bools, Int64s
 from .pack import PackedRows, ranges
@@ -32,7 +33,8 @@ class MicroBatch:
 
     tokens, targets, positions: [T]. cu_seqlens: [rows * max_documents + 1]; documents tile [0, T], the rest of a row
     is one document of padding, and unused entries repeat T. n_tokens: positions that are not padding. n_valid: labels.
-    n_groups: groups of documents. asked: further inputs, by name, if the run's loss asks for any.
+    n_groups: groups of documents. asked: further inputs, by name, if the run's loss asks for any. before: what its
+    prepass reads.
     """
 
     tokens: Int32s
@@ -42,7 +44,12 @@ class MicroBatch:
     n_tokens: int
     n_valid: int
     n_groups: int = 0
-    asked: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    asked: Mapping[str, npt.NDArray[Any] | float] = field(default_factory=dict)
+    before: MicroBatch | None = None
+
+    def given(self, asked: Mapping[str, npt.NDArray[Any] | float]) -> MicroBatch:
+        """Return the batch with other contents of some inputs."""
+        return replace(self, asked={**self.asked, **asked})
 
     @property
     def n_documents(self) -> int:
@@ -203,15 +210,43 @@ def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) 
     tokens[slots] = read_tokens
     targets[slots[labelled]] = read_tokens[1:][labelled[:-1]]
 
-    padding = np.arange(batch_size) * seq_len + row_length
-    starts = np.sort(np.concatenate([at, padding[row_length < seq_len]]))
-    cu_seqlens = np.full(batch_size * rows.max_documents + 1, total, np.int32)
+    positions, cu_seqlens = _offsets(at, row_length, rows)
+    batch = MicroBatch(tokens, targets, positions, cu_seqlens, len(slots), int(np.count_nonzero(labelled)))
+    return _with_asked(batch, rows, (at, start, length), slots[labelled], read[1:][labelled[:-1]])
+
+
+def _offsets(at: Int64s, row_length: Int64s, rows: PackedRows) -> tuple[Int32s, Int32s]:
+    """Return positions and cu_seqlens of documents that begin at `at`, in rows that are filled up to `row_length`."""
+    total = len(row_length) * rows.sequence_len
+    padding = np.arange(len(row_length)) * rows.sequence_len + row_length
+    starts = np.sort(np.concatenate([at, padding[row_length < rows.sequence_len]]))
+    cu_seqlens = np.full(len(row_length) * rows.max_documents + 1, total, np.int32)
     cu_seqlens[: len(starts)] = starts
     positions = np.arange(total) - np.repeat(starts, np.diff(np.append(starts, total)))
-    batch = MicroBatch(
-        tokens, targets, positions.astype(np.int32), cu_seqlens, len(slots), int(np.count_nonzero(labelled))
-    )
-    return _with_asked(batch, rows, (at, start, length), slots[labelled], read[1:][labelled[:-1]])
+    return positions.astype(np.int32), cu_seqlens
+
+
+def _before(
+    batch: MicroBatch, rows: PackedRows, documents: Callable[[Sequence[Document]], Sequence[Document]]
+) -> MicroBatch:
+    """Return the batch that the prepass reads: `documents` (see `Prepass`) of those of each row."""
+    total, seq_len = len(batch.tokens), rows.sequence_len
+    tokens, targets = batch.tokens.copy(), np.full(total, NO_LABEL, np.int32)
+    spans, row_length = [], np.zeros(total // seq_len, np.int64)
+    groups = np.asarray(batch.asked["groups"])[: batch.n_groups, 0].tolist()
+    for row in range(len(row_length)):
+        inside = [slice(a, b) for a, b in groups if a // seq_len == row]
+        for ids, labels in documents([(batch.tokens[span], batch.targets[span]) for span in inside]):
+            at = row * seq_len + int(row_length[row])
+            spans.append((at, at + len(ids)))
+            tokens[slice(*spans[-1])], targets[slice(*spans[-1])] = ids, labels
+            row_length[row] += len(ids)
+    bounds = np.array(spans, np.int64).reshape(-1, 2)
+    positions, cu_seqlens = _offsets(bounds[:, 0], row_length, rows)
+    asked = {name: np.zeros_like(value) for name, value in batch.asked.items()}
+    np.asarray(asked["groups"])[: len(spans), 0] = bounds
+    labels = int(np.count_nonzero(targets != NO_LABEL))
+    return MicroBatch(tokens, targets, positions, cu_seqlens, int(row_length.sum()), labels, len(spans), asked)
 
 
 def _with_asked(
@@ -228,10 +263,10 @@ def _with_asked(
     at, start, length = documents
     groups = _groups(rows, at, length, batch.targets != NO_LABEL)
     most = total // rows.sequence_len * (rows.max_documents - 1) // rows.corpus.group
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, npt.NDArray[Any] | float] = {}
     if asked.group:
-        arrays["groups"] = np.zeros((most, asked.group, 2), np.int32)
-        arrays["groups"][: len(groups)] = np.stack([at, at + length], -1)[groups]
+        spans = arrays["groups"] = np.zeros((most, asked.group, 2), np.int32)
+        spans[: len(groups)] = np.stack([at, at + length], -1)[groups]
     for column in asked.columns:
         if column.per == "token":
             numbers = rows.corpus.column(column.name, labels, rows.corpus.bases)
@@ -242,7 +277,11 @@ def _with_asked(
             index = np.searchsorted(rows.corpus.bounds, start, side="right") - 1
             whole[: len(groups)] = rows.corpus.column(column.name, index[groups], rows.corpus.document_bases)
         arrays[f"column.{column.name}"] = whole
-    return replace(batch, n_groups=len(groups) if asked.group else 0, asked=arrays)
+    batch = replace(batch, n_groups=len(groups) if asked.group else 0, asked=arrays)
+    if asked.prepass is None:
+        return batch
+    batch = batch.given({f"mean.{name}": 0.0 for name in asked.prepass.means})
+    return replace(batch, before=_before(batch, rows, asked.prepass.documents))
 
 
 Item = TypeVar("Item")

@@ -163,6 +163,8 @@ def _runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
     runs = {assembly.only("update"): 1}
     for kind, count in micro_step_counts(inputs.grad_accum_steps, inputs.world_size).items():
         runs[assembly.micro_step(first=kind.first, last=kind.last)] = count
+    if inputs.loss.prepass:
+        runs[assembly.only("evaluate")] = inputs.grad_accum_steps
     return runs
 
 

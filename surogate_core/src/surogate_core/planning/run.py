@@ -77,7 +77,7 @@ def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:
     """Return what the run's loss asks of its data."""
     loss = registry.loss(loaded.config.loss)
     options = loaded.options["loss", loss.name]
-    return Asked(loss.name, tuple(loss.columns(options)), loss.group, loss.prepare, options)
+    return Asked(loss.name, tuple(loss.columns(options)), loss.group, loss.prepass, loss.prepare, options)
 
 
 def _weight_format(

@@ -21,7 +21,7 @@ from ..errors import NonFiniteError, RunStopped
 from ..world.processes import FIRST_STEP_SECONDS, SAVE_SECONDS, Processes
 from .interrupt import Interrupt
 from .schedule import Schedule
-from .sums import sum_losses
+from .sums import prepass, sum_losses, with_means
 
 if TYPE_CHECKING:
     from ..assembly.assembly import Reported
@@ -42,6 +42,7 @@ class Job:
     save_seconds   that a save may take
     saves_jointly  whether no process can save without the others
     failures       errors of loggers after which all processes are asked to save and stop
+    means          names of the figures whose means over a step its micro-steps read (`Prepass`)
     reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
@@ -61,6 +62,7 @@ class Job:
     save_steps: int
     save_seconds: float = SAVE_SECONDS
     saves_jointly: bool = False
+    means: Sequence[str] = ()
     reported: Sequence[Reported] = ()
     in_nats: bool = True
     failures: list[RunStopped] = field(default_factory=list)
@@ -160,6 +162,7 @@ def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     step = progress.launched
     lr = progress.lr = job.schedule.lr(step)
     reports = job.numerics is not None and step % job.numerics_steps == 0
+    batch = with_means(job.means, batch, job.worker, job.reported, job.processes)
     reading = optimizer_step(job.worker, batch, step, lr, reporting=reports)
     return Launched(step, batch, lr, reading, job.worker.read_numerics() if reports else None)
 
@@ -323,7 +326,11 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         cut = bool(interrupt.requested)
         return not cut
 
-    batches = takewhile(goes_on, job.eval_batches())
+    batches: Iterable[Sequence[MicroBatch]] = takewhile(goes_on, job.eval_batches())
+    if job.means:
+        before = takewhile(goes_on, job.eval_batches())
+        means = prepass(job.means, before, job.worker, job.reported, job.processes)
+        batches = ([batch.given(means) for batch in together] for together in batches)
     sums = sum_losses(job.worker, batches, job.processes)
     if cut or not sums.labels:
         return not cut

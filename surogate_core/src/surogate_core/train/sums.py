@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..api.losses import Unit
-from ..data.loader import MicroBatch
+from ..data.loader import MicroBatch, StepBatch
 from ..world.processes import Processes
 
 if TYPE_CHECKING:
+    from ..assembly.assembly import Reported
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
@@ -26,6 +27,32 @@ class Sums:
 
     def mean(self, total: float, per: Unit) -> float:
         return total / max(1, self.labels if per == "token" else self.groups)
+
+
+def prepass(
+    means: Sequence[str],
+    batches: Iterable[Sequence[MicroBatch]],
+    worker: Worker | Team,
+    reported: Sequence[Reported],
+    processes: Processes,
+) -> dict[str, float]:
+    """Run the prepass of the loss, on all ranks. Return the inputs of micro-steps that hold the figures `means`."""
+    sums = sum_losses(worker, ([one.before for one in some if one.before] for some in batches), processes)
+    every = zip(reported, sums.totals, strict=bool(sums.totals))
+    found = {figure.name: sums.mean(total, figure.per) for figure, total in every}
+    return {f"mean.{name}": found[name] for name in means if found}
+
+
+def with_means(
+    means: Sequence[str], batch: StepBatch, worker: Worker | Team, reported: Sequence[Reported], processes: Processes
+) -> StepBatch:
+    """Return the batch of a step after its prepass, if the loss has one."""
+    if not means:
+        return batch
+    width, micro = worker.width, batch.micro
+    together = (micro[at : at + width] for at in range(0, len(micro), width))
+    found = prepass(means, together, worker, reported, processes)
+    return replace(batch, micro=[one.given(found) for one in micro])
 
 
 def sum_losses(worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], processes: Processes) -> Sums:

@@ -264,6 +264,7 @@ def _job(
         save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
         saves_jointly=saved_run.divided and not processes.alone,
         max_nonfinite_steps=config.max_nonfinite_steps,
+        means=plan.inputs.loss.prepass.means if plan.inputs.loss.prepass else (),
         reported=plan.assembly.reported,
         in_nats=plan.inputs.loss.in_nats,
         numerics=plan.assembly.numerics,
