@@ -19,7 +19,7 @@ _find = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
 
 @dataclass(frozen=True)
 class Asked:
-    """What the loss `loss` reads of a batch: columns, which `prepare` may make, groups of documents, and means (`LossDef`)."""
+    """What the loss `loss` reads of a batch: columns, which `prepare` may make, groups, means (`LossDef`)."""
 
     loss: str = "next_token"
     columns: Sequence[Column] = ()
