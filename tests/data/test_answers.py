@@ -14,7 +14,7 @@ from surogate_core.data.asked import Asked
 from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.data.loader import micro_batch
 from surogate_core.testing.ops import check_op
-from surogate_loss_preference.kto import KTO, KTO_OP, LABELLED
+from surogate_loss_preference.kto import KTO, KTO_OPS, LABELLED
 
 ASK, GOOD = "What is 2 + 2?", "It is four."
 
@@ -66,7 +66,7 @@ def test_the_reference_of_the_op_fits_its_shape_rule() -> None:
     two, scale = torch.tensor([[-3.0], [0.0]]), torch.tensor(0.5)
     counts, mean = torch.tensor([[4.0], [0.0]]), torch.tensor(-1.0)
     given = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
-    loss, *_, accuracy = check_op(KTO_OP, two, counts, scale, two - 1, counts, mean, **given)
+    loss, *_, accuracy = check_op(KTO_OPS[0], two, counts, scale, two - 1, counts, mean, **given)
     assert float(loss) == pytest.approx(0.5 * float(torch.sigmoid(torch.tensor(-0.1)))) and accuracy == 0.5
 
 

@@ -20,9 +20,11 @@ from surogate_core.api import (
     Document,
     Encoded,
     Figure,
+    Gradients,
     Loss,
     LossContext,
     LossDef,
+    Op,
     OpDef,
     OutSpec,
     Prepass,
@@ -104,11 +106,30 @@ def _kto_loss(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec(label, (), sums.dtype) for label in ("loss", *_FIGURES)]
 
 
-KTO_OP = OpDef(
-    kind="kto_loss",
-    infer=_kto_loss,
-    reference="surogate_loss_preference.reference:kto_loss",
-    attrs={"beta": float, "desirable_weight": float, "undesirable_weight": float},
+def _kto_loss_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """Only the loss has a gradient, and only of `sums`: the others are for reports, and nothing else is trained."""
+    d_loss, *others = grads
+    if d_loss is None or any(other is not None for other in others):
+        raise ProgramError("figures of kto_loss are for reports; only the loss has a gradient")
+    return (b.apply("kto_loss_bwd", d_loss, *op.ins, **op.attrs), *(None for _ in op.ins[1:]))
+
+
+_ATTRS: Mapping[str, Any] = {"beta": float, "desirable_weight": float, "undesirable_weight": float}
+
+KTO_OPS = (
+    OpDef(
+        kind="kto_loss",
+        infer=_kto_loss,
+        reference="surogate_loss_preference.reference:kto_loss",
+        vjp=_kto_loss_vjp,
+        attrs=_ATTRS,
+    ),
+    OpDef(
+        kind="kto_loss_bwd",
+        infer=lambda ins, attrs: [OutSpec("d_sums", ins[1].shape, ins[1].dtype)],
+        reference="surogate_loss_preference.reference:kto_loss_bwd",
+        attrs=_ATTRS,
+    ),
 )
 
 

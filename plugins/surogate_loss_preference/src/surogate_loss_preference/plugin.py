@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surogate_core.api import provides
 
-from .kto import KTO, KTO_OP, LABELLED
+from .kto import KTO, KTO_OPS, LABELLED
 from .losses import LOSSES
 from .ops import OPS
 from .pairs import PREFERENCE
@@ -14,6 +14,6 @@ SUROGATE_EXAMPLES = {
     "format preference": [{"prompt": "2 + 2?", "chosen": "It is four.", "rejected": "It is five."}],
     "format labelled": [{"prompt": "2 + 2?", "completion": "It is four.", "label": True}],
 }
-surogate_ops = provides([*OPS, KTO_OP])
+surogate_ops = provides([*OPS, *KTO_OPS])
 surogate_losses = provides([*LOSSES, KTO])
 surogate_dataset_formats = provides([PREFERENCE, LABELLED])

@@ -63,6 +63,27 @@ def kto_loss(
     return tuple(scale * figure.sum() for figure in figures)
 
 
+def kto_loss_bwd(
+    d_loss: Tensor,
+    sums: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    reference: Tensor,
+    desirable: Tensor,
+    mean_log_ratio: Tensor,
+    *,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+) -> Tensor:
+    """The gradient of sums: d_loss scale weight (-s beta) p (1 - p), with p the sigmoid in the loss."""
+    wanted = desirable > 0
+    sign = torch.where(wanted, beta, -beta)
+    p = torch.sigmoid(sign * (sums - reference - mean_log_ratio.clamp(min=0)))
+    weight = torch.where(wanted, desirable_weight, undesirable_weight)
+    return torch.where(labels > 0, d_loss * scale * weight * -sign * p * (1 - p), 0.0)
+
+
 def pair_loss(
     sums: Tensor,
     labels: Tensor,
