@@ -18,6 +18,7 @@ from surogate_core.api import (
     ConfigError,
     DatasetFormatDef,
     Document,
+    Emitter,
     Encoded,
     Figure,
     Gradients,
