@@ -44,6 +44,19 @@ def _pair_loss(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(label, (), sums.dtype) for label in ("loss", "chosen", "rejected", "margin", "accuracy")]
 
 
+def _pair_loss_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """The gradient of the loss. The other outputs are for reports."""
+    d_loss, *others = grads
+    if d_loss is None or any(other is not None for other in others):
+        raise ProgramError("rewards, margins and accuracies are for reports; only the loss has a gradient")
+    d_sums = b.apply("pair_loss_bwd", d_loss, *op.ins, **op.attrs)
+    return (d_sums, *(None for _ in op.ins[1:]))
+
+
+def _pair_loss_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("d_sums", ins[1].shape, ins[1].dtype)]
+
+
 _LOSS: Mapping[str, Any] = {"form": str, "beta": float, "smoothing": (float, 0.0), "gamma": (float, 0.0)}
 
 OPS: tuple[OpDef, ...] = (
@@ -54,5 +67,12 @@ OPS: tuple[OpDef, ...] = (
         vjp=_document_sums_vjp,
     ),
     OpDef(kind="document_sums_bwd", infer=_document_sums_bwd, reference=f"{_REFERENCE}:document_sums_bwd"),
-    OpDef(kind="pair_loss", infer=_pair_loss, reference=f"{_REFERENCE}:pair_loss", attrs=_LOSS),
+    OpDef(
+        kind="pair_loss",
+        infer=_pair_loss,
+        reference=f"{_REFERENCE}:pair_loss",
+        attrs=_LOSS,
+        vjp=_pair_loss_vjp,
+    ),
+    OpDef(kind="pair_loss_bwd", infer=_pair_loss_bwd, reference=f"{_REFERENCE}:pair_loss_bwd", attrs=_LOSS),
 )

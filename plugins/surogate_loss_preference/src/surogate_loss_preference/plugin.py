@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
+from .kernels import KERNELS
 from .kto import KTO, KTO_OPS, LABELLED
 from .losses import LOSSES
 from .ops import OPS
 from .pairs import PREFERENCE
 
-SUROGATE_API = {"ops": 1, "losses": 1, "dataset_formats": 1}
+SUROGATE_API = {"ops": 1, "kernels": 1, "losses": 1, "dataset_formats": 1, "diagnose": 1}
 SUROGATE_EXAMPLES = {
     "format preference": [{"prompt": "2 + 2?", "chosen": "It is four.", "rejected": "It is five."}],
     "format labelled": [{"prompt": "2 + 2?", "completion": "It is four.", "label": True}],
@@ -17,3 +19,4 @@ SUROGATE_EXAMPLES = {
 surogate_ops = provides([*OPS, *KTO_OPS])
 surogate_losses = provides([*LOSSES, KTO])
 surogate_dataset_formats = provides([PREFERENCE, LABELLED])
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_loss_preference", KERNELS)

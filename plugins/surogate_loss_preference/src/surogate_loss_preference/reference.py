@@ -130,3 +130,24 @@ def pair_loss(
         loss = -(1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
     figures = (loss, beta * chosen, beta * rejected, beta * h, (h > 0).to(h.dtype))
     return tuple(scale * figure.sum() for figure in figures)
+
+
+def pair_loss_bwd(
+    d_loss: Tensor,
+    sums: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    reference: Tensor | None = None,
+    *,
+    form: str,
+    beta: float,
+    smoothing: float = 0.0,
+    gamma: float = 0.0,
+) -> Tensor:
+    """Return the gradient of `sums`."""
+    attrs = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma}
+    with torch.enable_grad():
+        leaf = sums.detach().requires_grad_()
+        loss, *_ = pair_loss(leaf, labels, scale, reference, **attrs)
+        (gradient,) = torch.autograd.grad(loss, leaf, d_loss)
+    return gradient

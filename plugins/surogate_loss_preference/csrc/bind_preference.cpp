@@ -1,0 +1,11 @@
+#include <surogate/bind.h>
+
+#include "documents.h"
+#include "pair_loss.h"
+
+void bind_preference(nanobind::module_& m) {
+    surogate::bind_launcher(m, "document_sums", surogate::document_sums);
+    surogate::bind_launcher(m, "document_sums_bwd", surogate::document_sums_bwd);
+    surogate::bind_launcher(m, "pair_loss", surogate::pair_loss);
+    surogate::bind_launcher(m, "pair_loss_bwd", surogate::pair_loss_bwd);
+}

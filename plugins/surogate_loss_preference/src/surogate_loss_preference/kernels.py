@@ -1,0 +1,70 @@
+"""Compiled kernels of the ops of pairs, in fp32."""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+
+FORMS = ("sigmoid", "hinge", "ipo", "simpo", "orpo")
+"""Forms of `pair_loss` by their numbers in pair_loss.cu."""
+
+
+def _bind_sums(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    values, targets, groups = op.ins
+    return ctx.call(_C.document_sums, values, targets, groups, *op.outs, values.size, groups.size // 2)
+
+
+def _bind_sums_bwd(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    (d_sums, targets, groups), (d_values,) = op.ins, op.outs
+    return ctx.call(_C.document_sums_bwd, d_sums, groups, d_values, targets.size, groups.size // 2)
+
+
+def _bind_pairs(op: Op, ctx: BindContext) -> Call:
+    """Bind `pair_loss` or `pair_loss_bwd`."""
+    from . import _C
+
+    backward = op.kind == "pair_loss_bwd"
+    needed = 4 if backward else 3
+    reference = op.ins[needed] if len(op.ins) > needed else 0
+    attrs = op.attrs
+    options = FORMS.index(attrs["form"]), attrs["beta"], attrs.get("smoothing", 0.0), attrs.get("gamma", 0.0)
+    given = (*op.ins[:needed], reference, *op.outs, op.ins[needed - 2].shape[0], *options)
+    if backward:
+        return ctx.call(_C.pair_loss_bwd, *given)
+    return ctx.call(_C.pair_loss, *given, sum(1 << i for i in op.accumulate))
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if target.device.sm is None:
+        return Support(False, "needs a GPU")
+    if op.accumulate and op.kind != "pair_loss":
+        return Support(False, f"cannot accumulate into {op.outs[0]!r}")
+    if op.attrs.get("form", FORMS[0]) not in FORMS:
+        return Support(False, f"computes the forms {', '.join(FORMS)}, not {op.attrs['form']}")
+    return Support(True)
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(
+        op="document_sums",
+        dtypes=("fp32", "int32", "int32", "fp32", "fp32"),
+        supports=_supports,
+        bind=_bind_sums,
+    ),
+    KernelDef(
+        op="document_sums_bwd",
+        dtypes=("fp32", "int32", "int32", "fp32"),
+        supports=_supports,
+        bind=_bind_sums_bwd,
+    ),
+    *(
+        KernelDef(
+            op=kind, dtypes=("fp32",) * values, attrs=("smoothing", "gamma"), supports=_supports, bind=_bind_pairs
+        )
+        for kind, least in (("pair_loss", 8), ("pair_loss_bwd", 5))
+        for values in (least, least + 1)  # without and with a reference
+    ),
+)

@@ -1,0 +1,138 @@
+"""The kernels of documents and pairs, compared with the references in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import Op, Value
+from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.kernels import assert_close, same_bits
+from surogate_loss_preference import reference
+from surogate_loss_preference.kernels import FORMS, KERNELS
+
+pytestmark = pytest.mark.gpu
+
+_DTYPES = {torch.float32: "fp32", torch.int32: "int32"}
+
+
+def values(*tensors: Tensor) -> dict[Value, Tensor]:
+    return {Value(f"in{i}", tuple(x.shape), _DTYPES[x.dtype], "act"): x for i, x in enumerate(tensors)}
+
+
+def run(kind: str, ins: dict[Value, Tensor], shapes: Sequence[tuple[int, ...]], **how: Any) -> list[Tensor]:
+    outs = tuple(Value(f"out{i}", shape, "fp32", "act") for i, shape in enumerate(shapes))
+    return run_kernel(KERNELS, Op(kind, tuple(ins), outs, how.pop("attrs", {})), ins, **how)
+
+
+# ----------------------------------------------------------------------------------------------------------- documents
+
+LENGTHS: dict[str, tuple[int, list[int]]] = {  # documents of a group; gaps before documents and their lengths, by turns
+    "one": (1, [0, 1]),
+    "none": (2, []),
+    "pairs": (2, [0, 700, 0, 256, 3, 1, 40, 1500]),
+    "alone": (1, [5, 257, 0, 63, 64, 9]),
+    "triples": (3, [0, 20, 0, 30, 1, 10]),
+}
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("unused", [0, 7])
+@pytest.mark.parametrize("tail", [0, 33])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_sums_over_documents_and_their_gradient(name: str, tail: int, unused: int, skew: int) -> None:
+    each, lengths = LENGTHS[name]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)[1:].view(-1, 2)
+    tokens, groups = int(ends.max()) if len(ends) else 0, len(ends) // each + unused
+    tokens, groups = max(tokens + tail, 1), max(groups, 1)
+    spans = torch.zeros(groups, each, 2, dtype=torch.int32)
+    spans.view(-1, 2)[: len(ends)] = ends
+    targets = torch.where(torch.rand(tokens) < 0.6, torch.randint(99, (tokens,)), -100).to(torch.int32)
+    drawn = torch.randn(tokens) - 2
+    sums, labels = run("document_sums", values(drawn, targets, spans), [(groups, each)] * 2, skew=skew)
+    wanted, counts = reference.document_sums(drawn.double(), targets, spans)
+    terms, _ = reference.document_sums(drawn.double().abs(), targets, spans)
+    assert_close(sums, wanted, torch.float32, tokens // 256 + 16, terms)
+    assert same_bits(labels, counts.float())
+    d_sums = torch.randn(groups, each)
+    (found,) = run("document_sums_bwd", values(d_sums, targets, spans), [(tokens,)], skew=skew)
+    assert same_bits(found, reference.document_sums_bwd(d_sums, targets, spans))
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+ATTRS: dict[str, dict[str, float]] = {
+    "sigmoid": {"beta": 0.1, "smoothing": 0.2},
+    "hinge": {"beta": 0.05},
+    "ipo": {"beta": 0.1},
+    "simpo": {"beta": 2.0, "gamma": 0.5},
+    "orpo": {"beta": 0.3},
+}
+
+
+def pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return sums, labels, scale and the sums of a reference. About a fifth of the answers have no label."""
+    labels = torch.randint(0, 300, (count, 2)).float() * (torch.rand(count, 2) < 0.8)
+    sums = -labels * (0.2 + 2 * torch.rand(count, 2))
+    return sums, labels, torch.rand(()), sums + 3 * torch.randn(count, 2) * (labels > 0)
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("with_reference", [False, True])
+@pytest.mark.parametrize("count", [1, 31, 700])
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_of_pairs_and_their_gradient(form: str, count: int, with_reference: bool, skew: int) -> None:
+    attrs: dict[str, Any] = {"form": form, **ATTRS[form]}
+    sums, labels, scale, others = pairs(count)
+    given = (sums, labels, scale, *[others] * with_reference)
+    found = run("pair_loss", values(*given), [()] * 5, attrs=attrs, skew=skew)
+    exact = [x.double() for x in given]
+    wanted = reference.pair_loss(*exact, **attrs)
+    one_by_one = [reference.pair_loss(*(x[i : i + 1] if x.shape else x for x in exact), **attrs) for i in range(count)]
+    for ours, theirs, each in zip(found, wanted, zip(*one_by_one, strict=True), strict=True):
+        assert_close(ours, theirs, torch.float32, 64, largest(exact, scale) + sum(term.abs() for term in each))
+    d_loss = torch.randn(())
+    (d_sums,) = run("pair_loss_bwd", values(d_loss, *given), [(count, 2)], attrs=attrs, skew=skew)
+    assert_close(d_sums, reference.pair_loss_bwd(d_loss.double(), *exact, **attrs), torch.float32, 64)
+
+
+def largest(exact: Sequence[Tensor], scale: Tensor) -> Tensor:
+    """The rounding of a difference of sums is that of the sums."""
+    return scale.double() * max(x.abs().sum() for x in exact[:1] + exact[3:]) * 1e-3
+
+
+@pytest.mark.parametrize("adds", [frozenset({0}), frozenset({1, 4}), frozenset(range(5))], ids=len)
+def test_figures_are_added_where_they_are_asked_for(adds: frozenset[int]) -> None:
+    ins = values(*pairs(40))
+    attrs = {"form": "sigmoid", "beta": 0.1}
+    outs = tuple(Value(f"out{i}", (), "fp32", "act") for i in range(5))
+    before = {outs[i]: torch.randn(()) for i in sorted(adds)}
+    alone = run("pair_loss", ins, [()] * 5, attrs=attrs)
+    added = run_kernel(KERNELS, Op("pair_loss", tuple(ins), outs, attrs, accumulate=adds), ins | before)
+    for out, ours, sum_ in zip(outs, added, alone, strict=True):
+        torch.testing.assert_close(ours, before[out] + sum_ if out in before else sum_, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("certain", [(0.0, 0.0), (0.0, -1.0), (-1.0, 0.0), (-1e-8, -1e-8), (-2000.0, -0.1)])
+def test_orpo_of_an_answer_that_is_certain_is_the_reference(certain: tuple[float, float]) -> None:
+    attrs: dict[str, Any] = {"form": "orpo", "beta": 0.1}
+    given = (torch.tensor([certain]), torch.ones(1, 2), torch.tensor(1.0))
+    found = run("pair_loss", values(*given), [()] * 5, attrs=attrs)
+    for ours, theirs in zip(found, reference.pair_loss(*given, **attrs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    one = torch.tensor(1.0)
+    (d_sums,) = run("pair_loss_bwd", values(one, *given), [(1, 2)], attrs=attrs)
+    torch.testing.assert_close(d_sums, reference.pair_loss_bwd(one, *given, **attrs), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sum_that_is_nan_is_seen(form: str) -> None:
+    attrs: dict[str, Any] = {"form": form, "beta": 0.1}
+    sums, labels, scale, _ = pairs(9)
+    sums[4], labels[4] = torch.tensor([-3.0, float("nan")]), 2
+    loss, *_ = run("pair_loss", values(sums, labels, scale), [()] * 5, attrs=attrs)
+    assert loss.isnan()
