@@ -139,7 +139,7 @@ def _chosen(
 ) -> Mapping[str, tuple[_Projection, ...]]:
     """Return {param of a linear op: those of its projections that `targets` name}."""
     linear = {op.ins[1].name for op in forward.ops if op.kind == "linear"}
-    found = {m.param: _projections(m) for m in weights if m.param in linear}
+    found = {m.param: _projections(m) for m in weights if m.param in linear and m.kind != "router"}
     modules = [p.module for projections in found.values() for p in projections]
     for target in targets:
         if target != ALL_LINEAR and not any(_is_target(module, target) for module in modules):

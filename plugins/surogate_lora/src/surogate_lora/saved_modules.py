@@ -33,8 +33,10 @@ def check(forward: Program, weights: Sequence[WeightMap], names: Sequence[str]) 
     shared = [module for module, params in modules.items() if any(readers[param] > 1 for param in params)]
     if HEAD not in modules:
         modules.update((HEAD, modules[module]) for module in shared if module.endswith(EMBEDDING))
-    linear = {v.name for op in forward.ops if op.kind == "linear" for v in op.ins[1:]}
-    whole = [module for module, params in modules.items() if not linear.intersection(params)]
+    routers = {m.param for m in weights if m.kind == "router"}
+    inside = {v.name for op in forward.ops if op.kind == "linear" for v in op.ins[1:]} - routers
+    inside.update(m.param for m in weights if len(m.tensors) > 1)  # experts, which are no modules in transformers
+    whole = [module for module, params in modules.items() if not inside.intersection(params)]
     _check_names(names, list(modules), whole)
     for module in shared:
         ends = (module, HEAD) if module.endswith(EMBEDDING) else (module,)
@@ -57,8 +59,8 @@ def _check_names(names: Sequence[str], modules: Sequence[str], whole: Sequence[s
             )
         if not set(found) <= set(whole):
             raise ConfigError(
-                f"lora_modules_to_save: {name!r} is a linear projection of the blocks, which are trained by an adapter "
-                f"(lora_target_modules) or, with lora: false, all in full. It can be {known}."
+                f"lora_modules_to_save: {name!r} is a linear projection of the blocks or of experts, trained by an "
+                f"adapter (lora_target_modules) or, with lora: false, all in full. It can be {known}."
             )
 
 

@@ -1,0 +1,129 @@
+"""Whole runs: full training and adapters, of files that transformers writes, into files that it and PEFT load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.product import MODEL_CONFIG, Workplace, losses, make_workplace, write_model
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from surogate_core import run
+from surogate_core.api import ConfigError
+
+KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "verify_outputs": False}
+KEYS |= {"eval_steps": 0, "validation_split_ratio": 0}
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "initializer_range": 0.1,
+}
+LORA = {"lora": True, "lora_rank": 4, "learning_rate": 1e-2}
+ATTENTION = {f"{x}_proj" for x in "qkvo"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A workplace whose model transformers has drawn and written."""
+    workplace = make_workplace(tmp_path_factory.mktemp("moe"), **KEYS)
+    torch.manual_seed(0)
+    model = write_model(workplace.root / "model", **MODEL_CONFIG | MOE)
+    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
+    drawn.save_pretrained(model)
+    return workplace
+
+
+def train(place: Workplace, name: str, **keys: Any) -> Path:
+    """Train into the folder `name`, unless that is done, and return the folder."""
+    output = place.root / name
+    if not output.exists():
+        given = {"output_dir": str(output), **keys}
+        run.train(run.load(place.write(**given), mode="train"), notice=lambda line: None)
+    return output
+
+
+def weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    return load_file(folder / f"{name}.safetensors")
+
+
+def test_weights_are_read_and_written_without_a_change_of_a_bit(place: Workplace) -> None:
+    before, after = weights(place.root / "model"), weights(train(place, "still", learning_rate=0, max_steps=1))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "normuon"])
+def test_every_optimizer_trains_experts_and_routers(place: Workplace, optimizer: str) -> None:
+    """transformers loads what was trained: every matrix of an expert has changed."""
+    folder = train(place, optimizer, optimizer=optimizer, learning_rate=1e-2)
+    assert losses(folder)[-1] < losses(folder)[0]
+    loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    began = AutoModelForCausalLM.from_pretrained(place.root / "model").state_dict()
+    for name in (name for name in began if ".mlp." in name):
+        changed = (loaded[name] != began[name]).flatten(1).any(1)
+        assert changed.all(), name
+
+
+def test_parts_of_experts_on_two_ranks_train_as_whole_ones(place: Workplace) -> None:
+    """ZeRO 1 and 3 divide the experts' elements; NorMuon gives whole matrices of a param to a rank."""
+    keys: dict[str, Any] = {"ranks_per_gpu": 2, "gradient_accumulation_steps": 1, "optimizer": "adamw"}
+    whole = train(place, "two ranks", **keys)
+    for level in (1, 3):
+        parts = train(place, f"level {level}", **keys, zero_level=level)
+        assert losses(parts) == losses(whole)
+        one, other = weights(parts), weights(whole)
+        assert all(torch.equal(one[name], other[name]) for name in other), level
+
+
+def test_offloaded_experts_have_the_bits_of_others(place: Workplace) -> None:
+    keys: dict[str, Any] = {"optimizer": "adamw", "recompute_block": True}
+    plain, offloaded = (train(place, f"offload {on}", **keys, offload_optimizer=on) for on in (False, True))
+    assert losses(plain) == losses(offloaded)
+    assert all(torch.equal(tensor, weights(plain)[name]) for name, tensor in weights(offloaded).items())
+
+
+@pytest.mark.parametrize("keys", [{}, {"qlora_bnb": True}], ids=["lora", "nf4"])
+def test_an_adapter_of_all_projections_is_one_of_attention(place: Workplace, keys: dict[str, Any]) -> None:
+    """As PEFT's all-linear: experts and routers are no linear modules. PEFT's model is the merged one."""
+    from peft import PeftModel
+
+    folder = train(place, f"lora {len(keys)}", **LORA, **keys, merge_adapter=True)
+    assert losses(folder)[-1] < losses(folder)[0]
+    assert {name.split(".")[-3] for name in weights(folder / "adapter", "adapter_model")} == ATTENTION
+    base = AutoModelForCausalLM.from_pretrained(place.root / "model")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        ours = AutoModelForCausalLM.from_pretrained(folder / "merged")(tokens).logits
+        theirs = PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_nf4_stores_every_expert_and_no_router(place: Workplace) -> None:
+    loaded = run.load(place.write(**LORA, qlora_bnb=True), mode="train")
+    states = {v.name for v in run.plan(loaded).assembly.declared if v.role == "state"}
+    stored = {name.rpartition(".")[0] for name in states if name.endswith(".codes")}
+    block = {"attn.qkv", "attn.o", "mlp.gate_up", "mlp.down"}
+    assert stored == {f"layers.{i}.{name}" for i in range(2) for name in block}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({**LORA, "lora_target_modules": ["gate_proj"]}, "is no linear projection .* It has q_proj, k_proj, v_proj"),
+        ({**LORA, "lora_target_modules": ["gate"]}, "is no linear projection"),
+        ({**LORA, "lora_modules_to_save": ["up_proj"]}, "is a linear projection of the blocks or of experts"),
+        ({"ep_size": 2}, "ep_size.*expert parallelism"),
+        ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef"),
+    ],
+    ids=str,
+)
+def test_what_is_not_built_is_refused_by_name(place: Workplace, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run.plan(run.load(place.write(**keys), mode="train"))
