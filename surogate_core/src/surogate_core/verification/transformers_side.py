@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -76,7 +77,7 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     (config / "config.json").write_text(json.dumps(subject.run.model_config), encoding="utf-8")
     try:
         return AutoModelForCausalLM.from_pretrained(
-            model_dir, config=str(config), dtype=dtype, attn_implementation="eager"
+            model_dir, config=str(config), dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         ).eval()
     except Exception as error:  # config, files and version can fail anywhere in transformers
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -123,19 +124,22 @@ def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str
 def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scratch: Path) -> dict[str, Tensor]:
     """Return gradients by the names that our side uses.
 
-    Those of an adapter are saved and loaded in its file format, which translates the names. What the run leaves frozen
-    has none.
+    Those of an adapter are saved and loaded in its file format, which translates the names, as are those of a model
+    whose checkpoints have other names: experts are one tensor in memory. What the run leaves frozen has none.
     """
-    found = subject.run.adapter
-    if found is None:
+    found, assembly = subject.run.adapter, subject.plan.assembly
+    names = {tensor.name for m in assembly.weights for tensor in m.tensors}
+    if found is None and parameters.keys() <= names:
         return {name: p.grad.float().cpu() for name, p in parameters.items() if p.grad is not None}
-    adapter, options = found
     for parameter in parameters.values():
         parameter.data = parameter.grad
-    folder = scratch / "adapter-gradients"
+    folder = scratch / "gradients"
     with quiet():
-        wrapped.save_pretrained(folder, save_embedding_layers=False)
-    assembly = subject.plan.assembly
+        wrapped.save_pretrained(folder, **({"save_embedding_layers": False} if found else {}))
+    if found is None:
+        files = (load_file(path) for path in sorted(folder.glob("*.safetensors")))
+        return {name: tensor.float() for file in files for name, tensor in file.items()}
+    adapter, options = found
     frozen = {param.name for param in adapter_params(assembly) if param not in assembly.trainable}
     return {name: tensor.float() for name, tensor in adapter.load(folder, options).items() if name not in frozen}
 
