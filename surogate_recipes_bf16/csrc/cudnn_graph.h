@@ -78,8 +78,8 @@ inline void check_shape(const AttentionShape& shape, const char* op) {
     SUROGATE_REQUIRE(shape.heads % shape.kv_heads == 0, op,
                      std::to_string(shape.heads) + " heads cannot share " + std::to_string(shape.kv_heads) +
                          " kv_heads evenly");
-    SUROGATE_REQUIRE(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= 128, op,
-                     "head_dim must be a multiple of 16 up to 128, got " + std::to_string(shape.head_dim));
+    SUROGATE_REQUIRE(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= 256, op,
+                     "head_dim must be a multiple of 16 up to 256, got " + std::to_string(shape.head_dim));
 }
 
 // ---------------------------------------------------------------------------------------------------------- documents

@@ -430,7 +430,7 @@ def test_attention_is_less_efficient_with_small_heads_short_documents_and_little
 
     assert 0.2 < efficiency(8, 1024, 32, 64) < efficiency(8, 1024, 16, 128) < efficiency(8, 8192, 16, 128) < 1
     assert efficiency(1, 1024, 16, 128) < efficiency(8, 1024, 16, 128)
-    assert efficiency(1, 1 << 20, 16, 256) == 1, "a share"
+    assert efficiency(1, 1 << 20, 16, 256) < efficiency(1, 1 << 20, 16, 128) < 1, "a share"
     assert efficiency(8, 1024, 16, 128, kind="attention_bwd") < efficiency(8, 1024, 16, 128)
 
 

@@ -44,13 +44,13 @@ DOCUMENTS = cases(
 HEADS = [(4, 2, 64), (3, 3, 96), (4, 1, 128), (8, 4, 32), (4, 2, 16)]
 """(n_heads, n_kv_heads, head_dim). The plain kernels are compiled for the first four values of head_dim, and 256."""
 PLAIN_HEADS = cases(HEADS[:4], more=[*HEADS[4:], (2, 1, 80), (4, 2, 256)])
-CUDNN_HEADS = cases(HEADS[:1], more=HEADS[1:])
+CUDNN_HEADS = cases([HEADS[0], (4, 2, 256)], more=[*HEADS[1:], (2, 2, 192)])
 
 ROWS = cases(
     {"tiles": [256] * 2, "odd rows": [77] * 3, "one row": [300]}, more={"short": [16] * 9, "128": [128], "long": [1024]}
 )
 """Documents of equal lengths."""
-ROW_HEADS = cases([(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16)])
+ROW_HEADS = cases([(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16), (4, 2, 256)])
 
 
 WINDOW_AND_SCALE = {"window": 40, "scale": 0.07}
@@ -315,7 +315,7 @@ def test_dense_backward_matches_fp64(
     assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
-@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 2, 128)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 2, 128), (4, 2, 256)], ids=str)
 @pytest.mark.parametrize(("lengths", "unused"), [([300] * 2, 0), ([7, 0, 40, 41, 300, 1], 3)], ids=["dense", "ragged"])
 def test_cudnn_with_a_window_and_a_scale_matches_fp64(
     lengths: list[int], unused: int, heads: tuple[int, int, int]

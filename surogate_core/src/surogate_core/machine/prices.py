@@ -26,6 +26,7 @@ class _Attention:
                half of the time is lost to the diagonal of the mask and to short loops
     fill       FLOPs that a Hopper computes in the time that filling and draining it take, at the rate of products. A
                slower device has the time of an H200, not its FLOPs: 18 us forward.
+    wide       share of this that heads of more than 128 reach
     skips      whether it skips what a window hides; else it takes as long as without a window
     """
 
@@ -33,6 +34,7 @@ class _Attention:
     half_head: int
     half_row: int
     fill: float
+    wide: float = 1.0
     skips: bool = True
 
     def share(self, op: Op, flops: int, rate: float) -> float:
@@ -43,7 +45,8 @@ class _Attention:
             flops = int(flops / seen)
         lost = self.fill * min(1.0, rate / _H200_RATE)
         of_head, of_row = head_dim / (head_dim + self.half_head), row / (row + self.half_row)
-        return seen * min(self.most * of_head * of_row * flops / (flops + lost), 1.0)
+        most = self.most * (self.wide if head_dim > 128 else 1.0)
+        return seen * most * of_head * of_row * flops / (flops + lost)
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Prices:
 GPU: Final = Prices(
     memory=0.8,
     attention={
-        "forward": _Attention(1.36, 80, 180, 12e9),
-        "backward": _Attention(0.91, 40, 560, 20e9, skips=False),
+        "forward": _Attention(1.36, 80, 180, 12e9, wide=0.8),
+        "backward": _Attention(0.91, 40, 560, 20e9, wide=0.64, skips=False),
     },
 )
 """Memory: what element-wise kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone.
@@ -72,7 +75,8 @@ Attention: fitted to cuDNN 9.19 for documents that fill their rows (H200s, 2026-
 Measured alone: 313 to 563 TFLOP/s forward and 223 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and 128.
 Inside of steps, whose products run at the power limit, the kernels take about 14 % longer forward and 10 % backward;
 that is included. Rows of shorter documents have less arithmetic (`OpDef.flops`), and a smaller share. With a window of
-1,024 a row of 8,192 takes 269 us in place of 894 forward, and 3,862 in place of 3,883 backward (H100, 2026-11-25).
+1,024 a row of 8,192 takes 269 us in place of 894 forward, and 3,862 in place of 3,883 backward; 2 x 2,048 with 16 heads
+of 256 take 154 and 754 us, with 32 heads of 128 149 and 546 (H100, 2026-11-25).
 """
 
 CPU: Final = Prices(memory=0.4, attention=dict.fromkeys(("forward", "backward"), _Attention(0.2, 0, 0, 0)))

@@ -1,5 +1,5 @@
 """Compiled causal attention over packed documents: cuDNN for bf16, plain kernels for fp32 and where cuDNN has none:
-heads of more than 128, and a cap of scores.
+a cap of scores, and heads of more than 128 but on the SM90.
 
 SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
 
@@ -111,11 +111,12 @@ def _cudnn_supports(op: Op, target: Target) -> Support:
     shape = shape_of(op)
     if os.environ.get("SUROGATE_ATTENTION") == "plain":
         return Support(False, "SUROGATE_ATTENTION=plain selects the plain kernel")
-    if shape.head_dim % 16 or shape.head_dim > 128:
-        return Support(False, f"head_dim must be a multiple of 16 up to 128, got {shape.head_dim}")
+    device = target.device
+    most = 256 if device.sm == 90 else 128
+    if shape.head_dim % 16 or shape.head_dim > most:
+        return Support(False, f"head_dim must be a multiple of 16 up to {most}, got {shape.head_dim}")
     if shape.seq_len < 2:
         return Support(False, f"seq_len must be at least 2, got {shape.seq_len}")
-    device = target.device
     if op.kind == "attention_bwd" and device.sm is not None and device.sm // 10 in _NO_RAGGED_BACKWARD:
         missing = "is not tested" if shape.dense else "does not exist for packed documents"
         return Support(False, f"cuDNN's backward {missing} on {device.title} (SM{device.sm})")
