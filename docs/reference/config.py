@@ -107,8 +107,8 @@ def _decided(options: Iterable[type[BaseModel]]) -> str:
 
 def _not_yet() -> str:
     keys = (
-        (f"`{e.key}`", ", ".join(_default(value) for value in (e.default, *e.inert)), e.meaning, e.feature, e.instead)
-        for e in NOT_YET.values()
+        (f"`{key}`", ", ".join(_default(value) for value in (e.default, *e.inert)), e.meaning, e.feature, e.instead)
+        for key, e in NOT_YET.items()
     )
     names = ((f"`{name}`", kind, instead) for (kind, name), instead in NOT_YET_NAMES.items())
     return "\n".join(
@@ -124,7 +124,7 @@ def _not_yet() -> str:
 
 def _ignored() -> str:
     ignored = ((f"`{key}`", why) for key, why in IGNORED.items())
-    dead = ((f"`{e.key}`", ", ".join(map(_default, (None, *e.accepted))), e.instead) for e in DEAD.values())
+    dead = ((f"`{key}`", ", ".join(map(_default, (None, *e.accepted))), e.instead) for key, e in DEAD.items())
     means = ((f"`{flag}: true`", f"`{key}: {value}`") for flag, (key, value) in MEANS.items())
     aliases = ((f"`{written}`", f"`{key}`") for written, key in ALIASES.items())
     return "\n".join(

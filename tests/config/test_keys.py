@@ -8,7 +8,7 @@ from typing import Any
 from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
-from surogate_core.config.foreign import same_entry_keys, same_keys
+from surogate_core.config.foreign import foreign
 from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, MEANS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.config.schema import DatasetEntry, TrainConfig
 from surogate_core.config.yaml import read_yaml
@@ -164,7 +164,8 @@ def test_every_key_is_in_one_table_and_the_tables_refer_to_existing_keys() -> No
     core = TrainConfig.model_fields.keys()
     for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES, MEANS):
         assert not core & table.keys()
-    assert set(same_keys().values()) <= {*core, *PACKAGES} and not core & same_keys().keys()
-    assert set(same_entry_keys().values()) <= DatasetEntry.model_fields.keys()
+    same = foreign()["same"]
+    assert set(same.values()) <= {*core, *PACKAGES} and not core & same.keys()
+    assert set(foreign()["entries"].values()) <= DatasetEntry.model_fields.keys()
     assert all(entry.key in core or entry.key in NOT_YET for entry in DIFFERS)
     assert all(info.description for info in TrainConfig.model_fields.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from config.harness import message
 
-from surogate_core.config.foreign import key_hints, same_keys
+from surogate_core.config.foreign import foreign
 from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES
 from surogate_core.config.schema import TrainConfig
 
@@ -44,6 +44,6 @@ def test_a_key_of_another_trainer_is_refused_with_the_key_to_use_here(name: str)
 
 def test_no_hint_is_for_a_key_that_is_read() -> None:
     ours = {*TrainConfig.model_fields, *NOT_YET, *DEAD, *IGNORED, *MEANS, *ALIASES, *PACKAGES}
-    hints, same = key_hints().keys(), same_keys().keys()
+    hints, same = foreign()["hints"].keys(), foreign()["same"].keys()
     assert not ours & hints and not ours & same and not hints & same
     assert all(name == name.lower() and "-" not in name for name in (*hints, *same))

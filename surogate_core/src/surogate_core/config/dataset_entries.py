@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import fold, keys_of, shown, unknown_key, validate
 from .findings import Findings
-from .foreign import same_entry_keys
+from .foreign import foreign
 from .options import validate_options
 from .registry import Registry
 from .schema import DatasetEntry
@@ -51,7 +51,7 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
 
 
 def _meant(key: object) -> str | None:
-    return same_entry_keys().get(fold(key)) if isinstance(key, str) else None
+    return foreign()["entries"].get(fold(key)) if isinstance(key, str) else None
 
 
 def _format_options(

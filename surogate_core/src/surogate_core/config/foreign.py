@@ -8,8 +8,14 @@ from .tables import read_table
 
 
 @cache
-def _table() -> dict[str, dict[str, str]]:
-    """Return the table of `foreign.toml`, read when the first unknown key or name needs it."""
+def foreign() -> dict[str, dict[str, str]]:
+    """Return the tables of `foreign.toml`, read when the first unknown key or name needs them.
+
+    same     {folded key of another trainer: our key of the same meaning}
+    entries  {folded key of a dataset entry elsewhere: the key of an entry here}
+    hints    {folded key that has no equivalent: what to do here}
+    others   by kind of plugin: {folded name elsewhere: what to write here}
+    """
     raw = read_table("foreign.toml")
     hints = {key: hint["do"] for hint in raw["hints"] for key in hint["keys"]}
     names = {kind: dict(rows) for kind, rows in raw["names"].items()}
@@ -18,23 +24,3 @@ def _table() -> dict[str, dict[str, str]]:
 
 def _inverted(table: dict[str, list[str]]) -> dict[str, str]:
     return {name: key for key, names in table.items() for name in names}
-
-
-def same_keys() -> dict[str, str]:
-    """Return {folded key of another trainer: our key of the same meaning}."""
-    return _table()["same"]
-
-
-def same_entry_keys() -> dict[str, str]:
-    """Return {folded key of a dataset entry elsewhere: the key of an entry here}."""
-    return _table()["entries"]
-
-
-def key_hints() -> dict[str, str]:
-    """Return {folded key of another trainer: what to do here}, for keys that have no equivalent."""
-    return _table()["hints"]
-
-
-def name_hints(kind: str) -> dict[str, str]:
-    """Return {folded name of a plugin elsewhere: what to write here} for a kind of plugin."""
-    return _table().get(kind, {})

@@ -5,7 +5,7 @@ The tables are in `original.toml`. In core, only they, this file and `schema.py`
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ class NotYet:
     matters_with: if this key is set too, only `default` is accepted.
     """
 
-    key: str
-    default: Any
     meaning: str
     feature: str
     instead: str
-    inert: tuple[Any, ...] = ()
+    default: Any = None
+    inert: Sequence[Any] = ()
     matters_with: str = ""
 
     def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
@@ -38,8 +37,7 @@ class NotYet:
 class Dead:
     """A key that nothing reads. accepted: values, besides null, that change nothing; others are refused."""
 
-    key: str
-    accepted: tuple[Any, ...]
+    accepted: Sequence[Any]
     instead: str
 
     def accepts(self, value: Any) -> bool:
@@ -90,13 +88,7 @@ _TABLES = read_table("original.toml")
 
 NOT_YET: dict[str, NotYet] = {
     row["key"]: NotYet(
-        row["key"],
-        row.get("default"),
-        row["meaning"],
-        group["feature"],
-        group["instead"],
-        tuple(row.get("inert", ())),
-        row.get("matters_with", ""),
+        feature=group["feature"], instead=group["instead"], **{name: row[name] for name in row if name != "key"}
     )
     for group in _TABLES["not_yet"]
     for row in group["keys"]
@@ -124,7 +116,7 @@ PACKAGES: dict[str, str] = {key: package for package, keys in _TABLES["packages"
 IGNORED: dict[str, str] = _TABLES["ignored"]
 """Key that nothing reads and whose value cannot matter -> the reason. Accepted with a notice."""
 
-DEAD: dict[str, Dead] = {key: Dead(key, tuple(row["accepted"]), row["instead"]) for key, row in _TABLES["dead"].items()}
+DEAD: dict[str, Dead] = {key: Dead(**row) for key, row in _TABLES["dead"].items()}
 """Keys of the original that nothing reads here: any value except the original's default is refused."""
 
 MEANS: dict[str, tuple[str, str]] = {key: (row["key"], row["value"]) for key, row in _TABLES["means"].items()}

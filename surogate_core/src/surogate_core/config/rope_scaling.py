@@ -6,11 +6,11 @@ The types, and the settings each needs, are checked by the model, which reads th
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from .errors import nearest
+from .values import parse_number
 
 SETTINGS: Final = (
     *("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
@@ -52,16 +52,14 @@ def _setting(key: str, value: Any) -> Any:
             raise ValueError("truncate must be true or false")
         return value
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+        number = parse_number(value)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 2**31:
         raise ValueError(f"{key} must be a number greater than 0")
-    if key != "original_max_position_embeddings":
-        return number
-    if not number.is_integer():
+    if key == "original_max_position_embeddings" and not number.is_integer():
         raise ValueError(f"{key} must be a whole number")
-    return int(number)
+    return int(number) if key == "original_max_position_embeddings" else number
 
 
 def with_rope_scaling(
@@ -74,14 +72,8 @@ def with_rope_scaling(
     """
     if scaling is None:
         return dict(config)
-    before: Mapping[str, Any] = next(
-        (
-            config[key]
-            for key in ("rope_scaling", "rope_parameters")
-            if isinstance(config.get(key), dict) and config[key]
-        ),
-        {},
-    )
+    given = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
+    before: Mapping[str, Any] = next((found for found in given if found and isinstance(found, dict)), {})
     made = dict(scaling)
     length = made.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     if "factor" not in made and max_model_len is not None and isinstance(length, int) and length > 0:

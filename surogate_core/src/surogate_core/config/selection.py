@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import Problem, fold, nearest, shown, shown_key
 from .findings import Findings
-from .foreign import name_hints
+from .foreign import foreign
 from .keys import DISTRIBUTIONS, NOT_YET_NAMES
 from .registry import Registry
 from .schema import TrainConfig
@@ -33,7 +33,7 @@ def registered_name(kind: str, key: str, value: str, registry: Registry, finding
     if instead is not None:
         findings.wrong(key, f"{shown_key(value)}: not yet: it is not built; {instead}")
         return None
-    elsewhere = name_hints(kind).get(fold(value))
+    elsewhere = foreign().get(kind, {}).get(fold(value))
     if elsewhere is not None:
         findings.wrong(key, f"{shown_key(value)} is unknown; {elsewhere}")
         return None

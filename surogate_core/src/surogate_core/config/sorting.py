@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import Problem, fold, shown, shown_key, unknown_key
 from .findings import Findings
-from .foreign import key_hints, same_keys
+from .foreign import foreign
 from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, same_value
 from .schema import TrainConfig
 from .variables import expand_variables
@@ -101,7 +101,7 @@ def _dead(key: str, value: Any, findings: Findings) -> None:
 def _unknown(key: Any, plugin_keys: Collection[str]) -> Problem:
     """Return the problem of an unknown key, with a hint if it is another trainer's name, else with the nearest key."""
     name = fold(key) if isinstance(key, str) else ""
-    if (hint := key_hints().get(name)) is not None:
+    if (hint := foreign()["hints"].get(name)) is not None:
         return Problem(shown_key(key), f"unknown key; {hint}")
     legal = {*TrainConfig.model_fields, *plugin_keys, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES, *MEANS}
-    return unknown_key(key, legal, meant=same_keys().get(name))
+    return unknown_key(key, legal, meant=foreign()["same"].get(name))
