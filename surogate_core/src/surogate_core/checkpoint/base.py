@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 
-def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequence[str] = ()) -> None:
+def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence[str] = ()) -> None:
     """Copy the weights into the worker's params. Staged ones are loaded block by block, each followed by `derive`.
 
     `ignored`: tensors that the files may hold besides those that the model ignores.

@@ -37,8 +37,7 @@ from .states import check_state, kept_values, load_state, write_state
 from .tensor_file import Stored
 
 if TYPE_CHECKING:
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 View = Callable[[Value], Pieces]
 """value -> what a process has of it."""
@@ -159,7 +158,7 @@ class SavedRun:
         lines = differences(resumed, config, self.versions, without_effect=neutral)
         return [*another_form(resumed, self.facts), *lines]
 
-    def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
+    def restore(self, resumed: Resumed, worker: AnyWorker) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
         progress = _progress(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
@@ -168,7 +167,7 @@ class SavedRun:
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
         return progress
 
-    def restore_parts(self, directory: Path, worker: Worker | Team) -> None:
+    def restore_parts(self, directory: Path, worker: AnyWorker) -> None:
         """Fill the parts of the ranks of a process that is not the writer, which has restored from `directory`."""
         parts = {v for v in self.values if v.shard}
         if parts and not (directory / MANIFEST).is_file():

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..program.value import Value
     from ..runtime.host_copy import HostCopy, TeamCopy
     from ..runtime.pieces import Pieces
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
     from .progress import Progress
 
 View = Callable[["Value"], "Pieces"]
@@ -55,7 +54,7 @@ class CheckpointWriter(Protocol):
 class ForegroundWriter(CheckpointWriter):
     """Writes checkpoints while training waits."""
 
-    def __init__(self, worker: Worker | Team, write: Write, notice: Callable[[str], None]) -> None:
+    def __init__(self, worker: AnyWorker, write: Write, notice: Callable[[str], None]) -> None:
         self._worker, self._write, self._notice = worker, write, ignoring_broken_pipe(notice)
 
     def save(self, step: int, progress: Progress) -> None:
@@ -78,7 +77,7 @@ class BackgroundWriter:
     """Writes checkpoints in a thread, from `snapshot`, into which the worker copies its values."""
 
     def __init__(
-        self, worker: Worker | Team, snapshot: HostCopy | TeamCopy, write: Write, notice: Callable[[str], None]
+        self, worker: AnyWorker, snapshot: HostCopy | TeamCopy, write: Write, notice: Callable[[str], None]
     ) -> None:
         from ..runtime.threads import RankThread
 
@@ -124,7 +123,7 @@ class BackgroundWriter:
 
 
 def open_writer(
-    worker: Worker | Team,
+    worker: AnyWorker,
     values: list[Value],
     write: Write,
     notice: Callable[[str], None],

@@ -246,6 +246,10 @@ class Team:
                 return [future.result() for future in awaited]
 
 
+AnyWorker = Worker | Team
+"""What trains: the worker of one rank, or the workers of several."""
+
+
 class _TeamTable:
     """The numerics report of the first rank. Read it after the step's reading, which polls for failures."""
 

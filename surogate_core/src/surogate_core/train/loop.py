@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ..assembly.assembly import Reported
     from ..checkpoint.writer import CheckpointWriter
     from ..runtime.readings import Reading
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 SHORTEST_SECONDS = 1e-6
 """Shortest reported time of a step. Keeps tokens per second finite if the clocks of host and device disagree."""
@@ -50,7 +49,7 @@ class Job:
                    that writes NaN or inf
     """
 
-    worker: Worker | Team
+    worker: AnyWorker
     processes: Processes
     loader: Loader
     schedule: Schedule
@@ -167,9 +166,7 @@ def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     return Launched(step, batch, lr, reading, job.worker.read_numerics() if reports else None)
 
 
-def optimizer_step(
-    worker: Worker | Team, batch: StepBatch, step: int, lr: float, *, reporting: bool = False
-) -> Reading:
+def optimizer_step(worker: AnyWorker, batch: StepBatch, step: int, lr: float, *, reporting: bool = False) -> Reading:
     """Enqueue forward and backward pass of every micro-batch of this process, then the update. A team takes `width` at
     a time. Micro-batches are counted over all processes.
 

@@ -22,8 +22,7 @@ from ..world.processes import Processes
 from .sums import Sums, sum_losses
 
 if TYPE_CHECKING:
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 DOCUMENTS = 16
 """About how many documents are compared. Each takes at most the forward pass of a row."""
@@ -54,7 +53,7 @@ class PackingCheck:
 
 
 def check_packing(
-    worker: Worker | Team,
+    worker: AnyWorker,
     rows: PackedRows,
     batch_size: int,
     pad_id: int,

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from ..checkpoint.saved_run import SavedRun
     from ..checkpoint.writer import View
     from ..runtime.pieces import Pieces
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 SHORT_RUN_SECONDS = 60
 """A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
@@ -57,10 +56,10 @@ class NoFiles:
 
     prepare = write_outputs = finish = save = poll = wait = close = _nothing
 
-    def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
+    def open_checkpoints(self, worker: AnyWorker) -> CheckpointWriter:
         return self
 
-    def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+    def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         return Loggers()
 
     def push(self, result: TrainResult) -> TrainResult:
@@ -80,7 +79,7 @@ class PartFiles(NoFiles):
         self.run, self.plan, self.config = self.saved_run.run, self.saved_run.plan, self.saved_run.run.config
         self.output, self.checkpoints = Path(self.config.output_dir), Path(self.config.resolved_checkpoint_dir)
 
-    def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
+    def open_checkpoints(self, worker: AnyWorker) -> CheckpointWriter:
         """Return the writer of checkpoints. A run that saves only at its end needs none in the background."""
         background = self.config.save_in_background and 0 < self.config.save_steps < self.steps.total
         world, free = self.processes.world, available_memory_bytes()
@@ -122,7 +121,7 @@ class PartFiles(NoFiles):
             + "Lower learning_rate or weight_decay."
         )
 
-    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None:
+    def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
         """Write the parts of the trained model that this process has, if no process has all of it."""
         if self.saved_run.in_ranges(self.processes.world.processes):
             self.processes.at("writing the outputs", seconds, saving=True)
@@ -130,7 +129,7 @@ class PartFiles(NoFiles):
             with checkpoint.stopping_when_disk_refuses(self.output, safe_in=self.checkpoints):
                 write_together(self.processes, None, partial(self._write_ranges, self._pieces(worker), progress.step))
 
-    def _pieces(self, worker: Worker | Team) -> Mapping[str, Pieces]:
+    def _pieces(self, worker: AnyWorker) -> Mapping[str, Pieces]:
         """Return what this process has of the weights: parts, and of the writer also whole ones."""
         writer = self.processes.world.writer
         return {name: worker.pieces(v) for name, v in self.plan.assembly.params.items() if v.shard or writer}
@@ -180,7 +179,7 @@ class RunFiles(PartFiles):
         checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
         return path.name
 
-    def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+    def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         """Make the folders, and return the loggers, the reports on GPUs first. `stack` closes them."""
         from ..runtime.device import gpu_uuids
 
@@ -222,7 +221,7 @@ class RunFiles(PartFiles):
             },
         )
 
-    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None:
+    def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
         """Write the trained model, or the adapter and, if asked for, the merged model. `check` then loads each of them.
 
         The other processes wait for it, `seconds` at most.

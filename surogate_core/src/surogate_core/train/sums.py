@@ -13,8 +13,7 @@ from ..world.processes import Processes
 
 if TYPE_CHECKING:
     from ..assembly.assembly import Reported
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Sums:
 def prepass(
     means: Sequence[str],
     batches: Iterable[Sequence[MicroBatch]],
-    worker: Worker | Team,
+    worker: AnyWorker,
     reported: Sequence[Reported],
     processes: Processes,
 ) -> dict[str, float]:
@@ -44,7 +43,7 @@ def prepass(
 
 
 def with_means(
-    means: Sequence[str], batch: StepBatch, worker: Worker | Team, reported: Sequence[Reported], processes: Processes
+    means: Sequence[str], batch: StepBatch, worker: AnyWorker, reported: Sequence[Reported], processes: Processes
 ) -> StepBatch:
     """Return the batch of a step after its prepass, if the loss has one."""
     if not means:
@@ -55,7 +54,7 @@ def with_means(
     return replace(batch, micro=[one.given(found) for one in micro])
 
 
-def sum_losses(worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], processes: Processes) -> Sums:
+def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], processes: Processes) -> Sums:
     """Return the sums over all processes. `batches`: those of the ranks of this process, one each, again and again."""
     totals: list[float] = []
     labels = groups = 0

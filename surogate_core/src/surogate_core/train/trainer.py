@@ -40,8 +40,7 @@ from .worker_setup import check_finite, fill_weights, make_worker, receive_stage
 if TYPE_CHECKING:
     from ..checkpoint.saved_run import SavedRun
     from ..checkpoint.writer import CheckpointWriter
-    from ..runtime.team import Team
-    from ..runtime.worker import Worker
+    from ..runtime.team import AnyWorker
 
 Notice = Callable[[str], None]
 
@@ -190,7 +189,7 @@ def _compared(run: Run, plan: Plan) -> dict[str, str]:
     }
 
 
-def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, processes: Processes) -> Progress:
+def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: AnyWorker, processes: Processes) -> Progress:
     """Fill params and states of the writer, and parts of all, as the run begins.
 
     Return the progress to start from, in every process.
@@ -221,7 +220,7 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
 
 
 def _check_packing(
-    plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice
+    plan: Plan, steps: Steps, worker: AnyWorker, processes: Processes, notice: Notice
 ) -> PackingCheck | None:
     inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
@@ -235,7 +234,7 @@ def _check_packing(
 def _job(
     saved_run: SavedRun,
     steps: Steps,
-    worker: Worker | Team,
+    worker: AnyWorker,
     processes: Processes,
     checkpoints: CheckpointWriter,
     loggers: Loggers,

@@ -20,7 +20,7 @@ from ..world.processes import Processes
 
 if TYPE_CHECKING:
     from ..runtime.arena import Buffers
-    from ..runtime.team import Team
+    from ..runtime.team import AnyWorker
     from ..runtime.worker import Worker
 
 
@@ -33,7 +33,7 @@ def make_worker(
     comms: Sequence[Comm] = (),
     notice: Callable[[str], None] = print,
     processes: Processes | None = None,
-) -> Worker | Team:
+) -> AnyWorker:
     """Return a worker for the device that the run is planned for; a team of workers if it is planned for several ranks.
 
     `comms`: one for each rank of this process. `notice` is called with lines for the user, by the first rank only.
@@ -79,7 +79,7 @@ def make_worker(
     return worker
 
 
-def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> Worker | Team:
+def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> AnyWorker:
     """Of several ranks, each has one thread: more would wait for each other on the same cores."""
     import torch
 
@@ -101,7 +101,7 @@ def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -
     return team
 
 
-def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
+def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     """Fill the worker's params with random weights or the model's, and its states with their initial values.
 
     Derived states of staged params are made here, because these params do not stay in memory.
@@ -128,7 +128,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
         _refuse_nonfinite_adapter(assembly, worker, config.adapter_path)
 
 
-def _draw_staged(assembly: Assembly, worker: Worker | Team, seed: int, zero_projections: bool) -> None:
+def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
     """Draw the params of which ranks keep their parts, block by block."""
     from ..runtime.initialise import initialise
 
@@ -139,7 +139,7 @@ def _draw_staged(assembly: Assembly, worker: Worker | Team, seed: int, zero_proj
         worker.derive(part)
 
 
-def receive_staged(assembly: Assembly, worker: Worker | Team, stored: Collection[str]) -> None:
+def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str]) -> None:
     """Take the parts of what the process of rank 0 loads or draws at the same time.
 
     `stored`: the params that the model's files hold in the run's weight format.
@@ -151,7 +151,7 @@ def receive_staged(assembly: Assembly, worker: Worker | Team, stored: Collection
             worker.divide(part, states)
 
 
-def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: str) -> None:
+def _refuse_nonfinite_adapter(assembly: Assembly, worker: AnyWorker, path: str) -> None:
     from ..runtime.finite_check import contents
 
     for name, tensor in trained_tensors(assembly, worker.params()).items():
@@ -160,7 +160,7 @@ def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: s
             raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Use another adapter.")
 
 
-def check_finite(run: Run, plan: Plan, worker: Worker | Team, steps_done: int = 0) -> None:
+def check_finite(run: Run, plan: Plan, worker: AnyWorker, steps_done: int = 0) -> None:
     """Make `worker`, whose weights are loaded, raise NonFiniteError at the first op that writes NaN or inf.
 
     `steps_done`: optimizer steps before this call, for the error. Raises ConfigError if the weights hold NaN or inf.
@@ -171,7 +171,7 @@ def check_finite(run: Run, plan: Plan, worker: Worker | Team, steps_done: int = 
     watch_finite(run.registry, plan, worker, steps_done)
 
 
-def watch_finite(registry: Registry, plan: Plan, worker: Worker | Team, steps_done: int) -> None:
+def watch_finite(registry: Registry, plan: Plan, worker: AnyWorker, steps_done: int) -> None:
     """`check_finite` without the check of the weights."""
     from ..runtime.finite_check import FiniteCheck
 

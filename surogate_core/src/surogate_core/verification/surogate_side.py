@@ -20,8 +20,7 @@ from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
 from ..runtime.initialise import draw_zeros, initialise
-from ..runtime.team import Team
-from ..runtime.worker import Worker
+from ..runtime.team import AnyWorker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
@@ -107,7 +106,7 @@ class _Watcher:
         self._observed.states[name] = value[self._positions[:most].to(value.device)].float().cpu()
 
 
-def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> None:
+def _fill(subject: Subject, worker: AnyWorker, skipped: Sequence[str]) -> None:
     """Fill the weights as at the start of a run, except that an adapter's zero matrices are drawn.
 
     A matrix of zeros would make the gradients of the other matrix of its pair zero.
@@ -124,7 +123,7 @@ def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> No
         draw_zeros(assembly.trainable, worker.buffers.persistent, _ADAPTER_STD, config.train_seed)
 
 
-def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
+def _write(subject: Subject, worker: AnyWorker, scratch: Path) -> None:
     """Write what transformers cannot read from the user's files."""
     config, params = subject.run.config, worker.params()
     worker.settle()
