@@ -142,7 +142,7 @@ def _ranks_per_device(member: Member, users: Mapping[str, Sequence[Member]]) -> 
     return ranks
 
 
-def numbers(numbers: Sequence[int]) -> str:
+def numbers(numbers: Sequence[int], to: str = "-") -> str:
     """Return ascending numbers, shortened: "0-3, 7"."""
     spans: list[list[int]] = []
     for number in numbers:
@@ -150,4 +150,4 @@ def numbers(numbers: Sequence[int]) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
-    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}{to}{span[-1]}" for span in spans)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import read_json
-from ..hub.files import TEMPLATE_DIRECTORY
+from ..hub.files import SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTORY
 from ..machine.progress import Progress
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
@@ -29,12 +29,6 @@ from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, row
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
-
-COPIED_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
-)
-"""Files of a tokenizer that are copied next to saved weights, as far as the source has them."""
 
 _SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
 
@@ -248,7 +242,7 @@ def write_changed(
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:
     """Copy the tokenizer and its chat template, as far as the source has them."""
-    for name in COPIED_TOKENIZER_FILES:
+    for name in SAVED_TOKENIZER_FILES:
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
     templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))

@@ -8,6 +8,7 @@ by a disk, not tampering.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,8 +20,6 @@ from xxhash import xxh3_128
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-
-_BLOCK_BYTES = 1 << 22
 
 
 class DamagedCheckpoint(Exception):
@@ -64,11 +63,8 @@ class HashedFile:
 
 
 def hash_file(path: Path) -> str:
-    digest = xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxh3_128).hexdigest()
 
 
 def list_files(

@@ -71,9 +71,13 @@ def external_commands() -> Mapping[str, Command]:
 
 def stand_in(command: Command) -> Any:
     """Return a command of the same name for the listing of help, which need not import the real one."""
-    listing = typer.Typer(add_completion=False)
-    listing.command(command.name, help=f"From {command}.")(lambda: None)
-    return get_command(listing)
+    return _made(command, lambda: None, help=f"From {command}.")
+
+
+def _made(command: Command, function: Callable[..., Any], **how: Any) -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command(command.name, **how)(function)
+    return get_command(app)
 
 
 def load_command(command: Command) -> Any:
@@ -87,9 +91,7 @@ def load_command(command: Command) -> Any:
         elif hasattr(target, "make_context"):
             loaded = target
         else:
-            wrapper = typer.Typer(add_completion=False)
-            wrapper.command(command.name)(target)
-            loaded = get_command(wrapper)
+            loaded = _made(command, target)
     except Exception as error:
         raise PluginError(
             f"command '{command.name}' of {command} cannot be used: {command.entry.value}: "

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Final, TextIO
 
 import typer
@@ -43,7 +41,9 @@ JsonOption = Annotated[
 
 def print_json(document: Any) -> None:
     """Print a document on stdout: dataclasses as objects, paths as text, and null for numbers that are not finite."""
-    print(json.dumps(_plain(document), indent=2, default=str), file=_stdout or sys.stdout)
+    from ..reporting.metrics import finite
+
+    print(json.dumps(finite(document), indent=2, default=str), file=_stdout or sys.stdout)
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -58,13 +58,3 @@ def failure(error: BaseException) -> dict[str, Any]:
             "problems": [{"problem": what, "remedy": remedy[0] if remedy else None} for what, *remedy in said],
         }
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

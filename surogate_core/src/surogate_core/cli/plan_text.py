@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from ..api.members import numbers
 from ..assembly.resolve import KernelTable
 from ..config.schema import TrainConfig
 from ..fitting.proposals import suggest
@@ -54,7 +55,7 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in inputs.adapters)
     )
     if plain := _unquantized(plan):
-        yield f"products of block{'s' * (len(plain) > 1)} {_ranges(plain)} in {inputs.precision.model}"
+        yield f"products of block{'s' * (len(plain) > 1)} {numbers(plain, ' to ')} in {inputs.precision.model}"
     if inputs.weight_format:
         yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
     steps = config.gradient_accumulation_steps
@@ -75,13 +76,6 @@ def _unquantized(plan: Plan) -> list[int]:
     products = [op for op in ops if plan.inputs.ops[op.kind].product is not None]
     plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
     return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return "0, 32 to 35"."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:

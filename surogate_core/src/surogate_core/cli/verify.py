@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 from rich.console import Console
@@ -140,11 +140,8 @@ def _layer(layer: int) -> str:
 
 def _shared(names: list[str]) -> str:
     """Return what all names begin with, up to a dot: the name of the layer."""
-    first, last = min(names).split("."), max(names).split(".")
-    same = 0
-    while same < min(len(first), len(last)) - 1 and first[same] == last[same]:
-        same += 1
-    return ".".join(first[:same]) + "." if same else ""
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{one}." for one, *_ in takewhile(lambda alike: len({*alike}) == 1, parts))
 
 
 def _conclusion(result: Verification) -> Iterator[str]:

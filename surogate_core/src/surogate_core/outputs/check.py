@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..errors import RunStopped
@@ -97,17 +97,9 @@ class OutputCheck:
         self._process = self._prepared = None
 
 
-class _Request(TypedDict):
-    """A folder to load. adapter: the name of its plugin, maybe one in `plugins`; None for a model. base: the folder of
-    the base model."""
-
-    folder: str
-    adapter: str | None
-    base: str
-    plugins: Sequence[str]
-
-
-def _requests(run: Run) -> list[_Request]:
+def _requests(run: Run) -> list[tuple[str, str | None, str, Sequence[str]]]:
+    """Return for each folder to load: its path, the name of its adapter's plugin, maybe one in a file of the last, None
+    for a model; the folder of the base model; the files of plugins."""
     output = Path(run.config.output_dir)
     folders: dict[Path, str | None] = {output: None}
     if run.adapter is not None:
@@ -115,7 +107,7 @@ def _requests(run: Run) -> list[_Request]:
         if run.config.merge_adapter:
             folders[output / MERGED_FOLDER] = None
     base, plugins = str(run.model_dir), run.config.plugins
-    return [_Request(folder=str(f), adapter=name, base=base, plugins=plugins) for f, name in folders.items()]
+    return [(str(folder), name, base, plugins) for folder, name in folders.items()]
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
@@ -211,7 +203,7 @@ def _serve() -> None:
     problem = ""
     try:
         for request in json.loads(requests):
-            _check(request)
+            _check(*request)
     except RunStopped as error:
         problem = str(error)
     print(json.dumps(problem), file=answers, flush=True)
@@ -228,13 +220,12 @@ def _import_ahead(base: str, *libraries: str) -> None:
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
 
 
-def _check(request: _Request) -> None:
-    folder = Path(request["folder"])
-    if request["adapter"] is None:
-        check_loads(folder, "transformers", lambda path: check_model(path, Path(request["base"])))
+def _check(folder: str, name: str | None, base: str, plugins: Sequence[str]) -> None:
+    if name is None:
+        check_loads(Path(folder), "transformers", lambda path: check_model(path, Path(base)))
         return
-    adapter = load_registry(files=request["plugins"]).adapter(request["adapter"])
-    check_loads(folder, adapter.library, lambda path: adapter.check(path, Path(request["base"])))
+    adapter = load_registry(files=plugins).adapter(name)
+    check_loads(Path(folder), adapter.library, lambda path: adapter.check(path, Path(base)))
 
 
 if __name__ == "__main__":

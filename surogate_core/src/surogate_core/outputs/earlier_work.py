@@ -17,7 +17,7 @@ from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.folder_lock import LOCK, locked
 from ..checkpoint.folders import SAVING, free_name
 from ..errors import ConfigError
-from ..hub.files import CONFIG_FILES, WEIGHT_FILES
+from ..hub.files import CONFIG_FILES, SAVED_TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE, parsed_record
 from ..reporting.picture import PICTURE_FILE
 from ..reporting.text import names_text
@@ -26,20 +26,8 @@ OUTPUTS = "outputs"
 """The outputs of an earlier run are moved to the folder `outputs.set_aside`."""
 
 _MODEL_FILES = (
-    *CONFIG_FILES,
-    *WEIGHT_FILES,
-    "pytorch_model*",
-    "adapter_config.json",
-    "adapter_model*",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.*",
+    *(*CONFIG_FILES, *WEIGHT_FILES, *SAVED_TOKENIZER_FILES),
+    *("pytorch_model*", "adapter_config.json", "adapter_model*", "chat_template.*"),
 )
 
 

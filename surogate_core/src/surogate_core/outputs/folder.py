@@ -83,7 +83,7 @@ def _with_absolute_paths(keys: KeysT) -> KeysT:
     return keys.model_copy(update={key: os.path.abspath(os.path.expanduser(texts[key])) for key in local})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Places:
     """The folders that a run writes to, and those that it owns: a resumed run continues in them.
 
@@ -104,16 +104,16 @@ def places_of(loaded: LoadedConfig, resumed: Resumed | None) -> Places:
     output, checkpoints = Path(config.output_dir), Path(config.resolved_checkpoint_dir)
     metrics = metrics_path(output, config.log_file)
     if resumed is None:
-        return Places(output=output, checkpoints=checkpoints, metrics=metrics)
+        return Places(output, checkpoints, metrics)
     saved = resumed.manifest.config
     saved_output = Path(str(saved.get("output_dir")))
     saved_metrics = metrics_path(saved_output, str(saved.get("log_file") or ""))
     owns_output = resumed.is_in(output) or saved_output.resolve() == output.resolve()
     in_own_output = owns_output and metrics.resolve().parent == output.resolve()  # the folder may have been renamed
     return Places(
-        output=output,
-        checkpoints=checkpoints,
-        metrics=metrics,
+        output,
+        checkpoints,
+        metrics,
         owns_output=owns_output,
         owns_checkpoints=resumed.is_in(checkpoints),
         owns_metrics=in_own_output or saved_metrics.resolve() == metrics.resolve(),

@@ -48,17 +48,13 @@ def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) 
     Those programs cannot load the adapter. If the run does not merge it, their lines do so first.
     """
     merged = str(output / MERGED_FOLDER)
+    merge = shlex.join(["surogate", "merge", str(output / ADAPTER_FOLDER), merged])
     transformers, *others = model_commands(merged)
     if is_merged:
         yield transformers
     for program, line in others:
         if program not in served:
-            yield (
-                program,
-                line
-                if is_merged
-                else f"{shlex.join(['surogate', 'merge', str(output / ADAPTER_FOLDER), merged])} && {line}",
-            )
+            yield program, line if is_merged else f"{merge} && {line}"
 
 
 def model_commands(model: str) -> tuple[tuple[str, str], ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from functools import partial
 from typing import TextIO
 
 from ..api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
-from .terminal import silence
+from .terminal import ignoring_broken_pipe
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 
 _COLUMN_WIDTH = 12
@@ -49,7 +50,7 @@ class PlainLogger(Logger):
     """
 
     def __init__(self, info: RunInfo, out: TextIO) -> None:
-        self._out: TextIO | None = out
+        self._line = ignoring_broken_pipe(partial(print, file=out, flush=True), out)
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._clock = RunClock(info)
@@ -72,15 +73,6 @@ class PlainLogger(Logger):
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
             if report.figures:
                 self._line(f"  {figures_text(report)}")
-
-    def _line(self, text: str) -> None:
-        if self._out is None:
-            return
-        try:
-            print(text, file=self._out, flush=True)
-        except (OSError, ValueError):  # a closed pipe, a terminal that hung up, a closed file
-            silence(self._out)
-            self._out = None
 
 
 class RunClock:

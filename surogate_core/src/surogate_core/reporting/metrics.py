@@ -22,7 +22,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class JsonLinesLogger(Logger):
         self._file.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        line = memoryview(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+        line = memoryview(json.dumps(finite(record), allow_nan=False).encode() + b"\n")
         try:
             while line:
                 line = line[self._file.write(line) :]  # a nearly full disk may write only part of a line
@@ -143,15 +143,15 @@ def parsed_record(line: bytes | str) -> dict[str, Any] | None:
     return record if whole else None
 
 
-def _finite(value: Any) -> Any:
-    """Return `value` with every float that is not finite replaced by None."""
+def finite(value: Any) -> Any:
+    """Return `value` with every float that is not finite replaced by None, and dataclasses as mappings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: finite(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _mend_last_line(path: Path) -> None:

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import TextIO
 
 
-def ignoring_broken_pipe(notice: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `notice` for use during a run: if the reader of a pipe exits, lines are lost and the run continues."""
+def ignoring_broken_pipe(notice: Callable[[str], None], out: TextIO | None = None) -> Callable[[str], None]:
+    """Return `notice`, which prints on `out` or stdout, for use during a run: if the reader of a pipe exits, lines are
+    lost and the run continues."""
 
     def guarded(line: str) -> None:
         try:
             notice(line)
         except (OSError, ValueError):  # a closed pipe, a terminal that hung up, a closed file
-            silence(sys.stdout)
+            silence(out or sys.stdout)
 
     return guarded
 

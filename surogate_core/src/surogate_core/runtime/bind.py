@@ -24,12 +24,6 @@ UseAutotuneCache = Callable[[str, Callable[[Mapping[str, str]], None], Callable[
 """The signature of `BindContext.autotune_cache`: (name, load, dump)."""
 
 
-def no_autotune_cache(
-    name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
-) -> None:
-    """Cache nothing: kernels are timed again in every run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExecutionContext:
     """Everything but the programs, their buffers and their streams.
@@ -38,7 +32,7 @@ class ExecutionContext:
     kernel_for      selects the kernel of each op
     target          device and determinism that kernels are selected and bound for
     notice          called with lines for the user; may get the same line several times
-    autotune_cache  what `BindContext.autotune_cache` calls
+    autotune_cache  what `BindContext.autotune_cache` calls; by default kernels are timed again in every run
     comm            the communicator of this rank; its `device` is the GPU to run on
     allow_reference whether an op without a kernel may run its torch reference
     """
@@ -47,7 +41,7 @@ class ExecutionContext:
     kernel_for: KernelFor
     target: Target
     notice: Callable[[str], None]
-    autotune_cache: UseAutotuneCache = no_autotune_cache
+    autotune_cache: UseAutotuneCache = lambda name, load, dump: None
     comm: Comm = field(default_factory=SingleComm)
     allow_reference: bool = False
 

@@ -62,7 +62,8 @@ def contents(tensor: Tensor) -> Contents:
         n_nan += int(part.isnan().sum())
         n_inf += int(part.isinf().sum())
         if first is None:
-            first = _unravel(start + int(part.isfinite().logical_not().byte().argmax()), tensor.shape)
+            at = start + part.isfinite().logical_not().byte().argmax().cpu()
+            first = tuple(map(int, torch.unravel_index(at, tensor.shape)))
     return Contents(n_nan, n_inf, tensor.numel(), first, largest)
 
 
@@ -93,14 +94,6 @@ def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 def _bounds(part: Tensor) -> Tensor:
     """Return the smallest and the largest element, fp64 [2]; NaN if any element is NaN."""
     return torch.stack(part.aminmax()).double()
-
-
-def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    place = []
-    for size in reversed(shape):
-        index, rest = divmod(index, size)
-        place.append(rest)
-    return tuple(reversed(place))
 
 
 # ------------------------------------------------------------------------------------------------------- after every op
