@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,9 @@ import pytest
 import virtualenvs
 import yaml
 from test_layers import MAY_IMPORT
+from typer.testing import CliRunner
 
+from surogate_core.cli.app import app
 from surogate_core.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.plugins.hookspecs import SPECS
 
@@ -167,9 +167,8 @@ def test_the_yaml_of_a_document_is_yaml(document: Path) -> None:
 def options() -> dict[str, set[str]]:
     """Options of each verb, as its help lists them."""
     found = {}
-    program = Path(sys.prefix) / "bin/surogate"
     for verb in (*CORE_COMMANDS, *external_commands()):
-        text = subprocess.run([program, verb, "--help"], capture_output=True, text=True, check=True).stdout
+        text = CliRunner().invoke(app, [*verb.split(), "--help"]).stdout
         found[verb] = set(re.findall(r"--[a-z][a-z-]*", text))
     return found
 
