@@ -1,4 +1,4 @@
-"""`surogate new`: what it refuses, and packages of every kind. `make test-wheels` installs them and runs their tests."""
+"""`surogate new`: what it refuses, and packages of every kind. `make test-wheels` runs the tests of these."""
 
 from __future__ import annotations
 

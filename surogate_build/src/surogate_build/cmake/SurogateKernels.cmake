@@ -156,6 +156,13 @@ endfunction()
 
 # Sets the options and properties that all libraries of kernels have.
 function(surogate_compile_as_kernels library)
+  # 86 has no instruction that 80 lacks, so one pass compiles for both, in which __CUDA_ARCH__ is 800. The code is the same.
+  get_target_property(targets ${library} CUDA_ARCHITECTURES)
+  if("80-real" IN_LIST targets AND "86-real" IN_LIST targets)
+    list(REMOVE_ITEM targets 86-real)
+    set_target_properties(${library} PROPERTIES CUDA_ARCHITECTURES "${targets}")
+    target_compile_options(${library} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_80,code=[sm_86]>")
+  endif()
   target_compile_options(${library} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size;-Xcompiler=-Wall>" "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
   set_target_properties(${library} PROPERTIES
