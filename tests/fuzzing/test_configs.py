@@ -22,7 +22,7 @@ from surogate_core.errors import SurogateError
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Registry
 
-CASES = int(os.environ.get("SUROGATE_FUZZ_CASES", "5000"))
+CASES = int(os.environ.get("SUROGATE_FUZZ_CASES", "2000"))
 LONGEST_LINE = 1_000
 """Each problem is a line, and all of them are listed."""
 
