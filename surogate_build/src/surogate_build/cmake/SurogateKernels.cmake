@@ -156,7 +156,7 @@ endfunction()
 
 # Sets the options and properties that all libraries of kernels have.
 function(surogate_compile_as_kernels library)
-  # 86 has no instruction that 80 lacks, so one pass compiles for both, in which __CUDA_ARCH__ is 800. The code is the same.
+  # 86 has no instruction that 80 lacks, so one pass compiles for both, in which __CUDA_ARCH__ is 800.
   get_target_property(targets ${library} CUDA_ARCHITECTURES)
   if("80-real" IN_LIST targets AND "86-real" IN_LIST targets)
     list(REMOVE_ITEM targets 86-real)
