@@ -21,7 +21,8 @@ from surogate_core.cli.plan import Machines, fit_command
 from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.fitting.changes import batch_axis, resorts, shorter_rows
-from surogate_core.fitting.proposals import Proposal, propose, suggest
+from surogate_core.fitting.proposal import Proposal
+from surogate_core.fitting.proposals import propose, suggest
 from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
@@ -303,7 +304,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> 
 
 def test_a_dtype_of_moments_that_the_optimizer_refuses_is_not_proposed(plan: Make) -> None:
     opened, before = plan("wide", "h100", optimizer="adamw_8bit")
-    keys = {key for changes in resorts(opened, before) for key in changes}
+    keys = {key for changes in resorts(opened, before, before) for key in changes}
     assert "param_grad_dtype" in keys and "optimizer_state_dtype" not in keys
 
 
@@ -403,10 +404,10 @@ def test_a_run_that_does_not_fit_is_proposed_a_4_bit_base(plan: Make) -> None:
 
 def test_the_installed_weight_format_with_the_fewest_bits_is_proposed(plan: Make) -> None:
     opened, before = plan("wide", "h200", device_memory_limit="8GiB")
-    *_, last = resorts(opened, before)
+    *_, last = resorts(opened, before, before)
     assert last == {"lora": True, "qlora_bnb": True}
     opened, before = plan("wide", "h200", device_memory_limit="4GiB", lora=True, qlora_fp4=True)
-    assert not any("qlora" in key for changes in resorts(opened, before) for key in changes)
+    assert not any("qlora" in key for changes in resorts(opened, before, before) for key in changes)
 
 
 def test_train_fit_applies_the_first_proposal_and_prints_it(

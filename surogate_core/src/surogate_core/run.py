@@ -18,7 +18,8 @@ from .config.values import parse_bytes
 from .config.yaml import apply_overrides, read_yaml
 from .errors import ConfigError, PluginError
 from .fitting.changes import Changes, changed
-from .fitting.proposals import Proposal, propose
+from .fitting.proposal import Proposal
+from .fitting.proposals import propose
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .machine.devices import device as known_device

@@ -16,7 +16,8 @@ from .config.load import LoadedConfig, load_config, resolved
 from .config.plugin_files import plugin_files
 from .config.schema import TrainConfig
 from .errors import ConfigError
-from .fitting.proposals import one_line, suggest
+from .fitting.proposal import one_line
+from .fitting.proposals import suggest
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .machine.devices import GIB
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts

@@ -162,10 +162,13 @@ def narrower(precision: Precision, optimizer: OptimizerDef) -> Changes:
     return {f"{name}_dtype": "bf16" for name in names if getattr(precision, name) == "fp32"}
 
 
-def resorts(run: Run, plan: Plan) -> Iterator[Changes]:
-    """Yield changes of what a run computes, from the least to the most: narrower dtypes, an adapter, a rounded base."""
+def resorts(run: Run, plan: Plan, best: Plan) -> Iterator[Changes]:
+    """Yield changes of what a run computes, from the least to the most: narrower dtypes, an adapter, a rounded base.
+
+    `best`: with all other changes. If it does not fit, nothing is won by what the host holds.
+    """
     dtypes = narrower(plan.inputs.precision, plan.inputs.optimizer)
-    parts = (plan.report.device_bytes, plan.report.host_bytes)
+    parts = (best.report.device_bytes, best.report.host_bytes)[: 1 + best.report.fits]
     trained = sum(part.get(key, 0) for part in parts for key in ("gradients", "optimizer"))
     adapter: Changes = {} if run.config.adapter else {ADAPTER_FLAG.key: True}
     if dtypes and trained / 2 >= WORTH * plan.target.device.memory_bytes:

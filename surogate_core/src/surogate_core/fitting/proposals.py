@@ -8,14 +8,15 @@ rows. Each is searched on its own, as a run with that change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import islice
 from math import inf
 
 from ..errors import SurogateError
-from ..machine.devices import GIB
-from ..planning.plan import Plan, draft_run
+from ..planning.plan import Plan, sketch_run
 from ..planning.run import Run
-from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits, yaml_lines
+from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits
+from .proposal import Proposal
 from .search import ALIKE, Search
 
 _MOST_PLANS = 13, 7
@@ -31,46 +32,6 @@ _SLOWER = 1.25
 _FASTER = 0.95
 """A last resort is shown next to what gives up less if its step takes at most this share of the time, or no longer but
 less pinned memory."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Changes of the config to make together, and the plan of the run with them. A step keeps its tokens.
-
-    resort  what the run gives up, if the changes are a last resort; "" if they keep what it learns
-    """
-
-    changes: Changes
-    plan: Plan
-    resort: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.plan.report.fits
-
-    @property
-    def lines(self) -> list[str]:
-        """The changes as lines of YAML."""
-        return yaml_lines(self.changes)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step; infinite if it does not fit."""
-        return self.plan.report.step.seconds if self.fits else inf
-
-    @property
-    def missing(self) -> int:
-        """Bytes of the device and the host that do not fit."""
-        return max(0, self.plan.report.missing_bytes) + self.plan.report.missing_host_bytes
-
-    def saves(self, before: Plan) -> int:
-        """Return by how many bytes a device needs less than in the plan `before`."""
-        return before.report.device_bytes["total"] - self.plan.report.device_bytes["total"]
-
-    def costs(self, before: Plan) -> float:
-        """Return the time that is added to a step, over the time of a step in the plan `before`."""
-        after, step = self.plan.report, before.report.step.seconds
-        return after.step.seconds * before.report.tokens / after.tokens / step - 1
 
 
 def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
@@ -93,55 +54,43 @@ def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
     return [p for p in every if p.fits] or [p for p in every if p.saves(plan) > 0]
 
 
-def one_line(proposal: Proposal, before: Plan) -> str:
-    """Return a proposal as part of a sentence: `a: true, b: 1 (saves 5.1 GiB)`."""
-    saved, missing = proposal.saves(before), proposal.plan.report.missing_bytes
-    effect = (
-        f"saves {saved / GIB:.1f} GiB" if before.report.missing_bytes > 0 else f"{proposal.costs(before):+.0%} time"
-    )
-    rest = f", {missing / GIB:.1f} GiB still missing" if missing > 0 else ""
-    return f"{', '.join(proposal.lines)} ({effect}{rest})"
-
-
 def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:
-    same = _searched(run, plan, {}, most[0])
-    others = [] if plan.report.fits else list(_last_resorts(run, plan, same, most[1]))
-    found = [*same[: max(1, count - len(others))], *others][:count]
-    for proposal in found:
+    others: list[Proposal] = []
+    found = _searched(run, plan, {}, most[0])
+    same = [*islice(found, 1)]
+    if not plan.report.fits:
+        others = list(_last_resorts(run, plan, same, most[1]))
+    every = [*same, *islice(found, max(0, count - len(others) - 1)), *others][:count]
+    for proposal in every:
         proposal.plan.verify()
-    return found
+    return every
 
 
-def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float = inf) -> list[Proposal]:
-    """Return what fits with the changes `resort`, the fastest first, without what is in no respect better than another.
+def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float = inf) -> Iterator[Proposal]:
+    """Yield what fits with the changes `resort`, the fastest first, without what is in no respect better than another.
 
-    If nothing fits, return what needs least.
+    If nothing fits, yield what needs least.
     """
     if resort:
-        run = changed(run, resort)
-        own = plan.inputs
-        plan = draft_run(run, plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes)
-    found = [
-        Proposal({**resort, **changes}, after, given_up(run, resort))
-        for changes, after in Search(run, plan, most, seconds).plans()
-    ]
-    if not any(proposal.fits for proposal in found):
-        return sorted(found, key=lambda p: p.missing)[:1]
+        run, own = changed(run, resort), plan.inputs
+        plan = sketch_run(run, plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes)
+    found = Search(run, plan, most, seconds).proposals()
     best = min(proposal.seconds for proposal in found)
+    key = (lambda p: p.missing) if best == inf else lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))
     shown: list[Proposal] = []
-    for proposal in sorted(found, key=lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))):
+    for proposal in sorted(found, key=key):
         if proposal.seconds <= _SLOWER * best and not any(_is_no_smaller(proposal, faster) for faster in shown):
-            shown.append(proposal)
-    return shown
+            finished = proposal.finished()
+            if finished.fits or (best == inf and not shown):
+                shown.append(finished)
+                yield replace(finished, changes={**resort, **proposal.changes}, resort=given_up(run, resort))
 
 
 def _is_no_smaller(proposal: Proposal, faster: Proposal) -> bool:
     """Return whether a proposal takes about as much device and pinned memory as a faster one, or more."""
     report, other = proposal.plan.report, faster.plan.report
-    return (
-        report.device_bytes["total"] > _LESS * other.device_bytes["total"]
-        and report.pinned_bytes >= _LESS_HOST * other.pinned_bytes
-    )
+    total = min(report.device_bytes["total"], report.device.memory_bytes)  # a sketch is finished to fit
+    return total > _LESS * other.device_bytes["total"] and report.pinned_bytes >= _LESS_HOST * other.pinned_bytes
 
 
 def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> Iterator[Proposal]:
@@ -155,13 +104,13 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
     def try_resort(resort: Changes) -> Iterator[Proposal]:
         best = min((p for _, p in tried), key=lambda p: p.seconds, default=None)
         try:
-            found = _searched(run, plan, resort, most, best.seconds if best else inf)
+            found = [*islice(_searched(run, plan, resort, most, best.seconds if best else inf), 1)]
         except SurogateError:  # no adapter is installed, or this run cannot have one
             return
-        tried.extend((resort, proposal) for proposal in found[:1])
-        yield from (p for p in found[:1] if p.fits and (best is None or _is_worth_it(p, best)))
+        tried.extend((resort, proposal) for proposal in found)
+        yield from (p for p in found if p.fits and (best is None or _is_worth_it(p, best)))
 
-    for resort in resorts(run, plan):
+    for resort in resorts(run, plan, same[0].plan if same else plan):
         if not any(less.keys() <= resort.keys() and _fits_easily(proposal) for less, proposal in tried):
             yield from try_resort(resort)
     for resort in resorts_if_nothing_fits(run, plan):

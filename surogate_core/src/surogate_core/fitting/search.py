@@ -3,7 +3,8 @@
 A run has axes: its recomputation, what its ranks divide, each offload strategy, and its micro-batch. The settings of an
 axis are ordered by the device memory that they leave free. The search starts from the run's own settings. If these do
 not fit, it takes as many axes as it must to their last setting. Then it moves along one axis after another, as long as
-the run gets faster.
+the run gets faster by what sketches let expect. Only the end of the way is finished, with the recomputation that it
+needs. If that is slower than expected, the search takes another way.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from functools import cache
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -18,7 +20,7 @@ from ..assembly.assemble import RecordedPrograms, record
 from ..assembly.inputs import PlanInputs
 from ..errors import SurogateError
 from ..memory.alignment import align
-from ..planning.plan import Plan, draft_run, run_inputs
+from ..planning.plan import Plan, run_inputs, sketch_run
 from ..planning.report import memory_is_the_hosts
 from ..planning.run import Run
 from ..program.value import Value
@@ -33,6 +35,7 @@ from .changes import (
     recompute_axis,
     with_level,
 )
+from .proposal import Proposal
 
 ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
@@ -56,25 +59,27 @@ class Search:
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
         self._axes, self._n_divided = [recompute, *divided, *strategies, batch], len(divided)
         self._own = tuple(axis.own for axis in self._axes)
-        self._tried: dict[Settings, tuple[Changes, Plan] | None] = {}
-        self._best, self._limit = inf, seconds  # plans whose steps take longer are not finished
+        self._tried: dict[Settings, Proposal | None] = {}
+        self._limit = seconds
+        self._finished: set[Settings] = set()
         if not self._changes(self._own):
-            self._tried[self._own] = {}, plan
+            self._tried[self._own] = Proposal(run, {}, plan)
 
-    def plans(self) -> list[tuple[Changes, Plan]]:
-        """Return the plans that were made, with the changes of each."""
-        at = self._own
-        if not self._fits(at):
-            at = self._first_that_fits(at)
-        self._best = min(self._best, self._limit)
-        if self._fits(at):
-            self._climb(at)
-        return [found for found in self._tried.values() if found]
+    def proposals(self) -> list[Proposal]:
+        """Return what was tried: the fastest one finished, others as sketches."""
+        while True:
+            at = self._own if self._fits(self._own) else self._first_that_fits(self._own)
+            if self._fits(at):
+                at = self._climbed(at)
+            if at in self._finished or not self._seconds(at) < self._limit:
+                return [found for found in self._tried.values() if found]
+            self._finish(at)
 
     # --------------------------------------------------------------------------------------------------------- the way
 
     def _first_that_fits(self, own: Settings) -> Settings:
-        """Return settings that fit, with as few of the first axes at their last setting as that takes.
+        """Return settings that fit, with as few of the first axes at their last setting as that takes: not slower than
+        with all of them.
 
         Nothing is offloaded if all else is enough for several ranks. If the host has no room for all that can be
         offloaded, the last strategies are turned off. If nothing fits, return the settings that take least of the
@@ -91,20 +96,22 @@ class Search:
             counts = range(1, len(own) + 1)
             optional = [index for index, axis in enumerate(self._axes) if axis.transfers]
             while not self._fits(last):
-                plan = self._planned(last)
-                if not optional or (plan and not plan.report.missing_host_bytes):
+                found = self._planned(last)
+                if not optional or (found and not found.plan.report.missing_host_bytes):
                     return last
                 index = optional.pop()
                 last = (*last[:index], 0, *last[index + 1 :])
-        return prefix(counts[bisect_left(counts, True, key=lambda count: self._fits(prefix(count)))])
+        longest = self._seconds(prefix(counts[-1]))
+        return prefix(counts[bisect_left(counts, True, key=lambda count: self._fits(prefix(count), longest))])
 
-    def _climb(self, at: Settings) -> None:
+    def _climbed(self, at: Settings) -> Settings:
+        """Return the settings from which no move is expected to make the run faster."""
         *others, batch = range(len(at))
         moves = [
             (batch, 1),
             (batch, -1),
             *((index, -1) for index in reversed(others)),
-            *((index, 1) for index in others),
+            *((index, by) for index in others for by in (2, 1)),
         ]
         before = None
         while before != at:
@@ -112,20 +119,22 @@ class Search:
             for index, by in moves:
                 while (to := self._next(at, index, by)) is not None and self._is_better(to, at):
                     at = to
+        return at
 
     def _next(self, at: Settings, index: int, by: int) -> Settings | None:
         """Return the next settings in a direction that no plugin refuses. None: there are none, or no need of them."""
-        axis, plan = self._axes[index], self._planned(at)
-        chosen = plan.chosen if plan else None
-        if axis.transfers and by > 0 and (chosen is None or chosen.costs <= _LITTLE * chosen.step):
+        axis, found = self._axes[index], self._planned(at)
+        if axis.transfers and by > 0 and (found is None or found.plan.expected.share <= _LITTLE):
             return None
         rest = range(at[index] + by, len(axis.settings)) if by > 0 else range(at[index] - 1, -1, -1)
         others = ((*at[:index], to, *at[index + 1 :]) for to in rest)
-        return next((settings for settings in others if self._planned(settings)), None)
+        return next((to for to in others if not self._is_too_large(to) and self._planned(to)), None)
 
     def _is_better(self, to: Settings, at: Settings) -> bool:
+        if not self._fits(to, self._seconds(at)):
+            return False
         faster = self._seconds(to) / self._seconds(at)
-        return faster < 1 - ALIKE or (faster <= 1 and len(self._changes(to)) < len(self._changes(at)))
+        return faster < 1 - ALIKE or len(self._changes(to)) < len(self._changes(at))
 
     # ----------------------------------------------------------------------------------------------------------- plans
 
@@ -133,44 +142,60 @@ class Search:
         *others, batch = (axis.settings[index] for axis, index in zip(self._axes, at, strict=True))
         return with_level(self._run.config, {key: value for part in (batch, *others) for key, value in part.items()})
 
-    def _fits(self, at: Settings) -> bool:
-        return self._seconds(at) < inf
+    def _fits(self, at: Settings, longest: float = inf) -> bool:
+        """Return whether a run is expected to fit and to take no longer. Finishes what is uncertain."""
+        if self._is_too_large(at) or not self._seconds(at) <= longest:
+            return False
+        found = self._planned(at)
+        if found and not found.plan.expected.certain:
+            self._finish(at)
+        return self._seconds(at) < inf and self._seconds(at) <= longest
+
+    def _is_too_large(self, at: Settings) -> bool:
+        """Return whether weights, gradients and states alone are more than the device has: such a run is not planned.
+
+        Not known for several ranks that may divide them, and where the run itself holds some on the host.
+        """
+        if self._n_divided or at in self._tried or self._held(()):
+            return False
+        offloaded = [axis.settings[index].items() for axis, index in zip(self._axes, at, strict=True) if axis.transfers]
+        try:
+            held = _bytes(self._held(tuple(chain.from_iterable(offloaded))))
+        except SurogateError:
+            return False
+        report = self._plan.report
+        lasting = sum(report.device_bytes[part] for part in ("weights", "gradients", "optimizer"))
+        return lasting - held * self._plan.inputs.ranks_per_device > report.device.memory_bytes
+
+    def _finish(self, at: Settings) -> None:
+        found = self._planned(at)
+        self._tried[at] = found and found.finished()
+        self._finished.add(at)
 
     def _seconds(self, at: Settings) -> float:
-        """Return the seconds of a step; infinite if it does not fit."""
-        plan = self._planned(at)
-        return plan.report.step.seconds if plan and plan.report.fits else inf
+        """Return the seconds of a step (`Proposal.seconds`); infinite if it does not fit."""
+        found = self._planned(at)
+        return found.seconds if found else inf
 
-    def _planned(self, at: Settings) -> Plan | None:
+    def _planned(self, at: Settings) -> Proposal | None:
         """Return the plan with these settings. None: a plugin refuses them, or enough plans are made."""
         if at not in self._tried and len(self._tried) < self._most:
             try:
-                self._tried[at] = self._plan_with(at)
+                self._tried[at] = self._sketched(at)
             except SurogateError:
                 self._tried[at] = None
-        found = self._tried.get(at)
-        return found[1] if found else None
+        return self._tried.get(at)
 
-    def _plan_with(self, at: Settings) -> tuple[Changes, Plan]:
-        changes = dict(self._changes(at))
-        run, device, own = changed(self._run, changes), self._plan.target.device, self._plan.inputs
+    def _sketched(self, at: Settings) -> Proposal:
+        changes, device, own = dict(self._changes(at)), self._plan.target.device, self._plan.inputs
+        run = changed(self._run, changes)
         recorded = _programs(self._inputs(run))
-        recording = self._recordings.get(recorded)
-        plan = draft_run(
-            run,
-            device,
-            own.world_size,
-            host_memory=own.host_memory,
-            recording=recording,
-            seconds=self._best,
-            nodes=own.nodes,
-        )
+        known = self._recordings.get(recorded)
+        plan = sketch_run(run, device, own.world_size, host_memory=own.host_memory, recording=known, nodes=own.nodes)
         self._recordings[recorded] = plan.recording
-        if plan.report.fits:
-            self._best = min(self._best, plan.report.step.seconds)
-        if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.chosen:
+        if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.rungs:
             del changes["recompute"]
-        return changes, plan
+        return Proposal(run, changes, plan)
 
     def _inputs(self, run: Run) -> PlanInputs:
         own = self._plan.inputs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -25,12 +26,28 @@ from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
 from ..program.shards import Sharding
 from .ranks import count_ranks
-from .recompute_ladder import climb, ladder
+from .recompute_ladder import Rung, climb, ladder
 from .report import Report, device_parts, summarise
 from .run import Run
 from .unstored import refuse_unstored
 
 Revise = Callable[[PlanInputs], PlanInputs]
+
+_CERTAIN = 0.75
+"""Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
+
+
+class Expected(NamedTuple):
+    """What recomputation makes of a plan: known, or estimated of a sketch, which never needs less.
+
+    seconds  of a step; infinite if the plan does not fit
+    share    of a step without recomputation that it adds
+    certain  whether the plan fits if it is expected to
+    """
+
+    seconds: float
+    share: float
+    certain: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +56,7 @@ class Plan:
 
     overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
+    rungs       of a sketch that does not fit: the recomputation to choose from (`recomputed`)
     recording   what other plans of the run can be made from (`draft_run`)
     """
 
@@ -49,10 +67,24 @@ class Plan:
     recording: RecordedPrograms
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
+    rungs: Sequence[Rung] = ()
 
     @property
     def kernels(self) -> KernelTable:
         return self.assembly.kernels
+
+    @property
+    def expected(self) -> Expected:
+        step, ranks = self.report.step.seconds, self.inputs.ranks_per_device
+        if not self.rungs:
+            share = self.chosen.costs / self.chosen.step if self.chosen else 0.0
+            return Expected(step if self.report.fits else inf, share, certain=True)
+        kept, missing = self.rungs[0].kept, -(-self.report.missing_bytes // ranks)
+        needed = next((rung for rung in self.rungs if kept - rung.kept >= missing), None)
+        if needed is None:
+            return Expected(inf, inf, certain=True)
+        added = needed.seconds * ranks
+        return Expected(step + added, added / step, certain=missing <= _CERTAIN * (kept - self.rungs[-1].kept))
 
     def eval_seconds(self, rows: int) -> float:
         """Return the planned time of an evaluation of `rows` rows."""
@@ -61,7 +93,7 @@ class Plan:
         return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
 
     def verify(self) -> None:
-        """Run the last checks of a draft (`draft_run`). Raises ProgramError."""
+        """Run the last checks of a plan. Raises ProgramError."""
         self.assembly.passed.verify()
 
 
@@ -79,56 +111,57 @@ def plan_run(
     unless `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or
     PluginError if config, model, recipe and device do not fit together.
     """
-    plan = draft_run(run, device, world_size, revise, host_memory, nodes=nodes)
+    plan = recomputed(run, sketch_run(run, device, world_size, revise, host_memory, nodes=nodes))
     plan.verify()
     return plan
 
 
-def draft_run(
+def sketch_run(
     run: Run,
     device: DeviceInfo,
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
     recording: RecordedPrograms | None = None,
-    seconds: float = inf,
     nodes: int = 1,
 ) -> Plan:
-    """Return the plan of `plan_run` without its last checks (`Plan.verify`), to compare it with others.
+    """Return the plan of `plan_run` without its last checks (`Plan.verify`) and without the recomputation that the
+    planner chooses. `Plan.expected` says what that would make of it, and `recomputed` makes it.
 
-    recording  of a plan that this one can be made from (`RecordedPrograms`)
-    seconds    a plan whose step would take longer, with the recomputation that it needs, is returned without it
+    `recording`: of a plan that this one can be made from (`RecordedPrograms`).
     """
     device = limited(device, run.config.device_memory_limit)
     ranks = count_ranks(run.config, device, None, nodes) if world_size is None else world_size
     given = run_inputs(run, device, ranks, nodes)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
-    plan = _fitting(inputs, recording, seconds)
-    refuse_unstored(run, plan.assembly)
-    return replace(
-        plan, overridden=(*_overridden(run, inputs.precision), *_undivided(inputs), *_idle_choices(run, plan))
-    )
-
-
-def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: float) -> Plan:
-    """Return the plan of inputs that name a device.
-
-    With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
-    all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
-    """
     plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
+    refuse_unstored(run, plan.assembly)
     if plan.report.missing_bytes > 0 and inputs.recompute_more:
         with plan.assembly.passed.finding_causes():
-            return _recomputing(plan, inputs, seconds)
-    return plan
+            rungs = ladder(plan.assembly, inputs)
+        plan = replace(plan, rungs=rungs if len(rungs) > 1 else ())
+    return plan if plan.rungs else _noted(run, plan)
 
 
-def _recomputing(plan: Plan, inputs: PlanInputs, seconds: float) -> Plan:
-    """Return the plan with the recomputation that it needs, or `plan`."""
-    rungs, missing = ladder(plan.assembly, inputs), -(-plan.report.missing_bytes // inputs.ranks_per_device)
-    needed = next((rung for rung in rungs if rungs[0].kept - rung.kept >= missing), rungs[-1])
-    if len(rungs) == 1 or plan.report.step.seconds + needed.seconds * inputs.ranks_per_device > seconds:
+def recomputed(run: Run, plan: Plan) -> Plan:
+    """Return a sketch of `run` with more recomputation if it does not fit: the cheapest that fits, or all of it if
+    nothing does. A plan that recomputation does not make smaller is returned as it is.
+    """
+    if not plan.rungs:
         return plan
+    with plan.assembly.passed.finding_causes():
+        return _noted(run, _recomputing(plan))
+
+
+def _noted(run: Run, plan: Plan) -> Plan:
+    lines = (*_overridden(run, plan.inputs.precision), *_undivided(plan.inputs), *_idle_choices(run, plan))
+    return replace(plan, overridden=lines, rungs=())
+
+
+def _recomputing(plan: Plan) -> Plan:
+    """Return the plan with the recomputation that it needs, or `plan`."""
+    inputs, rungs = plan.inputs, plan.rungs
+    missing = -(-plan.report.missing_bytes // inputs.ranks_per_device)
     drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
