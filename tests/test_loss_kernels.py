@@ -13,11 +13,12 @@ from surogate_core.assembly.missing_kernels import unserved_ops
 LOSSES = {
     "tokens": ["lora=false", "tokens_z_loss=1e-4", "tokens_weights=true tokens_label_smoothing=0.1"],
     "dpo": ["", "dpo_label_smoothing=0.1", "dpo_loss=hinge", "dpo_loss=ipo"],
+    "kto": [""],
     "orpo": [""],
     "simpo": ["simpo_gamma=0.5"],
 }
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
-DATASETS = {"tokens": "weighted"}
+DATASETS = {"tokens": "weighted", "kto": "labelled"}
 CASES = [(loss, keys) for loss, options in LOSSES.items() for keys in options]
 
 

@@ -1,4 +1,4 @@
-"""Compiled kernels of the ops of pairs, in fp32."""
+"""Compiled kernels of the ops of documents, of pairs and of KTO, in fp32."""
 
 from __future__ import annotations
 
@@ -37,10 +37,22 @@ def _bind_pairs(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.pair_loss, *given, sum(1 << i for i in op.accumulate))
 
 
+def _bind_answers(op: Op, ctx: BindContext) -> Call:
+    """Bind `kto_loss` or `kto_loss_bwd`. Both launchers take the pointers in the order of ins and outs."""
+    from . import _C
+
+    sums = op.ins[1 if op.kind == "kto_loss_bwd" else 0]
+    weights = (op.attrs[name] for name in ("beta", "desirable_weight", "undesirable_weight"))
+    given = (*op.ins, *op.outs, sums.shape[0], *weights)
+    if op.kind == "kto_loss_bwd":
+        return ctx.call(_C.kto_loss_bwd, *given)
+    return ctx.call(_C.kto_loss, *given, sum(1 << i for i in op.accumulate))
+
+
 def _supports(op: Op, target: Target) -> Support:
     if target.device.sm is None:
         return Support(False, "needs a GPU")
-    if op.accumulate and op.kind != "pair_loss":
+    if op.accumulate and op.kind not in ("pair_loss", "kto_loss"):
         return Support(False, f"cannot accumulate into {op.outs[0]!r}")
     if op.attrs.get("form", FORMS[0]) not in FORMS:
         return Support(False, f"computes the forms {', '.join(FORMS)}, not {op.attrs['form']}")
@@ -67,4 +79,6 @@ KERNELS: tuple[KernelDef, ...] = (
         for kind, least in (("pair_loss", 8), ("pair_loss_bwd", 5))
         for values in (least, least + 1)  # without and with a reference
     ),
+    KernelDef(op="kto_loss", dtypes=("fp32",) * 11, supports=_supports, bind=_bind_answers),
+    KernelDef(op="kto_loss_bwd", dtypes=("fp32",) * 8, supports=_supports, bind=_bind_answers),
 )

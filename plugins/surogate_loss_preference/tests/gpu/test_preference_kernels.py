@@ -1,4 +1,4 @@
-"""The kernels of documents and pairs, compared with the references in fp64."""
+"""The kernels of documents, pairs and KTO, compared with the references in fp64."""
 
 from __future__ import annotations
 
@@ -135,4 +135,34 @@ def test_a_sum_that_is_nan_is_seen(form: str) -> None:
     sums, labels, scale, _ = pairs(9)
     sums[4], labels[4] = torch.tensor([-3.0, float("nan")]), 2
     loss, *_ = run("pair_loss", values(sums, labels, scale), [()] * 5, attrs=attrs)
+    assert loss.isnan()
+
+
+# ----------------------------------------------------------------------------------------------------------------- KTO
+
+WEIGHTS: dict[str, Any] = {"beta": 0.1, "desirable_weight": 1.3, "undesirable_weight": 0.7}
+
+
+def answers(count: int, mean: float) -> tuple[Tensor, ...]:
+    """Return sums, labels, scale, the sums of a reference, what is desirable, and a mean of log ratios."""
+    sums, labels, scale, others = (x.view(-1, 1)[:count] if x.shape else x for x in pairs(count))
+    return sums, labels, scale, others, (torch.rand(count, 1) < 0.5).float(), torch.tensor(mean)
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("mean", [-0.4, 0.0, 2.5])
+@pytest.mark.parametrize("count", [1, 33, 700])
+def test_the_loss_of_kto_and_its_gradient(count: int, mean: float, skew: int) -> None:
+    given = answers(count, mean)
+    exact = [x.double() for x in given]
+    found = run("kto_loss", values(*given), [()] * 5, attrs=WEIGHTS, skew=skew)
+    for ours, theirs in zip(found, reference.kto_loss(*exact, **WEIGHTS), strict=True):
+        assert_close(ours, theirs, torch.float32, 64, largest(exact, given[2]) + 5 * given[2] * count)
+    d_loss = torch.randn(())
+    (d_sums,) = run("kto_loss_bwd", values(d_loss, *given), [(count, 1)], attrs=WEIGHTS, skew=skew)
+    assert_close(d_sums, reference.kto_loss_bwd(d_loss.double(), *exact, **WEIGHTS), torch.float32, 64)
+
+
+def test_a_mean_that_is_nan_is_seen() -> None:
+    loss, *_ = run("kto_loss", values(*answers(9, float("nan"))), [()] * 5, attrs=WEIGHTS)
     assert loss.isnan()
