@@ -1,7 +1,8 @@
-"""Mismatched answers of KTO, and the dataset type `labelled`."""
+"""Mismatched answers of KTO, the dataset type `labelled`, and files with rows that are no pairs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import pytest
 import torch
 
 from surogate_core.api import ConfigError, Encoded
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data.asked import Asked
+from surogate_core.data.cache import TokenDataset
 from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.data.loader import micro_batch
+from surogate_core.data.pack import DocumentSpans, pack
+from surogate_core.data.tokenize import tokenize_dataset
+from surogate_core.data.truncate import truncate
 from surogate_core.testing.ops import check_op
 from surogate_loss_preference.kto import KTO, KTO_OPS, LABELLED
+from surogate_loss_preference.pairs import PREFERENCE
 
 ASK, GOOD = "What is 2 + 2?", "It is four."
 
@@ -45,9 +52,6 @@ def test_a_prepass_reads_the_answers_of_other_prompts_in_the_same_row(rows_of_an
 
 @pytest.fixture
 def rows_of_answers() -> Any:
-    from surogate_core.data.cache import TokenDataset
-    from surogate_core.data.pack import DocumentSpans, pack
-
     lengths = [9, 4, 6, 5, 16, 3]
     tokens = np.concatenate([[n, n, *[n + 100] * (length - 2)] for n, length in enumerate(lengths)]).astype("<u2")
     dataset = TokenDataset(
@@ -100,3 +104,45 @@ def test_a_label_that_is_no_label_is_refused(tokenizer: RowTokenizer) -> None:
     with pytest.raises(ConfigError, match=r"messages ends without an answer"):
         row = {"messages": SAID[:1], "label": False}
         LABELLED.encode(row, tokenizer, LABELLED.options(prompt_field=None, completion_field="messages"))
+
+
+def test_rows_that_are_no_pairs_are_listed_with_file_and_line_or_counted(
+    tokenizer: RowTokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.jsonl"
+
+    def said(text: str) -> dict[str, str]:
+        return {"role": "assistant", "content": text}
+
+    asked, other = SAID[:1], [{"role": "user", "content": "And 3 + 3?"}]
+    rows: dict[str, dict[str, Any]] = {
+        "": {"chosen": [*asked, said("Four.")], "rejected": [*asked, said("Five.")]},
+        "chosen and rejected are equal": {"chosen": SAID, "rejected": SAID},
+        "column 'rejected' is empty": {"chosen": SAID, "rejected": []},
+        "column 'chosen', message 0 is an empty message": {"chosen": [*asked, said("")], "rejected": SAID},
+        "begin with different prompts": {"chosen": SAID, "rejected": [*other, said("Six.")]},
+    }
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    long = {"chosen": [*asked, said("Four. " * 40)], "rejected": SAID}
+
+    def tokenized(**keys: Any) -> Any:
+        entry = DatasetEntry(path=str(file))
+        lines: list[str] = []
+        found = tokenize_dataset(
+            entry, PREFERENCE, PREFERENCE.options(), tokenizer, tmp_path / "cache", notice=lines.append, **keys
+        )
+        return found, lines
+
+    with pytest.raises(ConfigError) as caught:
+        tokenized()
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith("4 rows cannot be used")
+    for number, (line, message) in enumerate(zip(others, list(rows)[1:], strict=True), 2):
+        assert f"pairs.jsonl:{number}: " in line and message in line
+    found, lines = tokenized(skip_bad=True)
+    assert found.n_docs == 2 and "4 of 5 rows: their type refuses them" in lines[0]
+    file.write_text("".join(json.dumps(row) + "\n" for row in (rows[""], long)))
+    spans = DocumentSpans.of([tokenized()[0]])
+    notices: list[str] = []
+    assert len(truncate(spans, 64, "delete", "datasets.0", notices.append)) == 1
+    assert notices[0].startswith("datasets.0: 1 of 2 groups of 2 documents (50.0%) is longer than sequence_len (64;")

@@ -60,16 +60,18 @@ def encode_answers(
     else:
         fields = {"system": options.system_field, "tools": options.tools_field}
         given = {name: row.get(field) for name, field in fields.items() if field}
+        # errors name these columns; a prompt that is in the column of the answer gets another name
+        asked = options.prompt_field if options.prompt_field not in (None, *columns) else "prompt"
         documents = [
             tokenizer.encode_conversation(
-                {"prompt": prompt, "answer": answer, **given},
-                messages_field="prompt",
-                completion_field="answer",
+                {asked: prompt, column: answer, **given},
+                messages_field=asked,
+                completion_field=column,
                 system_field="system" if options.system_field else None,
                 tools_field="tools" if options.tools_field else None,
                 loss_scale="last_round",
             )
-            for answer in answers
+            for column, answer in zip(columns, answers, strict=True)
         ]
     if out := next((document.left_out for document in documents if document.left_out), ""):
         return [Encoded((), (), left_out=out)]

@@ -46,5 +46,6 @@ def truncate(
 
 
 def _share(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], documents: DocumentSpans) -> str:
-    count = int(chosen.sum())
-    return f"{count:,} of {len(documents):,} documents ({count / len(documents):.1%}) {'is' if count == 1 else 'are'}"
+    count, group = int(chosen.sum()), documents.corpus.group
+    unit = "documents" if group == 1 else f"groups of {group} documents"
+    return f"{count:,} of {len(documents):,} {unit} ({count / len(documents):.1%}) {'is' if count == 1 else 'are'}"
