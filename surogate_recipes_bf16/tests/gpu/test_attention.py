@@ -50,7 +50,9 @@ ROWS = cases(
     {"tiles": [256] * 2, "odd rows": [77] * 3, "one row": [300]}, more={"short": [16] * 9, "128": [128], "long": [1024]}
 )
 """Documents of equal lengths."""
-ROW_HEADS = cases([(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16), (4, 2, 256)])
+ROW_HEADS = cases(
+    [(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16), (4, 2, 256)]
+)
 
 
 WINDOW_AND_SCALE = {"window": 40, "scale": 0.07}
