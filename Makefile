@@ -37,7 +37,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-slow test-cpu test-gpu lint format wheels test-wheels test-plugins docs docs-test clean
+.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels test-plugins docs docs-test clean
 
 quickstart: $(INSTALLED)
 	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
@@ -61,16 +61,14 @@ $(TOOLS_INSTALLED): $(INSTALLED)
 	$(PIP_INSTALL) $(CONSTRAIN) $(TOOLS)
 	touch $@
 
+# The quick tests; with MARKERS="not gpu" the slow ones too, in one session, which collects them once. Some tests wait, so
+# there is one process more than cores.
 test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal $(if $(MARKERS),-m "$(MARKERS)")
 
 # Whole runs that are stopped, killed, resumed and compared. Takes minutes.
 test-slow: install
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not gpu"
-
-# Both of these in one session, which collects the tests once. Some of them wait, so there is one process more than cores.
-test-cpu: install
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "not gpu"
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
