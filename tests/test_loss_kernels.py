@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from models.harness import tiny_config
 
 from surogate_core import run
 from surogate_core.assembly.missing_kernels import unserved_ops
@@ -22,12 +23,23 @@ DATASETS = {"tokens": "weighted", "kto": "labelled"}
 CASES = [(loss, keys) for loss, options in LOSSES.items() for keys in options]
 
 
-@pytest.mark.parametrize(("loss", "keys"), CASES)
-def test_every_op_has_a_kernel(loss: str, keys: str, tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
+def unserved(folder: Path, loss: str, model: Path = EXAMPLE, keys: str = "") -> str:
+    config = folder / "run.yaml"
     datasets = [{"path": "data.jsonl", "type": DATASETS.get(loss, "preference")}]
-    given = {"model": str(EXAMPLE), "lora": True, "loss": loss, "datasets": datasets}
-    config.write_text(json.dumps(given | {"sequence_len": 64, "output_dir": str(tmp_path / "output")}))
+    given = {"model": str(model), "lora": True, "loss": loss, "datasets": datasets}
+    config.write_text(json.dumps(given | {"sequence_len": 64, "output_dir": str(folder / "output")}))
     plan = run.plan(run.load(config, keys.split()), "h100")
     assert "lm_head_tokens" in plan.kernels.providers
-    assert unserved_ops(plan.kernels) == ""
+    return unserved_ops(plan.kernels)
+
+
+@pytest.mark.parametrize(("loss", "keys"), CASES)
+def test_every_op_has_a_kernel(loss: str, keys: str, tmp_path: Path) -> None:
+    assert unserved(tmp_path, loss, keys=keys) == ""
+
+
+def test_so_has_that_of_a_model_that_caps_its_logits(tmp_path: Path) -> None:
+    dims = {"head_dim": 64, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+    config = tiny_config(model_type="gemma2", query_pre_attn_scalar=64, sliding_window=32, **dims)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_activation": "gelu_pytorch_tanh"}))
+    assert unserved(tmp_path, "dpo", tmp_path) == ""

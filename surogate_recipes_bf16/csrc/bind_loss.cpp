@@ -78,10 +78,12 @@ void bind_loss(nb::module_& m) {
             "__init__",
             [](LmHeadTokens* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t log_probs,
                uintptr_t logsumexp, uintptr_t mean, uintptr_t d_logsumexp, uintptr_t dx, uintptr_t dw,
-               uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype,
-               bool has_dx, int dtype_dw, bool accumulate_dw, int64_t library_bytes, bool timed, uintptr_t stream) {
+               uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, float softcap,
+               int dtype, bool has_dx, int dtype_dw, bool accumulate_dw, int64_t library_bytes, bool timed,
+               uintptr_t stream) {
                 new (self) LmHeadTokens(shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
                                                  accumulate_dw, library_bytes, timed),
+                                        softcap,
                                         {{pointer(x), pointer(w), pointer(targets), pointer(dx), pointer(dw),
                                           pointer(workspace)},
                                          pointer(log_probs), pointer(logsumexp), pointer(mean), pointer(d_logsumexp)},
@@ -89,8 +91,8 @@ void bind_loss(nb::module_& m) {
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("log_probs"), nb::arg("logsumexp"), nb::arg("mean"),
             nb::arg("d_logsumexp"), nb::arg("dx"), nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"),
-            nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"),
-            nb::arg("dtype_dw"), nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"),
+            nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("softcap"), nb::arg("dtype"),
+            nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"),
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "As LmHead. dtype_dw -1: no dw.");
     bind_launches(tokens_head, m, "lm_head_tokens_workspace_bytes");
     bind_launcher(m, "token_statistics", token_statistics);

@@ -33,6 +33,7 @@
 #include <cfloat>
 
 #include "loss.h"
+#include "softcap.cuh"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/reduce.cuh"
@@ -66,19 +67,12 @@ __device__ __forceinline__ void include(Running& running, const float (&x)[N]) {
     running = {max, sum};
 }
 
-// A logit as the softmax reads it.
-template <bool capped>
-__device__ __forceinline__ float capped_logit(float x, float softcap) {
-    return capped ? softcap * tanhf(x / softcap) : x;
-}
-
 template <class T, bool capped>
 __device__ __forceinline__ T gradient(float logit, float softcap, float max, float log_sum, bool is_target,
                                       float scale) {
     const float x = capped_logit<capped>(logit, softcap);
     const float p = expf((x - max) - log_sum);
-    const float slope = capped ? 1.0f - x / softcap * (x / softcap) : 1.0f;
-    return from_float<T>((is_target ? p - 1.0f : p) * scale * slope);
+    return from_float<T>((is_target ? p - 1.0f : p) * scale * capped_slope<capped>(x, softcap));
 }
 
 template <class T, bool has_grads, bool capped>

@@ -19,8 +19,9 @@ constexpr const char* op_name = "lm_head_tokens";
 
 }  // namespace
 
-LmHeadTokens::LmHeadTokens(const HeadShape& shape, const LmHeadTokensBuffers& buffers, cudaStream_t stream)
-    : shape_(shape), b_(buffers), products_(op_name, shape, buffers.head, stream) {
+LmHeadTokens::LmHeadTokens(const HeadShape& shape, float softcap, const LmHeadTokensBuffers& buffers,
+                           cudaStream_t stream)
+    : shape_(shape), softcap_(softcap), b_(buffers), products_(op_name, shape, buffers.head, stream) {
     check_pointer(b_.log_probs, op_name, "log_probs", 4);
     check_pointer(b_.logsumexp, op_name, "logsumexp", 4);
     check_pointer(b_.mean, op_name, "mean", 4);
@@ -43,11 +44,11 @@ void LmHeadTokens::chunk(int64_t index, cudaStream_t stream) {
     const HeadChunk c = products_.logits(index, stream);
     if (!shape_.has_dx) {
         token_statistics(c.logits, c.row_index, c.labels, b_.log_probs, b_.logsumexp, b_.mean, c.rows,
-                         shape_.vocab_size, c.ld, shape_.dtype, stream);
+                         shape_.vocab_size, c.ld, softcap_, shape_.dtype, stream);
         return;
     }
     token_logit_grads(c.logits, c.row_index, c.labels, b_.logsumexp, b_.log_probs, b_.d_logsumexp, b_.mean, c.rows,
-                      shape_.vocab_size, c.ld, shape_.dtype, stream);
+                      shape_.vocab_size, c.ld, softcap_, shape_.dtype, stream);
     products_.gradients(index, stream);
 }
 

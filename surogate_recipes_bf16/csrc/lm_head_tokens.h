@@ -16,7 +16,8 @@ struct LmHeadTokensBuffers {
 // Constructed and called as LmHead (loss.h). With has_dx it is the backward pass: gradients in place of statistics.
 class LmHeadTokens {
 public:
-    LmHeadTokens(const HeadShape& shape, const LmHeadTokensBuffers& buffers, cudaStream_t stream);
+    // softcap: of the logits; 0: none
+    LmHeadTokens(const HeadShape& shape, float softcap, const LmHeadTokensBuffers& buffers, cudaStream_t stream);
 
     void begin(cudaStream_t stream);
     void chunk(int64_t index, cudaStream_t stream);
@@ -26,6 +27,7 @@ public:
 
 private:
     HeadShape shape_;
+    float softcap_;
     LmHeadTokensBuffers b_;
     HeadProducts products_;
 };

@@ -29,11 +29,12 @@ void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t 
               cudaStream_t stream);
 
 void token_statistics(const void* logits, const void* row_index, const void* labels, void* log_probs, void* logsumexp,
-                      void* mean, int64_t rows, int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+                      void* mean, int64_t rows, int64_t vocab_size, int64_t ld, float softcap, int dtype,
+                      cudaStream_t stream);
 
 void token_logit_grads(void* logits, const void* row_index, const void* labels, const void* logsumexp,
                        const void* d_log_probs, const void* d_logsumexp, const void* d_mean, int64_t rows,
-                       int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+                       int64_t vocab_size, int64_t ld, float softcap, int dtype, cudaStream_t stream);
 
 void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream);
 

@@ -26,9 +26,10 @@ def rows_of(names: Sequence[str], tokens: int) -> tuple[Value, ...]:
     return tuple(value(name, (tokens,), "fp32") for name in names)
 
 
-def truth(x: Tensor, w: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return logits rounded to the dtype of x, and the three outputs in fp64; 0 without a label."""
+def truth(x: Tensor, w: Tensor, targets: Tensor, softcap: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logits rounded to the dtype of x and capped, and the three outputs in fp64; 0 without a label."""
     logits, labelled = (x.double() @ w.double().T).to(x.dtype).double(), targets >= 0
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     picked = logits.log_softmax(-1).gather(1, targets.clamp(min=0).long()[:, None])[:, 0]
     return logits, picked * labelled, logits.logsumexp(-1) * labelled, logits.mean(-1) * labelled
 
@@ -42,15 +43,16 @@ SIZES = cases([(64, 64, 1000, 1), (64, 64, 1000, 4), (36, 40, 777, 3), (15, 13, 
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_statistics_match_fp64(sizes: tuple[int, int, int, int], dtype: str) -> None:
+def test_statistics_match_fp64(sizes: tuple[int, int, int, int], softcap: float, dtype: str) -> None:
     tokens, d_model, vocab_size, chunks = sizes
     x, w = exact_inputs(tokens, d_model, vocab_size, dtype)
     targets = random_targets(tokens, vocab_size)
     ins, contents = heads(x, w, targets, dtype)
-    op = Op("lm_head_tokens", ins, rows_of(ROWS, tokens), {"chunks": chunks})
+    op = Op("lm_head_tokens", ins, rows_of(ROWS, tokens), {"chunks": chunks, "softcap": softcap})
     found = [out.cuda() for out in run_kernel(token_loss.KERNELS, op, contents, labels=int((targets >= 0).sum()))]
-    for ours, theirs in zip(found, truth(x, w, targets)[1:], strict=True):
+    for ours, theirs in zip(found, truth(x, w, targets, softcap)[1:], strict=True):
         # fp32 sums of `vocab_size` terms in a tree, and one exponential and logarithm
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
         assert not ours[targets < 0].any(), "a row without a label has a number"
@@ -58,17 +60,17 @@ def test_statistics_match_fp64(sizes: tuple[int, int, int, int], dtype: str) -> 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])
-@pytest.mark.parametrize("added", [None, 0.5])
+@pytest.mark.parametrize(("added", "softcap"), [(None, 0.0), (None, 2.0), (0.5, 0.0)])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_gradients_match_fp64(
-    sizes: tuple[int, int, int, int], added: float | None, dw_dtype: str | None, dtype: str
+    sizes: tuple[int, int, int, int], added: float | None, softcap: float, dw_dtype: str | None, dtype: str
 ) -> None:
     if added is not None and dw_dtype != "fp32":
         pytest.skip("accumulates into fp32 alone")
     tokens, d_model, vocab_size, chunks = sizes
     x, w = exact_inputs(tokens, d_model, vocab_size, dtype)
     targets = random_targets(tokens, vocab_size)
-    logits, _, logsumexp, _ = truth(x, w, targets)
+    logits, _, logsumexp, _ = truth(x, w, targets, softcap)
     a, b, c = (torch.randn(tokens, device="cuda") / 64 for _ in range(3))
     c *= vocab_size**0.5  # so that its part of the gradient counts
     head, contents = heads(x, w, targets, dtype)
@@ -77,12 +79,14 @@ def test_gradients_match_fp64(
     outs = (value("dx", x.shape, dtype), value("dw", w.shape, dw_dtype or "fp32"))[: 2 if dw_dtype else 1]
     kind = "lm_head_tokens_bwd" if dw_dtype else "lm_head_tokens_dgrad"
     sums = frozenset() if added is None else frozenset({1})
-    op = Op(kind, (*head, *rows), outs, {"chunks": chunks}, accumulate=sums)
+    op = Op(kind, (*head, *rows), outs, {"chunks": chunks, "softcap": softcap}, accumulate=sums)
     if added is not None:
         contents[outs[1]] = torch.full(outs[1].shape, added, dtype=TORCH["fp32"])
     dx, *dw = (out.cuda() for out in run_kernel(token_loss.KERNELS, op, contents, labels=int((targets >= 0).sum())))
     gradient = logits.softmax(-1) * (b - a).double()[:, None] + (c.double() / vocab_size)[:, None]
     gradient[torch.arange(tokens), targets.clamp(min=0).long()] += a.double()
+    if softcap:
+        gradient *= 1 - (logits / softcap).square()
     gradient = (gradient * (targets >= 0)[:, None]).to(x.dtype).double()
     own = 2e-4 if dtype == "bf16" else 1e-5  # see test_lm_head.check
     assert relative_error(dx, gradient @ w.double()) < own + (2.0**-9 if dtype == "bf16" else 0)

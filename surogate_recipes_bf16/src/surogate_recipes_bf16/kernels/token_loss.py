@@ -41,6 +41,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             *outs,
             ctx.workspace,
             *sizes(op),
+            float(op.attrs.get("softcap", 0.0)),
             DTYPES[op.ins[0].dtype].code,
             gradients > 0,
             DTYPES[op.outs[1].dtype].code if gradients == 2 else NO_DW,
@@ -59,7 +60,7 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _kernel(kind: str, dtypes: tuple[str, ...]) -> KernelDef:
-    return KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=_bind, workspace=_workspace)
+    return KernelDef(op=kind, dtypes=dtypes, attrs=("softcap",), supports=_supports, bind=_bind, workspace=_workspace)
 
 
 _ROWS = ("fp32",) * 4
