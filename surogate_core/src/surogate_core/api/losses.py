@@ -89,9 +89,8 @@ class PrepareContext(Generic[Options]):
 
     options    the loss's validated options
     tokens     ids [n_tokens]; document d is offsets[d] to offsets[d + 1]. trained(a, b): which of a to b are, bool
-    folder     for what the loss keeps of these tokens; not made yet
+    folder     for what the loss keeps of these tokens. find(model, where=key): the folder of another model
     model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows; longer documents are split
-    find       (model, where=key) -> the folder of another model, which may be downloaded. Raises ConfigError.
     notice     prints a line for the user. moved: to be called with what is being done, again and again
     """
 

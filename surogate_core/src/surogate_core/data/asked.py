@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..api import Column, DatasetFormatDef, PrepareContext, Prepass
 from ..errors import ConfigError, PluginError
 from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from .cache import TokenDataset
 
-_find = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
+if TYPE_CHECKING:
+    from .cache import TokenDataset
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Asked:
             "trained": lambda start, stop: dataset.trained_at(np.arange(start, stop)),
         }
         folder = dataset.path.with_name(f"{dataset.path.name}.{self.loss}")
-        context = PrepareContext(options=self.options, folder=folder, find=_find, **of_tokens, **of_run)
+        of_run["find"] = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
+        context = PrepareContext(options=self.options, folder=folder, **of_tokens, **of_run)
         found = {**dataset.columns, **self.prepare(context)}
         for c in self.columns:
             wanted = dataset.n_tokens if c.per == "token" else dataset.n_docs, *c.shape
