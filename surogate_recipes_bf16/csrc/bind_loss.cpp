@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "lm_head_distill.h"
 #include "lm_head_tokens.h"
 #include "loss.h"
 
@@ -95,6 +96,33 @@ void bind_loss(nb::module_& m) {
             nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"),
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "As LmHead. dtype_dw -1: no dw.");
     bind_launches(tokens_head, m, "lm_head_tokens_workspace_bytes");
+    auto distill_head = nb::class_<LmHeadDistill>(m, "LmHeadDistill")
+        .def(
+            "__init__",
+            [](LmHeadDistill* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t ids, uintptr_t log_probs,
+               uintptr_t loss_scale, uintptr_t loss, uintptr_t cross_entropy, uintptr_t divergence, uintptr_t dx,
+               uintptr_t dw, uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks,
+               int64_t k, float weight, float temperature, float softcap, bool reverse, int dtype, bool has_dx,
+               int dtype_dw, bool accumulate, bool accumulate_dw, int64_t library_bytes, bool timed,
+               uintptr_t stream) {
+                new (self) LmHeadDistill({shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
+                                                   accumulate_dw, library_bytes, timed),
+                                          k, weight, temperature, softcap, reverse, accumulate},
+                                         {{pointer(x), pointer(w), pointer(targets), pointer(dx), pointer(dw),
+                                           pointer(workspace)},
+                                          pointer(ids), pointer(log_probs), pointer(loss_scale), pointer(loss),
+                                          pointer(cross_entropy), pointer(divergence)},
+                                         stream_of(stream));
+            },
+            nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("ids"), nb::arg("log_probs"),
+            nb::arg("loss_scale"), nb::arg("loss"), nb::arg("cross_entropy"), nb::arg("divergence"), nb::arg("dx"),
+            nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
+            nb::arg("chunks"), nb::arg("k"), nb::arg("weight"), nb::arg("temperature"), nb::arg("softcap"),
+            nb::arg("reverse"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate"),
+            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
+            nb::call_guard<nb::gil_scoped_release>(), "As LmHead. dtype_dw -1: no dw.");
+    bind_launches(distill_head, m, "lm_head_distill_workspace_bytes");
+    bind_launcher(m, "distill", distill);
     bind_launcher(m, "token_statistics", token_statistics);
     bind_launcher(m, "token_logit_grads", token_logit_grads);
     bind_launcher(m, "cross_entropy", cross_entropy);

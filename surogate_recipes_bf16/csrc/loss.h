@@ -1,5 +1,5 @@
-// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu and labelled_rows.cu document the kernels, lm_head.cpp
-// the sequence of launches.
+// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu, teacher_logits.cu and labelled_rows.cu document the
+// kernels, lm_head.cpp the sequence of launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,6 +35,14 @@ void token_statistics(const void* logits, const void* row_index, const void* lab
 void token_logit_grads(void* logits, const void* row_index, const void* labels, const void* logsumexp,
                        const void* d_log_probs, const void* d_logsumexp, const void* d_mean, int64_t rows,
                        int64_t vocab_size, int64_t ld, float softcap, int dtype, cudaStream_t stream);
+
+// Most tokens of a teacher, whose logits are in shared memory.
+constexpr int64_t most_teacher_tokens = 8192;
+
+void distill(void* logits, const void* row_index, const void* labels, const void* ids, const void* log_probs,
+             const void* loss_scale, void* row_loss, void* row_cross_entropy, void* row_divergence, int64_t rows,
+             int64_t vocab_size, int64_t ld, int64_t k, float weight, float temperature, bool reverse, float softcap,
+             bool has_grads, int dtype, cudaStream_t stream);
 
 void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream);
 

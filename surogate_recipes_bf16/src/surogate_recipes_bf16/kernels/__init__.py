@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import attention, elementwise, gemm, loss, norms, pair, reductions, token_loss
+from . import attention, distillation, elementwise, gemm, loss, norms, pair, reductions, token_loss
 
 KERNELS: tuple[KernelDef, ...] = (
     *elementwise.KERNELS,
@@ -13,6 +13,7 @@ KERNELS: tuple[KernelDef, ...] = (
     *pair.KERNELS,
     *loss.KERNELS,
     *token_loss.KERNELS,
+    *distillation.KERNELS,
     *attention.KERNELS,
     *reductions.KERNELS,
 )
