@@ -58,7 +58,7 @@ def outcome(registry: Registry, name: str) -> Plugin:
 
 FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
-    *("env", "ray", "loss_tokens", "loss_preference"),
+    *("env", "ray", "loss_tokens", "loss_preference", "loss_distillation"),
     *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe"),
     "offload_residual",
     "offload_states",

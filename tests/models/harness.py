@@ -26,6 +26,7 @@ from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_core.standard_ops.next_token import LOSSES
 from surogate_dora.ops import OPS as DORA_OPS
 from surogate_lora.ops import OPS as LORA_OPS
+from surogate_loss_distillation.ops import OPS as DISTILLATION_OPS
 from surogate_loss_preference.kto import KTO_OPS
 from surogate_loss_preference.ops import OPS as PREFERENCE_OPS
 from surogate_loss_tokens.ops import OPS as TOKENS_OPS
@@ -50,7 +51,7 @@ from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.ops import OPS as FP8_OPS
 from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 
-LOSS_OPS = (*TOKENS_OPS, *PREFERENCE_OPS, *KTO_OPS)
+LOSS_OPS = (*TOKENS_OPS, *PREFERENCE_OPS, *KTO_OPS, *DISTILLATION_OPS)
 STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
 OPS = {
     definition.kind: definition

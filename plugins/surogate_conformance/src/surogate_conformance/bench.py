@@ -384,7 +384,11 @@ def with_groups(batch: MicroBatch, inputs: PlanInputs, only: slice = slice(None)
     for column in loss.columns(inputs.loss_options):
         drawn = np.random.default_rng(7).random((len(targets) + most) * size).astype(np.float32)
         if column.per == "token":
-            asked[f"column.{column.name}"] = np.where(targets >= 0, drawn[: len(targets)], 0).astype(np.float32)
+            numbers = np.random.default_rng(7).random((len(targets), *column.shape)).astype(np.float32)
+            if column.dtype == "int32":  # as ids: small, and different for a token
+                numbers = np.broadcast_to(np.arange(numbers[0].size).reshape(column.shape), numbers.shape)
+            numbers = np.where((targets >= 0).reshape(-1, *(1 for _ in column.shape)), numbers, 0)
+            asked[f"column.{column.name}"] = numbers.astype(np.int32 if column.dtype == "int32" else np.float32)
         else:
             whole = np.zeros((most, size), np.float32)
             whole[: len(chosen)] = drawn[: len(every) * size].reshape(-1, size)[only]

@@ -1,0 +1,1 @@
+"""Distillation: KL divergence to the cached top-k probabilities of a teacher, beside cross-entropy."""

@@ -1,0 +1,15 @@
+"""Hooks of `surogate-loss-distillation`."""
+
+from __future__ import annotations
+
+from surogate_core.api import provides
+
+from .loss import DISTILLATION
+from .ops import OPS
+
+SUROGATE_API = {"ops": 1, "losses": 1}
+SUROGATE_EXAMPLES = {
+    "loss distillation": [{"distillation_top_k": 4}, {"distillation_top_k": 4, "distillation_kl": "reverse"}]
+}
+surogate_ops = provides(OPS)
+surogate_losses = provides([DISTILLATION])
