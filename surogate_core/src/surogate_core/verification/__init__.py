@@ -199,18 +199,24 @@ def _compare(
 
     ours = observe_ours(subject)
     ours_in_fp32 = observe_ours(exact) if exact else None
-    truth = transformers_side.observe(subject, rows, scratch, torch.float64)
+    exactly = ours_in_fp32 or ours
+
+    def observe_theirs(dtype: torch.dtype, of: Observed) -> Observed:
+        return transformers_side.observe(subject, rows, scratch, dtype, of.choices)
+
+    truth = observe_theirs(torch.float64, ours)
     layers = _layers(subject)
     for missing in (ours.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
             raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
-    in_fp32 = transformers_side.observe(subject, rows, scratch, torch.float32)
+    in_fp32 = observe_theirs(torch.float32, exactly)
     fp32 = yardstick.fp32(in_fp32, _longest_sum(subject), len(rows.batch.tokens))
     if ours_in_fp32 is None:
         return None, compare(ours, truth, fp32, layers)
-    verdict_in_fp32 = compare(ours_in_fp32, truth, fp32, layers)
-    del in_fp32, fp32, ours_in_fp32
-    in_bf16 = transformers_side.observe(subject, rows, scratch, torch.bfloat16)
+    truth_in_fp32 = observe_theirs(torch.float64, ours_in_fp32) if ours.choices else truth
+    verdict_in_fp32 = compare(ours_in_fp32, truth_in_fp32, fp32, layers)
+    del in_fp32, fp32, ours_in_fp32, truth_in_fp32, exactly
+    in_bf16 = observe_theirs(torch.bfloat16, ours)
     bf16 = yardstick.bf16(in_bf16, _product_error(subject.plan.inputs))
     return verdict_in_fp32, compare(ours, truth, bf16, layers)
 

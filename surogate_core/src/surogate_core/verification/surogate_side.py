@@ -15,6 +15,7 @@ from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
+from ..dtypes import DTYPES
 from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
@@ -92,6 +93,9 @@ class _Watcher:
             elif out.label == "residual":
                 self._keep(block_name(self._blocks), self._buffers.view(out, name))
                 self._blocks += 1
+            elif out.dtype == "int32" and all(DTYPES[value.dtype].has_grad for value in op.ins):
+                choices = self._buffers.view(out, name)
+                self._observed.choices.append(choices[self._positions.to(choices.device)].cpu())
             elif out.label == LOGITS:
                 self._keep(LOGITS, self._buffers.view(out, name), LOGIT_POSITIONS)
         kinds = self._plan.inputs.ops[op.kind].param_kinds

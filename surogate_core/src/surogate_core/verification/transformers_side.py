@@ -29,8 +29,10 @@ from .rows import ComparedRows
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype) -> Observed:
-    """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16).
+def observe(
+    subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype, choices: Sequence[Tensor]
+) -> Observed:
+    """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16), with our `choices`.
 
     For float64 and float32 the weights are first rounded to the dtype that the run stores, so that only the arithmetic
     differs. Dropout is off. `scratch` holds the weights that our side wrote.
@@ -47,7 +49,10 @@ def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
+        same = stack.enter_context(SameChoices(choices)) if choices else None
         for start, stop in rows.documents:
+            if same:
+                same.begin(stop - start)
             tokens = torch.from_numpy(rows.batch.tokens[start:stop]).long().to(device)
             targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
             logits = wrapped(input_ids=tokens[None], use_cache=False).logits[0]
@@ -57,6 +62,7 @@ def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.
             observed.loss = total + float(loss.detach()) / rows.batch.n_valid
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().float().cpu())
+    observed.lost = same.lost if same else None
     observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
     del model, wrapped, parameters
@@ -168,6 +174,42 @@ def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
             stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
         stack.callback(block.register_forward_hook(after(n)).remove)
     return seen
+
+
+class SameChoices(TorchFunctionMode):
+    """Makes a model choose what our side chose where it takes the largest values, as routers do, by `topk`.
+
+    Two values that are closer than their rounding may be chosen either way, and the results then differ by all that
+    depends on the choice. So the choices are compared by what they lose, and the results for equal choices.
+    """
+
+    def __init__(self, choices: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._choices, self._next, self._stop, self._size = choices, 0, 0, 0
+        self.lost = 0.0
+
+    def begin(self, size: int) -> None:
+        """Begin the next document, of `size` tokens."""
+        self._next, self._size, self._stop = 0, size, self._stop + size
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        found = func(*args, **kwargs or {})
+        if func not in (torch.topk, Tensor.topk) or self._next == len(self._choices):
+            return found
+        ours = self._choices[self._next][self._stop - self._size : self._stop].to(found.indices.device).long()
+        if ours.shape != found.indices.shape:
+            return found
+        self._next += 1
+        values = args[0].gather(-1, ours)
+        best = float(found.values.detach().sum())
+        self.lost = max(self.lost, (best - float(values.detach().sum())) / abs(best))
+        return torch.return_types.topk((values, ours))
 
 
 class KeepFloat64(TorchFunctionMode):

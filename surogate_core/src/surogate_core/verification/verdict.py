@@ -85,6 +85,8 @@ def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[
         reference = distance(yardstick.transformers.states[name], want)
         layer = int(name.split()[1]) if name.startswith("block ") else -1
         yield Row(name, "output", layer, distance(ours.states[name], want), reference, yardstick.allowed(reference))
+    if truth.lost is not None:
+        yield Row("choices", "output", -1, truth.lost, yardstick.transformers.lost or 0.0, yardstick.output)
 
 
 def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
