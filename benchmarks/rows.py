@@ -68,6 +68,11 @@ ROWS = (
     Row("fp8-lora-qwen3-0.6b", "qwen3-0.6b", 2, 2048, 4, lora=True, fp8=True),
     Row("fp8-lora-qwen3-4b", "qwen3-4b", 2, 2048, 4, lora=True, fp8=True),
     Row("fp8-lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, fp8=True),
+    Row("lora-mistral-7b", "mistral-7b", 2, 2048, 4, lora=True),
+    Row("full-mistral-7b", "mistral-7b", 2, 2048, 4),
+    Row("lora-gemma-3-4b", "gemma-3-4b", 2, 2048, 4, lora=True),
+    Row("full-gemma-3-4b", "gemma-3-4b", 2, 2048, 4),
+    Row("lora-qwen3-30b-a3b", "qwen3-30b-a3b", 1, 2048, 4, lora=True),
 )
 
 

@@ -24,7 +24,7 @@ from ..reference.rounding import TORCH_DTYPES
 from .folders import RUN_FILE
 from .matrix_codec import MatrixCodec
 
-ROWS = 512
+ROWS = 64
 """Rows of each matrix that are compared: the references of formats take minutes for all of a large model."""
 
 
