@@ -38,13 +38,15 @@ def write_random_model(
     hidden_size: int = 48,
     head_dim: int = 12,
 ) -> Path:
-    """Write transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2") with random weights.
+    """Write transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2", "gemma2") with random weights.
 
     Norm weights are around 1. Biases are nonzero; those of the keys have standard deviation `key_bias`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2"}[family]
+    architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2", "gemma2": "Gemma2"}[
+        family
+    ]
     write_model(
         directory,
         architectures=[f"{architecture}ForCausalLM"],
@@ -53,7 +55,7 @@ def write_random_model(
         intermediate_size=80,
         num_hidden_layers=layers,
         head_dim=head_dim,
-        attention_bias=family != "qwen3",
+        attention_bias=family not in ("qwen3", "gemma2"),
         tie_word_embeddings=False,
         initializer_range=0.05,
         rms_norm_eps=eps,

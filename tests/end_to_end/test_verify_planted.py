@@ -40,10 +40,10 @@ class Bench:
             *others, revise = args
             return plan_run(*others, lambda given: self.change(revise(given)))
 
-        def observe_once(subject: Subject, chosen: Any, scratch: Path, compute: torch.dtype) -> Observed:
+        def observe_once(subject: Subject, chosen: Any, scratch: Path, compute: torch.dtype, choices: Any) -> Observed:
             key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model)
             if key not in self._results:
-                self._results[key] = observe(subject, chosen, scratch, compute)
+                self._results[key] = observe(subject, chosen, scratch, compute, choices)
             return self._results[key]
 
         monkeypatch.setattr(verification, "plan_run", plan_changed)
@@ -96,6 +96,12 @@ def test_correct_models_pass_in_bf16(bench: Bench, condition: str, seed: int) ->
 
 
 # ------------------------------------------------------------------------------------------------------ planted errors
+
+
+def test_a_factor_of_the_embedding_that_bf16_would_round_is_exact_in_the_truth(bench: Bench) -> None:
+    """transformers makes it in the dtype in which a model is loaded."""
+    result = bench.verify(write_random_model(bench.root / "model", "gemma2", layers=1), "bf16")
+    assert result.passed, all_rows(result)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

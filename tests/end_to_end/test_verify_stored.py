@@ -80,11 +80,10 @@ def test_a_step_has_the_loss_and_the_gradients_of_bitsandbytes_and_peft(
 
     monkeypatch.setattr(transformers_side, "_load", load)
 
-    def in_training(model: Any, dtype: object) -> object:
+    def in_training(model: Any, dtype: object) -> None:
         model.eval = model.train  # bitsandbytes multiplies in bf16 on a CPU in the mode for evaluation
-        return model
 
-    monkeypatch.setattr(transformers_side, "_in_dtype", in_training)
+    monkeypatch.setattr(transformers_side, "_convert", in_training)
     result = verified(based, *LORA, "model_dtype=fp32", "qlora_bnb=true")
     assert len(loaded) % 14 == 0 < len(loaded)
     assert {row.kind for row in result.verdict.rows} >= {"output", "loss", "gradient"}

@@ -38,11 +38,14 @@ def observe(
     differs. Dropout is off. `scratch` holds the weights that our side wrote.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
-    stored = compute if compute == torch.bfloat16 else STORED[subject.plan.inputs.precision.model]
     with quiet():
-        model = _load(subject, scratch, stored)
+        model = _load(subject, scratch, compute if compute == torch.bfloat16 else torch.float32)
+        if compute != torch.bfloat16:
+            _convert(model, STORED[subject.plan.inputs.precision.model])
         wrapped, parameters = _adapted(subject, model, scratch)
-        wrapped = _in_dtype(wrapped, compute).to(device).eval()
+        if compute != torch.bfloat16:
+            _convert(wrapped, compute)
+        wrapped = wrapped.to(device).eval()
     _count_padding(model)
     observed = Observed()
     with ExitStack() as stack:
@@ -90,17 +93,10 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
         raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {reason}") from error
 
 
-def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """Convert parameters to `dtype`. For bfloat16 nothing changes: the weights were loaded in it, and PEFT keeps an
-    adapter in fp32.
-
-    Buffers are not converted: `model.to(torch.bfloat16)` would round the frequencies of RoPE too. No training with
-    transformers does that, and its error would look larger than it is.
-    """
-    if dtype != torch.bfloat16:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)
-    return model
+def _convert(model: Any, dtype: torch.dtype) -> None:
+    """Convert parameters, not buffers: the frequencies of RoPE and the factor of Gemma's embedding stay in fp32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _count_padding(model: Any) -> None:
