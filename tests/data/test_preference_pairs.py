@@ -32,6 +32,13 @@ def pair_of(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> list[E
     return list(found)
 
 
+def test_a_prompt_in_a_column_with_a_usual_name_needs_no_key(tokenizer: Tokenizer) -> None:
+    for row in ({"prompt": ASK}, {"question": ASK}, {"instruction": ASK, "input": "Now."}):
+        row |= {"chosen": GOOD, "rejected": BAD}
+        found = PREFERENCE.encode(row, tokenizer, PREFERENCE.options())
+        assert [one.tokens for one in found] == [one.tokens for one in pair_of(row, tokenizer)]
+
+
 def texts(document: Encoded, tokenizer: Tokenizer) -> tuple[str, str]:
     """Return the text that is not trained and the text that is."""
     asked = [t for t, trained in zip(document.tokens, document.trained, strict=True) if not trained]

@@ -44,9 +44,7 @@ def write_random_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2", "gemma2": "Gemma2"}[
-        family
-    ]
+    architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2", "gemma2": "Gemma2"}[family]
     write_model(
         directory,
         architectures=[f"{architecture}ForCausalLM"],
