@@ -82,7 +82,8 @@ class LateRun(Run):
     """Runs the ops of side lanes as late as their order allows: before an op that waits for them, or at the end."""
 
     def micro_step(self, program: str, batch: int = 0, *, micro_step: int = 1, seed: int = 1234) -> None:
-        ops, calls = self.family.programs[program].ops, self.executor._calls[program]
+        ops = self.family.programs[program].ops
+        calls = [run for run, _ in self.executor._calls[program] if run is not None]
         waits = lane_order(ops).waits
         waiting: dict[Lane, list[int]] = {}
 
@@ -92,7 +93,7 @@ class LateRun(Run):
                 own = queue.pop(0)
                 for i in waits.get(own, ()):
                     finish(i)
-                calls[own].run()
+                calls[own]()
 
         def run(name: str) -> None:
             for index, op in enumerate(ops):
@@ -101,7 +102,7 @@ class LateRun(Run):
                     continue
                 for i in waits.get(index, ()):
                     finish(i)
-                calls[index].run()
+                calls[index]()
             for queue in waiting.values():
                 while queue:
                     finish(queue[-1])
