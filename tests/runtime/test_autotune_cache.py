@@ -10,7 +10,8 @@ from threading import Event
 
 import pytest
 
-from surogate_core.runtime.autotune_cache import AutotuneCache, add_entries, cache_file, read_entries
+from surogate_core.machine.cache_home import device_file
+from surogate_core.runtime.autotune_cache import AutotuneCache, add_entries, read_entries
 
 
 def silent(line: str) -> None:
@@ -20,7 +21,7 @@ def silent(line: str) -> None:
 def test_each_gpu_model_has_its_own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "surogate/autotune/lib/nvidia-h100-80gb-hbm3.json"
-    assert cache_file("lib", "NVIDIA H100 80GB HBM3") == path
+    assert device_file("autotune/lib", "NVIDIA H100 80GB HBM3") == path
 
 
 def test_a_run_loads_once_what_earlier_runs_dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 from surogate_core.cli.measure import comparison, measure_command
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device
+from surogate_core.machine.cache_home import device_file
 from surogate_core.machine.devices import built_in_gpu, gpu
-from surogate_core.machine.measured_rates import MeasuredRates, rates_file, read_rates, write_rates
+from surogate_core.machine.measured_rates import MeasuredRates, read_rates, write_rates
 from surogate_core.profiling.device_rates import Reading, Sizes, gpu_clock, measure_rates
 
 TITLE = "NVIDIA H200"
@@ -48,7 +49,7 @@ def test_a_later_plan_on_a_card_of_the_same_name_takes_the_rates() -> None:
     before = gpu(TITLE, 90, 1 << 37)
     assert before == built_in_gpu(TITLE, 90, 1 << 37) and read_rates(TITLE) is None
     path = write_rates(RATES)
-    assert path == rates_file(TITLE) and read_rates(TITLE) == RATES
+    assert path == device_file("devices", TITLE) and read_rates(TITLE) == RATES
     after = gpu(TITLE, 90, 1 << 37)
     assert (after.flops["bf16"], after.flops["fp8"]) == (6e14, before.flops["fp8"]), "fp8 was not measured"
     assert (after.bandwidth, after.host_bandwidth, after.launch_seconds) == (4e12, 5e10, 3e-6)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..api import DeviceInfo
-from .cache_home import cache_home
+from .cache_home import device_file
 from .replaced_file import replaced
 
 
@@ -41,14 +40,9 @@ class MeasuredRates:
         )
 
 
-def rates_file(title: str) -> Path:
-    """Return `$XDG_CACHE_HOME/surogate/devices/<card>.json`; XDG_CACHE_HOME defaults to `~/.cache`."""
-    return cache_home() / "devices" / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.json"
-
-
 def write_rates(rates: MeasuredRates) -> Path:
     """Write the rates and return the file. Replaces those of an earlier measurement."""
-    path = rates_file(rates.title)
+    path = device_file("devices", rates.title)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as fresh:
         fresh.write_text(json.dumps(asdict(rates), indent=2) + "\n", encoding="utf-8")
@@ -58,7 +52,7 @@ def write_rates(rates: MeasuredRates) -> Path:
 def read_rates(title: str) -> MeasuredRates | None:
     """Return the rates that were measured on a card of this name; None if there are none, or if the file is damaged."""
     try:
-        rates = MeasuredRates(**json.loads(rates_file(title).read_text(encoding="utf-8")))
+        rates = MeasuredRates(**json.loads(device_file("devices", title).read_text(encoding="utf-8")))
         numbers = (*rates.flops.values(), rates.bandwidth, rates.launch_seconds, rates.host_bandwidth)
         whole = rates.title == title and all(math.isfinite(x) and x > 0 for x in numbers)
     except (OSError, ValueError, TypeError, AttributeError):

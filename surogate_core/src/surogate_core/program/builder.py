@@ -49,7 +49,7 @@ class Builder:
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         """Declare a value that the training loop writes before a program runs."""
-        return self._declare(name, shape, dtype, "input", None)
+        return self._declare(name, shape, dtype, "input")
 
     def param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None = None) -> Value:
         """Declare a model weight. It is trainable unless an adapter freezes it."""
@@ -57,11 +57,11 @@ class Builder:
 
     def grad(self, param: Value, dtype: str) -> Value:
         """Declare the accumulated gradient of `param`."""
-        return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
+        return self._declare(f"grad.{param.name}", param.shape, dtype, "grad")
 
     def buffer(self, name: str, shape: Sequence[int], dtype: str, shard: Shard | None = None) -> Value:
         """Declare a gradient, or part, that several params use in turn, while those of the others are elsewhere."""
-        return self._declare(name, shape, dtype, "grad", None, shard=shard)
+        return self._declare(name, shape, dtype, "grad", shard=shard)
 
     def state(
         self,
@@ -79,7 +79,11 @@ class Builder:
 
         `collects`, `derived`, `place` and `shard`: see `Value`.
         """
-        return self._declare(name, shape, dtype, "state", init, collects, derived, place, shard)
+        if collects not in get_args(Collects):
+            raise ProgramError(f"{_caller()}: collects of state {name!r} is {collects!r}, expected sum or max")
+        return self._declare(
+            name, shape, dtype, "state", init, collects=collects, derived=derived, place=place, shard=shard
+        )
 
     def activation(
         self, label: str, shape: Sequence[int], dtype: str, place: Place = "device", *, room: int = 0
@@ -119,26 +123,15 @@ class Builder:
             del self._named[value.name]
 
     def _declare(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: str,
-        role: Role,
-        init: Init | None,
-        collects: Collects = "",
-        derived: bool = False,
-        place: Place = "device",
-        shard: Shard | None = None,
+        self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None = None, **fields: Any
     ) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a family: rename one")
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
-        if collects not in get_args(Collects):
-            raise ProgramError(f"{_caller()}: collects of {role} {name!r} is {collects!r}, expected sum or max")
         _check_dtype(name, dtype)
-        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place, shard)
-        if (role in ("param", "grad") or derived) and shards.is_divisible(value.shape, self.parts):
+        value = Value(name, tuple(shape), dtype, role, role, self._block, init, **fields)
+        if (role in ("param", "grad") or value.derived) and shards.is_divisible(value.shape, self.parts):
             value = replace(value, room=shards.room(value.shape, dtype, self.parts))
         self._named[name] = value
         return value

@@ -8,12 +8,11 @@ define the keys. Unused keys do no harm.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..machine.cache_home import cache_home
+from ..machine.cache_home import device_file
 from ..machine.replaced_file import replaced
 
 
@@ -46,7 +45,7 @@ class AutotuneCache:
         with self._loading:
             if name not in self._dumps:
                 if self._given is None:
-                    load(read_entries(cache_file(name, self._device), self._notice))
+                    load(read_entries(device_file(f"autotune/{name}", self._device), self._notice))
                 else:
                     load(self._given.get(name, {}))
                 self._dumps[name] = dump
@@ -54,12 +53,7 @@ class AutotuneCache:
     def save(self) -> None:
         """Write new entries. Call it when everything is bound."""
         for name, dump in self._dumps.items():
-            add_entries(cache_file(name, self._device), dump(), self._notice)
-
-
-def cache_file(name: str, device: str) -> Path:
-    """Return `$XDG_CACHE_HOME/surogate/autotune/<name>/<device>.json`; XDG_CACHE_HOME defaults to `~/.cache`."""
-    return cache_home() / "autotune" / name / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
+            add_entries(device_file(f"autotune/{name}", self._device), dump(), self._notice)
 
 
 def read_entries(path: Path, notice: Callable[[str], None]) -> dict[str, str]:
