@@ -26,15 +26,15 @@ quick = pytest.fixture(autouse=True)(quicken)
 
 def test_all_processes_get_the_word_of_the_first_and_the_values_of_all() -> None:
     def work(p: Processes) -> Any:
-        word = p.share(b"of 0" if p.world.writer else None, "a word")
-        return word, p.gather(f"{p.world.process}".encode(), "values")
+        word = p.share("of 0" if p.world.writer else None, "a word")
+        return word, p.gather(p.world.process, "values")
 
-    assert together(3, work) == [(b"of 0", [b"0", b"1", b"2"])] * 3
+    assert together(3, work) == [("of 0", [0, 1, 2])] * 3
 
 
 def test_one_process_exchanges_nothing() -> None:
     alone = Processes(World())
-    assert alone.share(b"x", "a word") == b"x" and alone.gather(b"y", "values") == [b"y"]
+    assert alone.share("x", "a word") == "x" and alone.gather("y", "values") == ["y"]
     alone.compare("settings", {"a": "1"})
     assert alone.world.store._values == {}  # type: ignore[attr-defined]
 
@@ -43,10 +43,10 @@ def test_keys_of_past_calls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_MEETING", 8)
     store = LocalStore()
 
-    def work(p: Processes) -> list[str]:
-        return [p.share(f"{i}".encode() if p.world.writer else None, "a step").decode() for i in range(100)]
+    def work(p: Processes) -> list[int]:
+        return [p.share(i if p.world.writer else None, "a step") for i in range(100)]
 
-    assert together(2, work, store) == [[str(i) for i in range(100)]] * 2
+    assert together(2, work, store) == [[*range(100)]] * 2
     assert len(store._values) < 3 * 8
 
 
@@ -107,7 +107,7 @@ def test_a_process_that_does_not_come_is_named_with_what_it_has_not_reached() ->
             threading.Event().wait(1.0)
             p.check()
         else:
-            p.gather(b"", "the end of an evaluation", seconds=0.2)
+            p.gather(None, "the end of an evaluation", seconds=0.2)
 
     first, second = together(2, work)
     assert str(first) == "process 1 of 2 has not reached the end of an evaluation within 0.2 s. The others wait for it."

@@ -62,18 +62,11 @@ def collect() -> SystemInfo:
     return SystemInfo(
         python=platform.python_version(),
         platform=platform.platform(),
-        cpu_count=available_cpus(),
+        cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
         gpus=tuple(_query_gpus()),
         versions=package_versions(),
     )
-
-
-def available_cpus() -> int:
-    """Return the number of cores that this process may use, by its affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

@@ -78,7 +78,7 @@ def connected(
     connect: Callable[[], Sequence[Any]]
     if chosen == "nccl":
         library = nccl.load()
-        identity = processes.share(nccl.new_identity(library) if world.writer else None, "the start of nccl")
+        identity = bytes(processes.share([*nccl.new_identity(library)] if world.writer else None, "the start of nccl"))
         connect = partial(nccl.connect, world, library, identity)
     else:
         connect = partial(copies.connect, world.devices) if chosen == "copies" else partial(gloo.connect, world)
@@ -149,6 +149,6 @@ def _shared_gpus(processes: Processes) -> list[str]:
     """Return the GPUs that have several ranks, of this process or of others."""
     from .device import gpu_uuids
 
-    found = processes.gather(" ".join(gpu_uuids(processes.world.devices)).encode(), "the choice of the transport")
-    ranks = Counter(uuid for uuids in found for uuid in uuids.decode().split())
+    found = processes.gather(gpu_uuids(processes.world.devices), "the choice of the transport")
+    ranks = Counter(uuid for uuids in found for uuid in uuids)
     return [uuid for uuid, count in ranks.items() if count > 1]

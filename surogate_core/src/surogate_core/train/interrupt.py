@@ -99,7 +99,7 @@ class Interrupt:
             self._save_received = False
             together.ask("save")
         new = together.asked(self._seen) if together.world.writer else []
-        for request in together.share(" ".join(new).encode(), "the next step").decode().split():
+        for request in together.share(new, "the next step"):
             self._seen += 1
             if request == "save":
                 self._save_agreed = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -29,8 +28,8 @@ def write_together(
 
     Raises what `write` raises; in the writer RunStopped if another process could not write.
     """
-    given = str(folder.resolve()).encode() if folder else None
-    where = Path(processes.share(given, "the folder of a save", series=_SERIES).decode())
+    given = str(folder.resolve()) if folder else None
+    where = Path(processes.share(given, "the folder of a save", series=_SERIES))
     failure: Exception | None = None
     report: dict[str, Any]
     hashes: Mapping[str, str] = {}
@@ -39,11 +38,11 @@ def write_together(
         report = {"files": {} if folder else _synced(where, hashes)}
     except Exception as error:
         failure, report = error, {"error": str(error) or type(error).__name__}
-    reports = processes.report(json.dumps(report).encode(), "the end of a save", series=_SERIES)
+    reports = processes.report(report, "the end of a save", series=_SERIES)
     if failure is not None:
         raise failure
     others: Files = {}
-    for process, found in enumerate(map(json.loads, reports)):
+    for process, found in enumerate(reports):
         if "error" in found:
             raise RunStopped(f"process {process} of {processes.world.processes}: {found['error']}")
         others |= found["files"]
@@ -64,13 +63,12 @@ def refuse_unshared(processes: Processes, key: str, folder: Path) -> None:
         if writer:
             with stopping_when_disk_refuses(path, safe_in=None, doing="writing"):
                 path.write_text(path.name)
-        path = Path(processes.share(str(path).encode(), "the check of folders").decode())
-        seen = [_read(path) == path.name, socket.gethostname()]
-        found = processes.gather(json.dumps(seen).encode(), "the check of folders")
+        path = Path(processes.share(str(path), "the check of folders"))
+        found = processes.gather([_read(path) == path.name, socket.gethostname()], "the check of folders")
     finally:
         if writer:
             path.unlink(missing_ok=True)
-    for process, (sees, host) in enumerate(map(json.loads, found)):
+    for process, (sees, host) in enumerate(found):
         if not sees:
             raise ConfigError(
                 f"{key}: process {process} (host {host}) does not see {path.parent} of process 0. Masters and "

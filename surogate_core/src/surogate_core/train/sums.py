@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -63,7 +62,6 @@ def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], proce
         totals = [total + value for total, value in zip(totals or [0.0] * len(found), found, strict=True)]
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)
-    given = json.dumps([totals, labels, groups]).encode()
-    every = [json.loads(value) for value in processes.gather(given, "the end of an evaluation")]
+    every = processes.gather([totals, labels, groups], "the end of an evaluation")
     summed = [sum(values) for values in zip(*(totals for totals, *_ in every), strict=True)]
     return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))

@@ -199,21 +199,20 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: AnyWorker, proce
     run, assembly, what = saved_run.run, saved_run.plan.assembly, "the loaded weights"
     given = str(resumed.directory.resolve()) if resumed else ""
     stored = sorted(stored_params(run, assembly)) if processes.world.writer and not run.config.from_scratch else []
-    begins_from = json.dumps([given, stored]).encode()
-    directory, stored = json.loads(processes.share(begins_from, "what the run begins from"))
+    directory, stored = processes.share([given, stored], "what the run begins from")
     progress = Progress()
     if processes.world.writer:
         if resumed:
             progress = saved_run.restore(resumed, worker)
         else:
             fill_weights(run, assembly, worker)
-        processes.share(json.dumps(asdict(progress)).encode(), what)
+        processes.share(asdict(progress), what)
         return progress
     if run.adapter or not directory:  # a checkpoint of an adapter does not hold the base
         receive_staged(assembly, worker, stored)
     if directory:
         saved_run.restore_parts(Path(directory), worker)
-    progress = Progress(**json.loads(processes.share(None, what)))
+    progress = Progress(**processes.share(None, what))
     if directory:
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
     return progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,7 +52,7 @@ def make_worker(
         return _on_cpu(run, plan, comms, together)
     cache = AutotuneCache(target.device.title, notice)
     if not together.world.writer:
-        cache.use(json.loads(together.share(None, SELECTED)))
+        cache.use(together.share(None, SELECTED))
     idle = idle_modules(plan.kernels)  # only with kernels: allow_reference; otherwise the run was refused
 
     def kernel_for(op: Op) -> KernelDef | None:
@@ -75,7 +74,7 @@ def make_worker(
     worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0])
     cache.save()
     if together.world.writer:
-        together.share(json.dumps(cache.selected()).encode(), SELECTED)
+        together.share(cache.selected(), SELECTED)
     return worker
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
+from typing import Any
 
 from ..api import StoreLost, World
 from ..api.world import CollectiveError, Position
@@ -72,27 +73,27 @@ class Processes:
 
     # ------------------------------------------------------------------------------------------------------ exchange
 
-    def share(self, value: bytes | None, what: str, seconds: float = PATIENCE, series: str = "") -> bytes:
-        """Return the value of the writer, in every process. Those of the others are ignored.
+    def share(self, value: Any, what: str, seconds: float = PATIENCE, series: str = "") -> Any:
+        """Return the value of the writer, of JSON types, in every process. Those of the others are ignored.
 
         Calls of a `series` meet calls of the same one. Each thread that exchanges values has one of its own.
         """
+        if self.alone:
+            return value
         if self.world.writer:
-            assert value is not None
-            if not self.alone:
-                self._set(f"{self._call(series)}/0", value)
+            self._set(f"{self._call(series)}/0", value)
             return value
         return self._get(f"{self._call(series)}/0", 0, what, seconds, series)
 
-    def gather(self, value: bytes, what: str, seconds: float = PATIENCE) -> list[bytes]:
-        """Return the values of all processes, in their order."""
+    def gather(self, value: Any, what: str, seconds: float = PATIENCE) -> list[Any]:
+        """Return the values of all processes, of JSON types, in their order."""
         return self._gather(value, what, seconds, "", self.world.processes)
 
-    def report(self, value: bytes, what: str, series: str, seconds: float = PATIENCE) -> list[bytes]:
-        """Return the values of all processes to the writer. The others do not wait, and get no value."""
+    def report(self, value: Any, what: str, series: str, seconds: float = PATIENCE) -> list[Any]:
+        """Return the values of all processes, as `gather`, to the writer. The others do not wait, and get no value."""
         return self._gather(value, what, seconds, series, self.world.processes if self.world.writer else 0)
 
-    def _gather(self, value: bytes, what: str, seconds: float, series: str, count: int) -> list[bytes]:
+    def _gather(self, value: Any, what: str, seconds: float, series: str, count: int) -> list[Any]:
         if self.alone:
             return [value]
         call = self._call(series)
@@ -100,12 +101,11 @@ class Processes:
         return [self._get(f"{call}/{process}", process, what, seconds, series) for process in range(count)]
 
     def barrier(self, what: str, seconds: float = PATIENCE) -> None:
-        self.gather(b"", what, seconds)
+        self.gather(None, what, seconds)
 
     def compare(self, what: str, facts: Mapping[str, str]) -> None:
         """Raise ConfigError in every process, with the same text, if a fact differs between processes."""
-        found = [json.loads(value) for value in self.gather(json.dumps(dict(facts)).encode(), what)]
-        wrong = list(_odd_ones(found))
+        wrong = list(_odd_ones(self.gather(dict(facts), what)))
         if wrong:
             raise _Difference(
                 f"the processes of this run differ in {what}: {'; '.join(wrong)}. Make them equal, so that all train "
@@ -116,13 +116,13 @@ class Processes:
 
     def ask(self, request: str) -> None:
         """Ask the writer for something, such as to stop. May be called on any thread."""
-        self._set(f"{_ASKED}/{self.world.store.add(_ASKED, 1)}", request.encode())
+        self._set(f"{_ASKED}/{self.world.store.add(_ASKED, 1)}", request)
 
     def asked(self, since: int) -> list[str]:
         """Return the requests of all processes after the first `since` ones, in the order in which they came."""
         try:
             count = self.world.store.add(_ASKED, 0)
-            return [self.world.store.get(f"{_ASKED}/{i + 1}", _POLL).decode() for i in range(since, count)]
+            return [json.loads(self.world.store.get(f"{_ASKED}/{i + 1}", _POLL)) for i in range(since, count)]
         except StoreLost as lost:
             raise self._lost(lost) from None
 
@@ -237,20 +237,20 @@ class Processes:
         return f"{series}{number}"
 
     def _meet(self, series: str, number: int) -> None:
-        self._set(f"{series}{number}/met/{self.world.process}", b"")
+        self._set(f"{series}{number}/met/{self.world.process}", None)
         for process in range(self.world.processes):
             self._get(f"{series}{number}/met/{process}", process, "the next step", PATIENCE, series)
         for past in range(number - _MEETING, number):  # all have made these calls
             self.world.store.delete(f"{series}{past}/{self.world.process}")
         self.world.store.delete(f"{series}{number - _MEETING}/met/{self.world.process}")
 
-    def _set(self, key: str, value: bytes) -> None:
+    def _set(self, key: str, value: Any) -> None:
         try:
-            self.world.store.set(key, value)
+            self.world.store.set(key, json.dumps(value).encode())
         except StoreLost as lost:
             raise self._lost(lost) from None
 
-    def _get(self, key: str, process: int, what: str, seconds: float, series: str) -> bytes:
+    def _get(self, key: str, process: int, what: str, seconds: float, series: str) -> Any:
         """Wait for a key that another process sets. `process` and `what` say for what, if it does not come."""
         deadline = time.monotonic() + seconds
         if not series:
@@ -258,7 +258,7 @@ class Processes:
         while True:
             self.check()
             try:
-                value = self.world.store.get(key, _POLL)
+                value = json.loads(self.world.store.get(key, _POLL))
                 if not series:
                     self._waits = ""
                 return value
