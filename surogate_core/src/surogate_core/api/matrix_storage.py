@@ -28,18 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from ..errors import ProgramError
 from ..program.op import Op
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import OpDef, OutSpec
 from ..program.value import WEIGHT_LABEL, Value
 from .base import Options, Support, Target
 from .recipes import ParamInfo
 from .weight_formats import StorageContext
-
-if TYPE_CHECKING:
-    pass
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -157,7 +154,7 @@ class MatrixStorage(Generic[Options]):
             infer=infer,
             attrs={"rows": tuple, **both, **attrs, **({"transposed": bool} if name == "to_e4m3" else {})},
             reference=f"{self.reference}:{kind}",
-            vjp=_no_gradient,
+            vjp=lambda b, op, grads: (None,) * len(op.ins),  # a stored weight is frozen
             flops=lambda op: flops_of_a_weight * self._size(op),
             math=lambda op: "fp32",
             **fields,
@@ -217,8 +214,3 @@ class MatrixStorage(Generic[Options]):
             )
         shape = weight.shape[::-1] if attrs["transposed"] else weight.shape
         return [OutSpec(WEIGHT_LABEL, shape, "e4m3"), OutSpec(WEIGHT_LABEL, (2,), "fp32")]
-
-
-def _no_gradient(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    """A stored weight is frozen."""
-    return (None,) * len(op.ins)

@@ -86,11 +86,6 @@ class Assembly:
         return any(program.purpose == "calibrate" for program in self.programs.values())
 
     @property
-    def gathers_late(self) -> bool:
-        """Whether an update leaves weights to be gathered: by the next first micro-step, or the program `gather`."""
-        return "gather" in self.programs
-
-    @property
     def readings(self) -> frozenset[Value]:
         """States that hold what the host reads of a step. No later step depends on them."""
         numerics = () if self.numerics is None else (self.numerics.values,)

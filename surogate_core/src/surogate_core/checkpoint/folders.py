@@ -22,8 +22,8 @@ _PARTIAL = ".partial"  # step_00000050.partial: being written
 _REPLACED = ".replaced"  # step_00000050.replaced: a complete older one, until the new one of that step has its name
 _REMOVED = ".removed"  # step_00000050.removed: being deleted
 _ASIDE = ".set_aside"  # step_00000050.set_aside: a complete one of a later step than the run resumed from
-SAVING = ".saving-"
 RUN_FILE = "run.yaml"  # the resolved config, in the folder around the checkpoints
+SAVING = ".saving-"
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -11,6 +11,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -201,10 +202,8 @@ def parse_files(value: Any, *, folder: str = "") -> tuple[str, ...]:
 
 def parse_resume(value: Any) -> bool | int | str:
     """Accept true, false, a step, `last-good`, or a path."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in FLAG_WORDS:
-        return FLAG_WORDS[value.strip().lower()]
+    with suppress(ValueError):
+        return parse_flag(value)
     if isinstance(value, str) and fold(value) == fold("last-good"):
         return "last-good"
     if isinstance(value, str) and not value.strip().isdecimal():

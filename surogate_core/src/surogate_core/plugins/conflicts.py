@@ -79,18 +79,7 @@ def _declares(item: Provided, key: str) -> type:
 
 
 def _conflict(what: str, name: str, first: Plugin, second: Plugin) -> str:
+    off = f"SUROGATE_PLUGINS=-{(first if second.distribution == CORE else second).distribution}"  # core stays
     if first.distribution == second.distribution:
-        return f"{what} '{name}' is provided twice by {first}; {_off_switch(second)}"
-    return (
-        f"{what} '{name}' is provided by {first} and {second}; uninstall one or set "
-        f"SUROGATE_PLUGINS=-{_switchable(first, second).distribution}"
-    )
-
-
-def _switchable(first: Plugin, second: Plugin) -> Plugin:
-    """Return the side of a conflict that can be switched off. Core itself cannot."""
-    return first if second.distribution == CORE else second
-
-
-def _off_switch(plugin: Plugin) -> str:
-    return f"uninstall it or set SUROGATE_PLUGINS=-{plugin.distribution}"
+        return f"{what} '{name}' is provided twice by {first}; uninstall it or set {off}"
+    return f"{what} '{name}' is provided by {first} and {second}; uninstall one or set {off}"

@@ -185,7 +185,7 @@ class _Loader:
             if not isinstance(definition, expected):
                 found = type(definition).__name__
                 raise _failure(plugin, f"{hook}()", f"returned {found} in its list, expected {expected.__name__}")
-            name = _name_of(kind, definition)
+            name = str(getattr(definition, {"op": "kind", "kernel": "op"}.get(kind, "name")))
             if plugin is not BUILTIN:
                 for fault in faults(kind, name, definition):
                     raise _failure(plugin, f"{hook}()", fault)
@@ -224,11 +224,6 @@ class _Loader:
 
 def _id(plugin: Plugin) -> str:
     return f"{plugin.name} of {plugin.distribution}"
-
-
-def _name_of(kind: str, definition: Any) -> str:
-    """Return the key of a definition: an op's kind, the kind of op that a kernel serves, or a name."""
-    return str(getattr(definition, {"op": "kind", "kernel": "op"}.get(kind, "name")))
 
 
 def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:

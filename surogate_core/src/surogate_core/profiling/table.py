@@ -116,13 +116,12 @@ def _calls(calls: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds with three digits or more."""
-    value = 1000 * seconds
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return _figure(1000 * seconds)
 
 
 def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Return three digits or more."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _percent(part: float, whole: float) -> str:

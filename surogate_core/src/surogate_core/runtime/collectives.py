@@ -124,17 +124,12 @@ def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], .
     memory of a rank begins has no effect, so all ranks have the same ranges.
     """
     found: list[tuple[int, int, str]] = []
+    end = None  # of the last range
     for address, value in values:
-        if found and found[-1][2] == value.dtype and found[-1][0] + align(_nbytes(found[-1])) == address:
-            start = found.pop()[0]
-        else:
-            start = address
+        start = found.pop()[0] if address == end and found[-1][2] == value.dtype else address
         found.append((start, (address - start) * 8 // DTYPES[value.dtype].bits + value.size, value.dtype))
+        end = start + align(DTYPES[value.dtype].nbytes(found[-1][1]))
     return tuple(found)
-
-
-def _nbytes(span: tuple[int, int, str]) -> int:
-    return DTYPES[span[2]].nbytes(span[1])
 
 
 KERNELS = tuple(

@@ -9,7 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ..api import BindContext, Call, KernelDef, Launch, Op, Support, Target
+from ..api import BindContext, Call, KernelDef, Op, Support, Target
 from ..machine.local_device import DRIVER
 
 
@@ -42,11 +42,8 @@ def _bind_move(op: Op, ctx: BindContext) -> Call:
     return ctx.call(copy, op.ins[0], op.outs[0], op.outs[0].nbytes)
 
 
-def _bind_wait(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
-    return ()  # the order of the streams is all that the op asks for
-
-
 KERNELS = (
     KernelDef(op="move", dtypes=("*", "*"), supports=_supports, bind=_bind_move),
-    KernelDef(op="wait", dtypes=("*", "..."), supports=_supports, bind=_bind_wait),
+    # The order of the streams is all that the op asks for.
+    KernelDef(op="wait", dtypes=("*", "..."), supports=_supports, bind=lambda op, ctx: ()),
 )

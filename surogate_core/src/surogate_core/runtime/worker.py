@@ -289,7 +289,7 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run(self.assembly.only("update"))
-        self._gathers_late = self.assembly.gathers_late
+        self._gathers_late = "gather" in self.assembly.programs  # or the next first micro-step gathers
         reading = self._read()
         if self._calibrating:  # the only steps that the host waits for
             self._calibrating = not all(isfinite(value) for value in reading.values())

@@ -42,7 +42,8 @@ def estimate(subject: Subject, exact: Subject | None, rows: ComparedRows) -> Nee
     longest = max(b - a for a, b in rows.documents)
     share = longest / len(rows.batch.tokens)
     heads = subject.run.model_config.get("num_attention_heads")
-    scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(subject) * longest**2
+    n_layers = len({op.block for op in assembly.only("evaluate").ops if op.block >= 0})
+    scores = 3 * (heads if isinstance(heads, int) else 0) * n_layers * longest**2
     logits = 4 * longest * subject.plan.inputs.dims.vocab_size
     transformers = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
     compared = 3 if exact is None else 4
@@ -60,7 +61,3 @@ def refuse_unless_it_fits(subject: Subject, needed: Needs) -> None:
             f"{subject.run.loaded.source}: verifying needs about {needed}; this machine has {have}. "
             "Verify only the first layers (--layers 4) or fewer tokens (--rows 1 --length 128)."
         )
-
-
-def _n_layers(subject: Subject) -> int:
-    return len({op.block for op in subject.plan.assembly.only("evaluate").ops if op.block >= 0})
