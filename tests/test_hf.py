@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from surogate_core.checkpoint import stored_weights, tensor_file
 from surogate_core.checkpoint.hf import ModelExport, save_model
-from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, load_weights
+from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, open_weights
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
 from surogate_core.runtime.pieces import Pieces
@@ -45,7 +45,7 @@ class Model:
 
     def load(self, directory: Path) -> dict[str, Tensor]:
         ignored, copies = self.definition.ignored_tensors(self.dims), self.definition.tied_copies(self.dims)
-        load_weights(directory, self.maps, self.pieces(), ignored, copies)
+        open_weights(directory, self.maps, ignored, copies).load(self.pieces())
         return self.by_tensor()
 
     def pieces(self) -> dict[str, Pieces]:

@@ -25,7 +25,7 @@ from surogate_core.checkpoint.model_ranges import join_ranges, load_model, write
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.saved_run import SavedRun, model_export
 from surogate_core.checkpoint.states import FOLDER
-from surogate_core.checkpoint.stored_weights import RANGES_FOLDER, load_weights
+from surogate_core.checkpoint.stored_weights import RANGES_FOLDER, open_weights
 from surogate_core.errors import ConfigError
 from surogate_core.outputs.check import OutputCheck
 from surogate_core.program.shards import is_divisible, part_size
@@ -103,14 +103,14 @@ def test_ranges_of_a_model_are_joined_to_the_files_of_one_process(
         hf.write_model(threads, replace(export, params=ranks))
         assert contents(threads) == contents(one)
         cleared = {name: replace(p, tensors=[torch.zeros_like(t) for t in p.tensors]) for name, p in ranks.items()}
-        load_weights(one, saved_run.plan.assembly.weights, cleared)
+        open_weights(one, saved_run.plan.assembly.weights).load(cleared)
         for name, held in ranks.items():
             assert all(torch.equal(*pair) for pair in zip(held.tensors, cleared[name].tensors, strict=True)), name
         read = {name: Pieces.of(torch.zeros_like(p.tensor())) for name, p in weights.items()}
         load_model(parts, saved_run.plan.assembly.weights, read)
         assert all(torch.equal(p.tensor(), weights[name].tensor()) for name, p in read.items())
         with pytest.raises(ConfigError, match=f"surogate export {parts} OUTPUT"):
-            load_weights(parts, saved_run.plan.assembly.weights, read)
+            open_weights(parts, saved_run.plan.assembly.weights).load(read)
     join_ranges(joined, parts)
     expected = {name: data for name, data in contents(one).items() if name.startswith("model")}
     assert contents(joined) == expected and (len(expected) > 2) == (shard_bytes == 50_000)

@@ -132,7 +132,7 @@ def test_missing_write_permission_is_an_error_before_the_first_step(
 def test_offline_mode_is_an_error_before_the_first_step(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        reserve(run.load(here.write(push_to_hub=True)).config, FakeHub())
+        reserve(run.load(here.write(push_to_hub=True)).config)
 
 
 def test_the_whole_folder_of_an_adapter_is_pushed(tmp_path: Path, hub: FakeHub) -> None:

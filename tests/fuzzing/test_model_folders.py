@@ -55,7 +55,7 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
         values = plan.assembly.params.items()
         pieces = {name: Pieces.of(torch.empty(value.shape, device="meta")) for name, value in values}
         ignored, copies = inputs.model.ignored_tensors(inputs.dims), inputs.model.tied_copies(inputs.dims)
-        stored_weights.load_weights(folder, plan.assembly.weights, pieces, ignored, copies)
+        stored_weights.open_weights(folder, plan.assembly.weights, ignored, copies).load(pieces)
         tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
         assert len(tokenizer.token_bytes) == tokenizer.vocab_size

@@ -20,7 +20,7 @@ from surogate_core.checkpoint.hf import ModelExport, save_model
 from surogate_core.checkpoint.matrix_codec import MatrixCodec
 from surogate_core.checkpoint.quantize import _form as quantized_form
 from surogate_core.checkpoint.saved_run import SavedRun
-from surogate_core.checkpoint.stored_weights import BaseFormat, load_weights, quantized_params
+from surogate_core.checkpoint.stored_weights import BaseFormat, open_weights, quantized_params
 from surogate_core.runtime.pieces import Pieces
 from surogate_core.verification.surogate_side import _gradients as verified_gradients
 from surogate_lora.adapter import LORA
@@ -78,7 +78,7 @@ def test_elements_are_where_the_layout_says_and_export_is_the_input_byte_for_byt
     save_file(given, tmp_path / "model.safetensors", metadata={"format": "pt"})
     params = {v.name: torch.empty(v.shape) for v in assemble(plan_inputs(CONFIG, model=MOVED)).params.values()}
     pieces = {name: held(param) for name, param in params.items()}
-    load_weights(tmp_path, MAPS, pieces)
+    open_weights(tmp_path, MAPS).load(pieces)
     f, head = DIMS.d_ff, DIMS.head_dim
     assert torch.equal(params["layers.0.mlp.gate_up"][f + 5], given[GATE_UP][2 * 5 + 1])
     value_of_head_2 = given[QKV].view(-1, 3, head, DIMS.d_model)[2, 2]
@@ -98,7 +98,7 @@ def test_a_range_of_rows_is_read_of_a_tensor_in_another_order(tmp_path: Path) ->
     given = stored()
     save_file(given, tmp_path / "model.safetensors")
     part = torch.empty(100)
-    load_weights(tmp_path, MAPS, {"layers.0.mlp.down": Pieces((DIMS.d_model, DIMS.d_ff), 85, [part])})
+    open_weights(tmp_path, MAPS).load({"layers.0.mlp.down": Pieces((DIMS.d_model, DIMS.d_ff), 85, [part])})
     assert torch.equal(part, given[DOWN].T.reshape(-1)[85:185])
 
 

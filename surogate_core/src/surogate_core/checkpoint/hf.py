@@ -58,7 +58,7 @@ class ModelExport:
 def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
     """Write a model into an empty directory, as `AutoModelForCausalLM.from_pretrained` loads it.
 
-    The inverse of `load_weights`. Return the hashes of the weights, {file name: hash}. For use inside
+    The inverse of `StoredWeights.load`. Return the hashes of the weights, {file name: hash}. For use inside
     `save_checkpoint`: neither atomic nor synced to the disk.
     """
     shards = shards_of(list(stored_tensors(model)), model.max_shard_bytes)

@@ -19,7 +19,7 @@ from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_
 from .manifest import MANIFEST, DamagedCheckpoint, read_manifest, verify_files
 from .saved_tensors import SavedTensor, read_tensors
 from .states import FOLDER, write_tensors
-from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, load_weights, read_weight_map, rows_of
+from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
 from .tensor_file import write_safetensors
 
 
@@ -45,7 +45,7 @@ def load_model(directory: Path, maps: Sequence[WeightMap], params: Mapping[str, 
     Raises ConfigError, naming file and tensor, if it is not the model of `maps`.
     """
     if not (directory / RANGES_FOLDER).is_dir():
-        load_weights(directory, maps, params)
+        open_weights(directory, maps).load(params)
         return
     tensors = _tensors(directory)
     for m in maps:

@@ -217,17 +217,6 @@ def _naming(path: Path, tensor: str) -> Iterator[None]:
         raise ConfigError(f"{path}: {tensor}: {error}") from None
 
 
-def load_weights(
-    model_dir: Path,
-    maps: Sequence[WeightMap],
-    params: Mapping[str, Pieces],
-    ignored: Sequence[str] = (),
-    copies: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Copy a checkpoint's tensors into `params` (by param name), converting dtypes. See `open_weights`."""
-    open_weights(model_dir, maps, ignored, copies).load(params)
-
-
 def file_of(model_dir: Path, tensor: str) -> Path:
     """Return the file of a checkpoint that holds a tensor, or the folder if none does."""
     return next((path for path, names in locate(model_dir).items() if tensor in names), model_dir)

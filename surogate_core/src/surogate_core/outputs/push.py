@@ -34,7 +34,7 @@ def hub_api() -> Any:
     return HfApi()
 
 
-def reserve(config: TrainConfig, api: Any = None) -> str:
+def reserve(config: TrainConfig) -> str:
     """Return the name of the run's repository, owner/name. Create it if it does not exist.
 
     Call it before the first step. Raises ConfigError, with a remedy, if the hub cannot be reached, nobody is logged in,
@@ -45,7 +45,7 @@ def reserve(config: TrainConfig, api: Any = None) -> str:
     later = "or set push_to_hub: false and upload later with `hf upload`."
     if HF_HUB_OFFLINE:
         raise ConfigError(f"push_to_hub: HF_HUB_OFFLINE is set, so nothing can be uploaded. Unset it, {later}")
-    api = api or hub_api()
+    api = hub_api()
     try:
         user = api.whoami()["name"]
     except Exception as error:  # the library's own, its HTTP client's and the system's exceptions
@@ -66,7 +66,7 @@ def reserve(config: TrainConfig, api: Any = None) -> str:
     return repo
 
 
-def push(folder: Path, repo: str, notice: Callable[[str], None], api: Any = None) -> Pushed:
+def push(folder: Path, repo: str, notice: Callable[[str], None]) -> Pushed:
     """Upload the output of a finished run. A failure is returned, not raised, because the run itself has succeeded."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     names += [f"{TEMPLATE_DIRECTORY}/{path.name}" for path in sorted((folder / TEMPLATE_DIRECTORY).glob("*.jinja"))]
@@ -74,7 +74,7 @@ def push(folder: Path, repo: str, notice: Callable[[str], None], api: Any = None
     files = [name for name in names if not is_model or any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
     notice(f"uploading {folder} to {repo}: {len(files)} files")
     try:
-        (api or hub_api()).upload_folder(
+        hub_api().upload_folder(
             repo_id=repo,
             folder_path=folder,
             commit_message="Trained with Surogate",
