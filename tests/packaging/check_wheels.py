@@ -12,6 +12,7 @@ or incompatible requirement fails here as it would for a user.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import virtualenvs
+from filelock import FileLock
 from virtualenvs import Environment
 
 from surogate_new.package import LAYERS
@@ -120,10 +122,16 @@ def constrain(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="session")
 def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
-    """site-packages with the dependencies of the core wheel and no package of ours."""
-    environment = virtualenvs.create(tmp_path_factory.mktemp("dependencies") / "venv")
-    environment.pip("install", "--quiet", "--no-compile", *constrain, *DIST.glob("surogate_core-*.whl"))
-    environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
+    """site-packages with the dependencies of the core wheel and no package of ours, for all processes of pytest."""
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "dependencies"
+    environment, whole = Environment(root), root / "whole"
+    with FileLock(root.with_suffix(".lock")):
+        if not whole.exists():
+            virtualenvs.create(root)
+            environment.pip("install", "--quiet", "--no-compile", *constrain, *DIST.glob("surogate_core-*.whl"))
+            environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
+            whole.touch()
     return environment.site_packages
 
 
