@@ -20,8 +20,7 @@ from surogate_core.cli.options import RunArguments
 from surogate_core.cli.plan import Machines, fit_command
 from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
-from surogate_core.fitting.changes import batch_axis, resorts, shorter_rows
-from surogate_core.fitting.proposal import Proposal
+from surogate_core.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
 from surogate_core.fitting.proposals import propose, suggest
 from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device

@@ -17,8 +17,7 @@ from .config.plugin_files import plugin_files, read_run
 from .config.values import parse_bytes
 from .config.yaml import apply_overrides, read_yaml
 from .errors import ConfigError, PluginError
-from .fitting.changes import Changes, changed
-from .fitting.proposal import Proposal
+from .fitting.changes import Changes, Proposal, changed
 from .fitting.proposals import propose
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir

@@ -16,7 +16,7 @@ from .config.load import LoadedConfig, load_config, resolved
 from .config.plugin_files import plugin_files
 from .config.schema import TrainConfig
 from .errors import ConfigError
-from .fitting.proposal import one_line
+from .fitting.changes import one_line
 from .fitting.proposals import suggest
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .machine.devices import GIB

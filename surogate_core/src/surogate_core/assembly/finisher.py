@@ -173,16 +173,11 @@ class Finisher:
         whole = self.batch.cu_seqlens
         bounds = smaller_bounds(self.inputs.max_documents, self.inputs.batch_size)
         shorter = {n: self.b.input(f"{whole.name}@{n}", (n + 1,), whole.dtype) for n in bounds}
-        variants = {
-            program.name: tuple(
-                self.passed("documents", program, for_fewer(program, whole, fewer)) for fewer in shorter.values()
-            )
-            for program in programs
-            if shorter and any(whole in op.ins for op in program.ops)
-        }
-        for program in programs:
-            for fewer in variants.get(program.name, ()):
-                check_collectives(program, fewer)
+        variants: dict[str, tuple[Program, ...]] = {}
+        for program in programs if shorter else ():
+            for fewer in for_fewer(program, whole, shorter.values()):
+                check_collectives(program, self.passed("documents", program, fewer))
+                variants[program.name] = (*variants.get(program.name, ()), fewer)
         return shorter, variants
 
 

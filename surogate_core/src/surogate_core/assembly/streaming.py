@@ -77,6 +77,7 @@ class Streaming:
     def __init__(self, transfers: HostCopies, b: Builder, *, zero_copy: ZeroCopy = False) -> None:
         self._transfers = transfers
         self._held = frozenset(transfers.places)
+        self._values = {place: value for value, place in transfers.places.items()}
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
         self._b = b
@@ -163,12 +164,11 @@ class Streaming:
 
     def _places_written(self, ops: Sequence[Op]) -> dict[Value, list[int]]:
         """Return {value: the ops that write to its place}, such as the update of a rank's part."""
-        values = {place: value for value, place in self._transfers.places.items()}
         found: dict[Value, list[int]] = {}
         for index, op in enumerate(ops):
             for place in op.written:
-                if place in values:
-                    found.setdefault(values[place], []).append(index)
+                if place in self._values:
+                    found.setdefault(self._values[place], []).append(index)
         return found
 
     def _uses_held(self, op: Op) -> bool:

@@ -49,7 +49,7 @@ class HostCopies:
 
     def copy(self, b: Builder, value: Value) -> Value:
         copy = b.activation("streamed", value.shape, value.dtype, room=value.room)
-        return replace(copy, shard=value.shard)
+        return replace(copy, shard=value.shard) if value.shard else copy
 
     def fetch(self, b: Builder, pairs: Pairs) -> None:
         for place, copy in pairs:

@@ -12,7 +12,7 @@ from rich.text import Text
 from .. import run, training
 from ..config.load import LoadedConfig
 from ..errors import ConfigError
-from ..fitting.proposal import Proposal
+from ..fitting.changes import Proposal
 from ..machine.devices import GIB
 from ..planning.plan import Plan
 from .options import RunArguments

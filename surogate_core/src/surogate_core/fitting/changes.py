@@ -15,7 +15,8 @@ from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
 from ..config.yaml import dump_yaml
-from ..planning.plan import Plan
+from ..machine.devices import GIB
+from ..planning.plan import Plan, recomputed
 from ..planning.run import Run, open_run
 
 Changes = Mapping[str, Any]
@@ -203,3 +204,61 @@ def given_up(run: Run, changes: Changes) -> str:
     formats = {f.key: f"a base of {round(f.bits or 0)} bits" for f in run.registry.weight_formats().values()}
     names = {**LAST_RESORTS, **formats}
     return ", ".join(dict.fromkeys(names[key] for key in changes if key in names))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Changes of the config to make together, and the plan of the run with them. A step keeps its tokens.
+
+    The plan of a search is a sketch until it is `finished`: its seconds and missing bytes are estimates.
+
+    resort  what the run gives up, if the changes are a last resort; "" if they keep what it learns
+    """
+
+    changes: Changes
+    plan: Plan
+    resort: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.report.fits
+
+    @property
+    def lines(self) -> list[str]:
+        """The changes as lines of YAML."""
+        return yaml_lines(self.changes)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step; infinite if it does not fit."""
+        return self.plan.expected.seconds
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the device and the host that do not fit."""
+        report, rungs = self.plan.report, self.plan.rungs
+        freed = (rungs[0].kept - rungs[-1].kept) * self.plan.inputs.ranks_per_device if rungs else 0
+        return max(0, report.missing_bytes - freed) + report.missing_host_bytes
+
+    def finished(self) -> Proposal:
+        """Return the proposal with the recomputation that its plan needs."""
+        return replace(self, plan=recomputed(self.plan))
+
+    def saves(self, before: Plan) -> int:
+        """Return by how many bytes a device needs less than in the plan `before`."""
+        return before.report.device_bytes["total"] - self.plan.report.device_bytes["total"]
+
+    def costs(self, before: Plan) -> float:
+        """Return the time that is added to a step, over the time of a step in the plan `before`."""
+        after, step = self.plan.report, before.report.step.seconds
+        return after.step.seconds * before.report.tokens / after.tokens / step - 1
+
+
+def one_line(proposal: Proposal, before: Plan) -> str:
+    """Return a proposal as part of a sentence: `a: true, b: 1 (saves 5.1 GiB)`."""
+    saved, missing = proposal.saves(before), proposal.plan.report.missing_bytes
+    effect = (
+        f"saves {saved / GIB:.1f} GiB" if before.report.missing_bytes > 0 else f"{proposal.costs(before):+.0%} time"
+    )
+    rest = f", {missing / GIB:.1f} GiB still missing" if missing > 0 else ""
+    return f"{', '.join(proposal.lines)} ({effect}{rest})"

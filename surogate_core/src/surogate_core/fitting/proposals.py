@@ -15,8 +15,7 @@ from math import inf
 from ..errors import SurogateError
 from ..planning.plan import Plan, sketch_run
 from ..planning.run import Run
-from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits
-from .proposal import Proposal
+from .changes import Changes, Proposal, changed, given_up, resorts, resorts_if_nothing_fits
 from .search import ALIKE, Search
 
 _MOST_PLANS = 13, 7

@@ -28,6 +28,7 @@ from .changes import (
     WORTH,
     Axis,
     Changes,
+    Proposal,
     batch_axis,
     changed,
     divided_axes,
@@ -35,7 +36,6 @@ from .changes import (
     recompute_axis,
     with_level,
 )
-from .proposal import Proposal
 
 ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
@@ -61,9 +61,8 @@ class Search:
         self._own = tuple(axis.own for axis in self._axes)
         self._tried: dict[Settings, Proposal | None] = {}
         self._limit = seconds
-        self._finished: set[Settings] = set()
         if not self._changes(self._own):
-            self._tried[self._own] = Proposal(run, {}, plan)
+            self._tried[self._own] = Proposal({}, plan)
 
     def proposals(self) -> list[Proposal]:
         """Return what was tried: the fastest one finished, others as sketches."""
@@ -71,9 +70,10 @@ class Search:
             at = self._own if self._fits(self._own) else self._first_that_fits(self._own)
             if self._fits(at):
                 at = self._climbed(at)
-            if at in self._finished or not self._seconds(at) < self._limit:
-                return [found for found in self._tried.values() if found]
-            self._finish(at)
+            found = self._planned(at)
+            if not found or not found.plan.rungs or found.seconds >= self._limit:
+                return [proposal for proposal in self._tried.values() if proposal]
+            self._tried[at] = found.finished()
 
     # --------------------------------------------------------------------------------------------------------- the way
 
@@ -111,7 +111,7 @@ class Search:
             (batch, 1),
             (batch, -1),
             *((index, -1) for index in reversed(others)),
-            *((index, by) for index in others for by in (2, 1)),
+            *((index, 1) for index in others),
         ]
         before = None
         while before != at:
@@ -148,29 +148,27 @@ class Search:
             return False
         found = self._planned(at)
         if found and not found.plan.expected.certain:
-            self._finish(at)
+            self._tried[at] = found.finished()
         return self._seconds(at) < inf and self._seconds(at) <= longest
 
     def _is_too_large(self, at: Settings) -> bool:
         """Return whether weights, gradients and states alone are more than the device has: such a run is not planned.
 
-        Not known for several ranks that may divide them, and where the run itself holds some on the host.
+        Not known if the run itself holds some on the host, or ranks divide others than in its plan.
         """
-        if self._n_divided or at in self._tried or self._held(()):
+        parts = slice(1, 1 + self._n_divided)
+        if at in self._tried or at[parts] != self._own[parts] or self._held(()):
             return False
         offloaded = [axis.settings[index].items() for axis, index in zip(self._axes, at, strict=True) if axis.transfers]
         try:
             held = _bytes(self._held(tuple(chain.from_iterable(offloaded))))
         except SurogateError:
             return False
+        if held and self._n_divided:
+            return False
         report = self._plan.report
         lasting = sum(report.device_bytes[part] for part in ("weights", "gradients", "optimizer"))
         return lasting - held * self._plan.inputs.ranks_per_device > report.device.memory_bytes
-
-    def _finish(self, at: Settings) -> None:
-        found = self._planned(at)
-        self._tried[at] = found and found.finished()
-        self._finished.add(at)
 
     def _seconds(self, at: Settings) -> float:
         """Return the seconds of a step (`Proposal.seconds`); infinite if it does not fit."""
@@ -195,7 +193,7 @@ class Search:
         self._recordings[recorded] = plan.recording
         if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.rungs:
             del changes["recompute"]
-        return Proposal(run, changes, plan)
+        return Proposal(changes, plan)
 
     def _inputs(self, run: Run) -> PlanInputs:
         own = self._plan.inputs

@@ -33,7 +33,7 @@ from .unstored import refuse_unstored
 
 Revise = Callable[[PlanInputs], PlanInputs]
 
-_CERTAIN = 0.75
+_CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
 
 
@@ -57,7 +57,7 @@ class Plan:
     overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
     rungs       of a sketch that does not fit: the recomputation to choose from (`recomputed`)
-    recording   what other plans of the run can be made from (`draft_run`)
+    recording   what other plans of the run can be made from (`sketch_run`)
     """
 
     inputs: PlanInputs
@@ -111,9 +111,10 @@ def plan_run(
     unless `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or
     PluginError if config, model, recipe and device do not fit together.
     """
-    plan = recomputed(run, sketch_run(run, device, world_size, revise, host_memory, nodes=nodes))
+    plan = recomputed(sketch_run(run, device, world_size, revise, host_memory, nodes=nodes))
     plan.verify()
-    return plan
+    lines = (*_overridden(run, plan.inputs.precision), *_undivided(plan.inputs), *_idle_choices(run, plan))
+    return replace(plan, overridden=lines)
 
 
 def sketch_run(
@@ -136,31 +137,23 @@ def sketch_run(
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
     refuse_unstored(run, plan.assembly)
-    if plan.report.missing_bytes > 0 and inputs.recompute_more:
-        with plan.assembly.passed.finding_causes():
-            rungs = ladder(plan.assembly, inputs)
-        plan = replace(plan, rungs=rungs if len(rungs) > 1 else ())
-    return plan if plan.rungs else _noted(run, plan)
-
-
-def recomputed(run: Run, plan: Plan) -> Plan:
-    """Return a sketch of `run` with more recomputation if it does not fit: the cheapest that fits, or all of it if
-    nothing does. A plan that recomputation does not make smaller is returned as it is.
-    """
-    if not plan.rungs:
-        return plan
     with plan.assembly.passed.finding_causes():
-        return _noted(run, _recomputing(plan))
+        rungs = ladder(plan.assembly, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
+    return replace(plan, rungs=rungs if len(rungs) > 1 else ())
 
 
-def _noted(run: Run, plan: Plan) -> Plan:
-    lines = (*_overridden(run, plan.inputs.precision), *_undivided(plan.inputs), *_idle_choices(run, plan))
-    return replace(plan, overridden=lines, rungs=())
+def recomputed(plan: Plan) -> Plan:
+    """Return a sketch with more recomputation if it does not fit: the cheapest that fits, or all of it if nothing does.
+
+    A plan that recomputation does not make smaller is returned as it is.
+    """
+    with plan.assembly.passed.finding_causes():
+        return _recomputing(plan) if plan.rungs else plan
 
 
 def _recomputing(plan: Plan) -> Plan:
-    """Return the plan with the recomputation that it needs, or `plan`."""
-    inputs, rungs = plan.inputs, plan.rungs
+    expected, inputs, rungs = plan.expected, plan.inputs, plan.rungs
+    plan = replace(plan, rungs=())
     missing = -(-plan.report.missing_bytes // inputs.ranks_per_device)
     drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
 
@@ -173,22 +166,13 @@ def _recomputing(plan: Plan) -> Plan:
         needed = sum(device_parts(assembly.memory, given).values())
         return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
 
-    if _least_bytes(plan) > plan.target.device.memory_bytes:
-        index = len(rungs) - 1
-        missing_at(index)
-    else:
-        index = climb(rungs, missing, missing_at)
+    last = len(rungs) - 1
+    climbs = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0
+    index = climb(rungs, missing, missing_at) if climbs else last
     given, assembly = drafts[index]
     after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
     chosen = _chosen(rungs[index].recomputation, plan, after)
     return replace(after, chosen=chosen) if chosen.saves > 0 else plan
-
-
-def _least_bytes(plan: Plan) -> int:
-    """Return bytes of the device that the run needs however much is recomputed: with the arena of the evaluation."""
-    memory = plan.assembly.memory
-    spared = (memory.arena_bytes - memory.arenas["evaluate"].arena_bytes) * plan.inputs.ranks_per_device
-    return plan.report.device_bytes["total"] - spared
 
 
 def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRecomputation:

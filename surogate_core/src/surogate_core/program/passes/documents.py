@@ -8,6 +8,7 @@ shortest of all, every document fills its row, because none is longer: attention
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..op import Program
@@ -29,7 +30,11 @@ def smaller_bounds(max_documents: int, rows: int) -> tuple[int, ...]:
     return (rows, *bounds) if rows < max_documents else ()
 
 
-def for_fewer(program: Program, cu_seqlens: Value, shorter: Value) -> Program:
-    """Return the variant that reads `shorter` instead of `cu_seqlens`. Ops that do not read `cu_seqlens` are shared."""
-    documents = shorter.shape[0] - 1
-    return replace(program.on({cu_seqlens: shorter}), name=f"{program.name}@{documents}", documents=documents)
+def for_fewer(program: Program, cu_seqlens: Value, shorter: Iterable[Value]) -> Iterator[Program]:
+    """Yield the variants that read a shorter input instead of `cu_seqlens`. They share the ops that read neither."""
+    reading = [index for index, op in enumerate(program.ops) if cu_seqlens in op.ins]
+    for fewer in shorter if reading else ():
+        ops, documents = list(program.ops), fewer.shape[0] - 1
+        for index in reading:
+            ops[index] = ops[index].on({cu_seqlens: fewer})
+        yield replace(program, ops=tuple(ops), name=f"{program.name}@{documents}", documents=documents)

@@ -19,12 +19,11 @@ def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
     aside = {v for op in program.ops if op.lane != "compute" for v in op.ins}
     last.update(dict.fromkeys((*program.outputs, *aside), len(program.ops)))
 
-    nowhere = {kind for kind, definition in ops.items() if definition.may_overwrite is OpDef.may_overwrite}
-
     def marked(index: int, op: Op) -> Op:
-        if op.kind in nowhere:
+        rule = ops[op.kind].may_overwrite
+        if rule is OpDef.may_overwrite:
             return op
-        allowed = ops[op.kind].may_overwrite(op).items()
+        allowed = rule(op).items()
         pairs = {out: i for out, i in allowed if last[op.ins[i]] == index and fits_in_place(op, out, i)}
         return op.changed(in_place=pairs) if pairs else op
 
