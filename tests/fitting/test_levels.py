@@ -15,7 +15,7 @@ import pytest
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.fitting.changes import divided_axes, with_level
+from surogate_core.fitting.changes import Proposal, divided_axes, with_level
 from surogate_core.fitting.proposals import propose, suggest
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.plan import Plan
