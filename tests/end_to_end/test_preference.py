@@ -95,6 +95,22 @@ def test_a_resumed_run_and_one_checked_op_by_op_have_the_same_bits(
 
 
 @pytest.mark.slow
+def test_all_weights_train_against_a_frozen_copy_resumed_and_on_two_ranks(folder: Path) -> None:
+    keys = {"lora": False, "reference": "frozen", "learning_rate": 1e-3}
+    out, one = train(folder, "full", **keys)
+    assert one[0]["loss"] == pytest.approx(0.6931472) and one[-2]["loss"] < 0.69
+    _, resumed = train(folder, "full-resumed", resume_from_checkpoint=str(out / "step_00000002"), **keys)
+    assert [record["loss"] for record in resumed] == [record["loss"] for record in one[-len(resumed) :]]
+    _, two = train(folder, "full-ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3, **keys)
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+    wrong = folder / "wrong-model.yaml"
+    wrong.write_text((folder / "full.yaml").read_text().replace("reference: frozen", "reference: Qwen/Qwen3-8B"))
+    with pytest.raises(ConfigError, match=r"reference: .*without_adapter.*frozen"):
+        run.load(wrong)
+
+
+@pytest.mark.slow
 def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path, list[dict[str, Any]]]) -> None:
     _, found = train(folder, "ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3)
     for ours, theirs in zip(found, straight[1], strict=True):

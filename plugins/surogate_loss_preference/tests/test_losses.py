@@ -194,6 +194,32 @@ def test_the_reference_is_the_model_before_training_and_has_no_backward_pass() -
     assert (found["reward_chosen"], found["reward_margin"]) == (0, 0) and found["loss"] == pytest.approx(0.6931472)
 
 
+def test_a_frozen_reference_is_the_weights_before_the_first_step() -> None:
+    base, theirs = random_hf_model(tiny_config()).double(), random_hf_model(tiny_config())
+    model = planned("sigmoid", adapters=[], frozen_reference=True)
+    model.load(theirs.state_dict())
+    model.executor.run("start")
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    model.load(theirs.state_dict())
+    found = step(model, PACKED)
+    theirs.double()
+    with torch.no_grad():
+        r = [log_probs(base, document).sum() for document in DOCUMENTS]
+    h = torch.stack([log_probs(theirs, d).sum() - own for d, own in zip(DOCUMENTS, r, strict=True)]).view(-1, 2)
+    loss = -F.logsigmoid(0.1 * (h[:, 0] - h[:, 1])).mean()
+    loss.backward()
+    assert found["loss"] == pytest.approx(float(loss.detach()), rel=TOLERANCE)
+    assert found["reward_chosen"] == pytest.approx(float(0.1 * h[:, 0].detach().mean()), rel=TOLERANCE)
+    for name, gradient in model.gradients.items():
+        assert relative_error(gradient, theirs.get_parameter(name).grad) <= TOLERANCE, name
+    micro = model.assembly.programs["micro_first"]
+    read = {v.role for op in micro.ops if op.phase == "reference" for v in op.ins if "." in v.name and v.role != "act"}
+    assert read == {"state"}
+
+
 def test_a_reference_that_would_change_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss: dpo compares .* trains no adapter\. Set lora: true"):
         planned("sigmoid", adapters=[])
@@ -203,6 +229,12 @@ def test_a_reference_that_would_change_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss: kto compares .* trains no adapter"):
         planned("kto", adapters=[])
     planned("orpo", adapters=[])
+    with pytest.raises(ConfigError, match=r"reference: frozen .* loss: orpo reads no reference\. Remove the key"):
+        planned("orpo", adapters=[], frozen_reference=True)
+    with pytest.raises(
+        ConfigError, match=r"reference: frozen .* an adapter leaves the model as it is\. Remove the key"
+    ):
+        planned("sigmoid", frozen_reference=True)
 
 
 DESIRABLE = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]

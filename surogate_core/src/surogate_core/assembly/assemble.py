@@ -142,9 +142,9 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
     model, head = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
-    forward, loss, stand_in = recorder.loss(model, head)
+    forward, loss, stand_in, copies = recorder.loss(model, head)
     forward = recorder.adapt(forward, weights)
-    forward = recorder.with_reference(forward, model, stand_in) if stand_in else forward
+    forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
     first, *others = (*loss.terms, *loss.figures)
     reported = tuple(_reported(b, figure) for figure in (replace(first, name="loss"), *others))
@@ -156,7 +156,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     micro, gradients = recorder.differentiated(forward, totals, weights)
     recorder.refuse_trained_reference(forward, gradients)
     params = recorder.params(forward, gradients, weights)
-    family, states = recorder.family(micro, recorder.evaluation(forward, evaluated), params, norm)
+    family, states = recorder.family(micro, recorder.evaluation(forward, evaluated), params, copies, norm)
     family, storage = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
     started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states

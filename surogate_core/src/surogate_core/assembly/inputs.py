@@ -44,6 +44,7 @@ class PlanInputs:
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
     zero_copy         whether the update uses values that the host holds where they are, without copies (`Streaming`)
+    frozen_reference  whether the loss compares with a copy of the weights
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
@@ -69,6 +70,7 @@ class PlanInputs:
     precision: Precision
     loss: LossDef
     loss_options: BaseModel
+    frozen_reference: bool = False
     lowering: LoweringDef | None = None
     batch_size: int
     seq_len: int

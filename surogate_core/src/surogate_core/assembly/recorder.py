@@ -81,29 +81,41 @@ class Recorder:
     def _adapter_context(self, weights: Sequence[WeightMap], options: BaseModel) -> AdapterContext[BaseModel]:
         return AdapterContext(builder=self.b, precision=self.inputs.precision, weights=weights, options=options)
 
-    def loss(self, forward: Program, head: Head) -> tuple[Program, Loss, Value | None]:
+    def loss(self, forward: Program, head: Head) -> tuple[Program, Loss, Value | None, Mapping[Value, Value]]:
         """Append the run's loss to the model's forward program. The outputs are its terms and the model's own losses.
 
-        Also return what stands for the last hidden state of the reference, if the loss reads one (`with_reference`).
+        Also return what stands for the last hidden state of the reference, if the loss reads one (`with_reference`),
+        and {param: the state that holds its copy}, of a frozen reference.
         """
         definition, options = self.inputs.loss, self.inputs.loss_options
         x = Value("reference", head.x.shape, head.x.dtype, "input") if definition.reference(options) else None
-        if x and not self.inputs.adapters:
+        frozen, adapts = self.inputs.frozen_reference, bool(self.inputs.adapters)
+        if frozen and (adapts or not x):
+            why = "an adapter leaves the model as it is" if adapts else f"loss: {definition.name} reads no reference"
+            raise ConfigError(f"reference: frozen would copy the weights, but {why}. Remove the key.")
+        if x and not (adapts or frozen):
             raise ConfigError(
                 f"loss: {definition.name} compares with the model as it is without the adapter, but this run trains no "
-                f"adapter. Set {ADAPTER_FLAG.key}: true, or choose a loss without a reference."
+                f"adapter. Set {ADAPTER_FLAG.key}: true, or reference: frozen, or choose a loss without a reference."
             )
-        reference = replace(head, x=x, losses=()) if x else None
+        copies = self._copies(forward, head) if frozen else {}
+        reference = replace(head, x=x, weight=copies.get(head.weight, head.weight), losses=()) if x else None
         context = LossContext(builder=self.b, head=head, reference=reference, batch=self.batch, options=options)
         with self.b.record("forward") as emitted:
             loss = definition.build(context)
         outputs = (*(term.value for term in loss.terms), *head.losses)
         after = replace(forward, ops=(*forward.ops, *emitted), outputs=outputs)
-        return self.passed("loss", forward, after, (definition, "build")), loss, x
+        return self.passed("loss", forward, after, (definition, "build")), loss, x, copies
 
-    def with_reference(self, forward: Program, model: Program, stand_in: Value) -> Program:
-        """Run the model without adapters before `forward`, whose loss reads its last hidden state."""
-        places: dict[Value, Value] = {}
+    def _copies(self, model: Program, head: Head) -> dict[Value, Value]:
+        read = dict.fromkeys((*(v for op in model.ops for v in op.ins if v.role == "param"), head.weight))
+        return {v: self.b.state(f"reference.{v.name}", v.shape, v.dtype, None) for v in read}
+
+    def with_reference(
+        self, forward: Program, model: Program, stand_in: Value, copies: Mapping[Value, Value]
+    ) -> Program:
+        """Run the model without adapters, or with `copies` of its params, before `forward`, whose loss reads it."""
+        places = dict(copies)
         ops: list[Op] = []
         for op in dead_code(replace(model, outputs=model.outputs[:1]), self.inputs.ops).ops:
             with self.b.record("reference", op.block):
@@ -226,7 +238,12 @@ class Recorder:
         return assigned(whole, work, self.inputs.sharding.parts)
 
     def family(
-        self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value
+        self,
+        micro: Program,
+        evaluate: Program,
+        params: dict[Value, ParamInfo],
+        copies: Mapping[Value, Value],
+        norm: Value,
     ) -> tuple[Family, Sequence[Value]]:
         """Record the other programs of a run. Return all of them, and the states of the optimizer.
 
@@ -241,7 +258,7 @@ class Recorder:
             update=update.program,
             clip_coef=update.clip_coef,
             derive=derive,
-            start=self._start(params),
+            start=self._start(params, copies),
         )
         with blaming(self.inputs.optimizer.origin, "update"):
             check_states([family.start, family.update])
@@ -312,8 +329,8 @@ class Recorder:
                 raise ProgramError(f"returned the clip_coef {coef!r}, expected an fp32[] that the update writes")
         return lowered
 
-    def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
-        """Record the masters from the params.
+    def _start(self, params: Mapping[Value, ParamInfo], copies: Mapping[Value, Value]) -> Program:
+        """Record the masters and the copies from the params.
 
         A param that is wider than its master becomes what the master holds, as after every update.
         """
@@ -325,6 +342,8 @@ class Recorder:
                     if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
                         self.b.emit("cast", p.master, outs=[param], dtype=p.param.dtype)
                         gather_updated([p], self.inputs.sharding, self.b)
+            for param, copy in copies.items():
+                self.b.emit("cast", param, outs=[copy], dtype=copy.dtype)
             return self.passed("start", None, self.b.program("start", stage="start"))
 
     def adapter_start(self, weights: Sequence[WeightMap], stored: WeightStorage | None) -> Program | None:

@@ -214,6 +214,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         recipe_options=loaded.recipe_options,
         loss=registry.loss(config.loss),
         loss_options=loaded.options["loss", config.loss],
+        frozen_reference=config.reference == "frozen",
         optimizer=registry.optimizer(config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,
