@@ -65,7 +65,8 @@ def encode_answers(
         fields = {"system": options.system_field, "tools": options.tools_field}
         given = {name: row.get(field) for name, field in fields.items() if field}
         # errors name these columns; a prompt that is in the column of the answer gets another name
-        asked = options.prompt_field if options.prompt_field not in (None, *columns) else "prompt"
+        field = options.prompt_field
+        asked = "prompt" if field is None or field in columns else field
         documents = [
             tokenizer.encode_conversation(
                 {asked: prompt, column: answer, **given},
