@@ -74,20 +74,28 @@ def tokenized(folder: Path, **keys: Any) -> Any:
     return run.tokenize(run.load(config(folder, "none", **keys)), notice=lambda line: None)
 
 
-def test_the_teacher_is_read_once_and_a_resumed_run_has_the_same_bits(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = train(folder, "straight")
-    assert "distillation_teacher: " in (said := capsys.readouterr()).out + said.err
-    monkeypatch.setattr(teacher, "Teacher", None)  # what is cached is not computed again
-    again = train(folder, "resumed", resume_from_checkpoint=str(folder / "straight/step_00000002"))
-    assert [r["loss"] for r in again] == [r["loss"] for r in records[-len(again) :]]
-    saved = [load_file(folder / name / "model.safetensors") for name in ("straight", "resumed")]
-    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
-    step, last = records[0], records[-1]
-    assert last["log"] == "eval" and set(last["figures"]) == set(step["figures"]) == {"cross_entropy", "divergence"}
+@pytest.fixture(scope="module")
+def straight(folder: Path) -> list[dict[str, Any]]:
+    return train(folder, "straight")
+
+
+def test_a_run_reports_both_parts_of_its_loss(straight: list[dict[str, Any]]) -> None:
+    step, last = straight[0], straight[-1]
+    assert last["log"] == "eval" and not last["in_nats"]
+    assert set(last["figures"]) == set(step["figures"]) == {"cross_entropy", "divergence"}
     figures = step["figures"]
     assert step["loss"] == pytest.approx(0.5 * figures["cross_entropy"] + 0.5 * 4 * figures["divergence"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_reads_no_teacher_and_has_the_same_bits(
+    folder: Path, straight: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher, "Teacher", None)  # what is cached is not computed again
+    again = train(folder, "resumed", resume_from_checkpoint=str(folder / "straight/step_00000002"))
+    assert [r["loss"] for r in again] == [r["loss"] for r in straight[-len(again) :]]
+    saved = [load_file(folder / name / "model.safetensors") for name in ("straight", "resumed")]
+    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
 
 
 def test_what_is_cached_is_what_the_teacher_says_of_each_document_alone(folder: Path) -> None:

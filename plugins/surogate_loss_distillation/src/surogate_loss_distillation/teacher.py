@@ -118,7 +118,10 @@ def _vocabulary(context: PrepareContext[DistillationOptions], directory: Path) -
     """Return how many of the teacher's logits count: embeddings may have more rows than the tokenizer has tokens."""
     k, sizes = context.options.distillation_top_k, []
     for path in (context.model_dir / "config.json", directory / "config.json"):
-        config = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{KEY}: {path} cannot be read: {error}. Name a model's directory.") from None
         size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
         if not isinstance(size, int):
             raise ConfigError(f"{KEY}: {path}: vocab_size is {size!r}, not a number. Use another model.")
