@@ -10,7 +10,7 @@ from models.harness import MODELS, PlannedModel, packed_documents, random_hf_mod
 from torch import Tensor
 from transformers import AutoConfig
 
-from surogate_core.errors import ConfigError
+from surogate_core.api import ConfigError
 
 QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3}
 OLMOE: dict[str, Any] = QWEN3_MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}

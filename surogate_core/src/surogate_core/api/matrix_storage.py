@@ -43,7 +43,7 @@ Attrs = Mapping[str, Any]
 Specs = list[OutSpec]
 Shape = tuple[int, ...]
 
-MAX_MATRICES = 64
+MAX_MATRICES = 256
 """Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
 E4M3_MULTIPLE = 16

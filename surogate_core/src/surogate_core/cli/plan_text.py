@@ -56,6 +56,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     )
     if plain := _unquantized(plan):
         yield f"products of block{'s' * (len(plain) > 1)} {numbers(plain, ' to ')} in {inputs.precision.model}"
+    if precise := _unquantizable(plan):
+        yield f"{', '.join(precise)} in {inputs.precision.model}, which {config.recipe} does not quantize"
     if inputs.weight_format:
         yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
     steps = config.gradient_accumulation_steps
@@ -71,11 +73,21 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
 
 def _unquantized(plan: Plan) -> list[int]:
     """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
-    weights = {weight.param for weight in plan.assembly.weights}
+    weights = {weight.param for weight in plan.assembly.weights if weight.kind != "router"}
     ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0]
     products = [op for op in ops if plan.inputs.ops[op.kind].product is not None]
     plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
     return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
+
+
+def _unquantizable(plan: Plan) -> list[str]:
+    """Return the kinds of ops that multiply weights of blocks, but of which a recipe of narrow products has no form."""
+    if plan.inputs.precision.matmul == plan.inputs.precision.model:
+        return []
+    matrices = {weight.param for weight in plan.assembly.weights if len(weight.tensors[0].shape) > 1}
+    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and len(op.ins) > 1]
+    others = [op for op in ops if plan.inputs.ops[op.kind].product is None]
+    return sorted({op.kind for op in others if op.ins[1].name in matrices or op.ins[1].label == WEIGHT_LABEL})
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import run
-from ..api import HFTensor
+from ..api import DTYPES, HFTensor
 from ..assembly.assembly import Assembly
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
-from ..dtypes import DTYPES
 from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES

@@ -109,11 +109,7 @@ struct CopyPlace {
 
     // Returns the matrix of the row, which is the same in all lanes of a warp.
     __device__ __forceinline__ int matrix_in(const FusedRows& fused) const {
-        int matrix = 0;
-        while (row >= static_cast<int>(fused.first_row[matrix + 1])) {
-            ++matrix;
-        }
-        return matrix;
+        return last_begun(fused.first_row, fused.count, row);
     }
 };
 
@@ -125,13 +121,15 @@ struct TensorScale {
 
     // Every lane of the warp calls it. Magnitudes are not negative, so their bits have the same order.
     __device__ __forceinline__ TensorScale(const float2* __restrict__ amax, int matrices) {
-        static_assert(max_matrices == 64);
-        const int lane = threadIdx.x % 32;
-        const float2 first = lane < matrices ? __ldg(amax + lane) : float2{};
-        const float2 second = lane + 32 < matrices ? __ldg(amax + lane + 32) : float2{};
-        const float top = __uint_as_float(
-            __reduce_max_sync(full_warp, max(__float_as_uint(first.x), __float_as_uint(second.x))));
-        const bool other = __any_sync(full_warp, first.y != 0.0f || second.y != 0.0f);
+        unsigned largest = 0;
+        bool found = false;
+        for (int i = threadIdx.x % 32; i < matrices; i += 32) {
+            const float2 one = __ldg(amax + i);
+            largest = max(largest, __float_as_uint(one.x));
+            found |= one.y != 0.0f;
+        }
+        const float top = __uint_as_float(__reduce_max_sync(full_warp, largest));
+        const bool other = __any_sync(full_warp, found);
         encode = top == 0.0f ? 1.0f : fminf(__fdiv_rn(448.0f, top), FLT_MAX);
         finite = !other;
     }

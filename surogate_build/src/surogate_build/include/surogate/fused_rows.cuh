@@ -18,7 +18,18 @@
 
 namespace surogate {
 
-constexpr int max_matrices = 64;
+// 128 experts have 256. Kernels take 6 KB of arguments, which CUDA 12.1 allows.
+constexpr int max_matrices = 256;
+
+// Returns the last of `count` matrices whose first element, by `first`, is not behind `at`.
+__device__ __forceinline__ int last_begun(const int64_t (&first)[max_matrices + 1], int count, int64_t at) {
+    int begin = 0;
+    for (int end = count; end - begin > 1;) {
+        const int middle = (begin + end) / 2;
+        (first[middle] <= at ? begin : end) = middle;
+    }
+    return begin;
+}
 
 // Element i of an array is the first one of matrix i, element `count` the total.
 struct FusedRows {
@@ -28,11 +39,7 @@ struct FusedRows {
     int64_t first_scale[max_matrices + 1];
 
     __device__ __forceinline__ int matrix_of(int64_t chunk) const {
-        int matrix = 0;
-        while (chunk >= first_chunk[matrix + 1]) {
-            ++matrix;
-        }
-        return matrix;
+        return last_begun(first_chunk, count, chunk);
     }
 
     // Returns the number of thread blocks.
@@ -51,7 +58,7 @@ constexpr int exponent_of(int64_t power) {
 template <class Chunks, class Scales>
 FusedRows fused_rows(const std::vector<int64_t>& rows, Chunks chunks_of, Scales scales_of, const char* op) {
     SUROGATE_REQUIRE(!rows.empty() && rows.size() <= max_matrices, op,
-                     "1 to 64 matrices can be fused, got " + std::to_string(rows.size()));
+                     "1 to 256 matrices can be fused, got " + std::to_string(rows.size()));
     FusedRows fused{};
     fused.count = static_cast<int>(rows.size());
     for (int i = 0; i < fused.count; ++i) {
