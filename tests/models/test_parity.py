@@ -108,7 +108,6 @@ FAMILIES = (
     "olmo3",
     "phi3",
     "qwen3_moe",
-    "olmoe",
 )
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 

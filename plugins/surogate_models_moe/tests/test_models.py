@@ -60,7 +60,6 @@ def test_transformers_5_names_the_number_of_experts_as_it_likes() -> None:
 @pytest.mark.parametrize(
     ("changes", "dense"),
     [
-        ({"decoder_sparse_step": 2}, {0, 2}),
         ({"mlp_only_layers": [1, 3]}, {1, 3}),
         ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, {0, 2, 3}),
     ],
