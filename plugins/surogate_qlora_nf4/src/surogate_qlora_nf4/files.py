@@ -103,6 +103,16 @@ def config(kept: Sequence[str], options: Nf4Options) -> Mapping[str, Any]:
     }
 
 
+def notice(tensors: Sequence[HFTensor], options: Nf4Options) -> str:
+    """Return what to tell about a checkpoint with experts, which are linear modules of their own in transformers 4."""
+    if not any(".experts." in tensor.name for tensor in tensors):
+        return ""
+    return (
+        "transformers 5 holds the experts of a layer in one tensor, and does not load them in this form. A run "
+        "of this checkpoint with qlora_bnb: true does."
+    )
+
+
 def _check(what: str, tensor: Tensor, dtype: Any, size: int) -> None:
     if tensor.dtype != dtype or tensor.numel() != size:
         raise ConfigError(f"{what} must be {size} elements of {dtype}, found {tensor.numel()} of {tensor.dtype}.")

@@ -24,6 +24,7 @@ NF4 = WeightFormatDef(
         load=files.load,
         save=files.save,
         config=files.config,
+        notice=files.notice,
     ),
     copies=STORAGE.copies,
 )
