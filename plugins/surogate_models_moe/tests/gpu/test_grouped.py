@@ -58,12 +58,12 @@ class Product:
 
     def run(self, kernels: Sequence[KernelDef]) -> Tensor:
         (out,) = run_kernel(kernels, self.op, self.contents)
-        return out
+        return out.cuda()
 
     def truth(self, of: Any = lambda x: x) -> Tensor:
         """Return the result in fp64 of operands after `of`."""
-        a, b = (of(self.contents[v].double()) for v in (self.a, self.b))
-        result = torch.zeros(self.d.shape, dtype=torch.float64)
+        a, b = (of(self.contents[v].cuda().double()) for v in (self.a, self.b))
+        result = torch.zeros(self.d.shape, dtype=torch.float64, device="cuda")
         experts = len(self.bounds) - 1
         for e in range(experts):
             rows = slice(int(self.bounds[e]), int(self.bounds[e + 1]))
@@ -86,7 +86,7 @@ def test_products_match_fp64(kernels: Sequence[KernelDef], kind: str, name: str)
 @KERNELS
 def test_gradients_of_weights_accumulate_and_stay_where_an_expert_has_no_rows(kernels: Sequence[KernelDef]) -> None:
     x = Product(KINDS[2], "uneven", accumulate=True)
-    before = torch.randn(x.d.shape)
+    before = torch.randn(x.d.shape).cuda()
     x.contents[x.d] = before
     out = x.run(kernels)
     assert_close(out, x.truth() + before.double(), torch.float32, x.length + 1, x.truth(torch.abs) + before.abs())
