@@ -15,14 +15,15 @@ void bind_grouped(nb::module_& m) {
         .def(
             "__init__",
             [](GroupedGemm* self, uintptr_t a, uintptr_t b, uintptr_t ends, uintptr_t d, uintptr_t workspace, int64_t rows,
-               int64_t n, int64_t k, int64_t experts, int kind, bool accumulate) {
+               int64_t n, int64_t k, int64_t experts, int kind, int dtype_d, bool accumulate) {
                 const surogate::GroupedBuffers buffers{reinterpret_cast<const void*>(a), reinterpret_cast<const void*>(b),
                                                        reinterpret_cast<const int32_t*>(ends), reinterpret_cast<void*>(d),
                                                        reinterpret_cast<void*>(workspace)};
-                new (self) GroupedGemm({rows, n, k, experts, kind, accumulate}, buffers);
+                new (self) GroupedGemm({rows, n, k, experts, kind, dtype_d, accumulate}, buffers);
             },
             nb::arg("a"), nb::arg("b"), nb::arg("ends"), nb::arg("d"), nb::arg("workspace"), nb::arg("rows"), nb::arg("n"),
-            nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("accumulate"))
+            nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("dtype_d"),
+            nb::arg("accumulate"))
         .def(
             "run", [](const GroupedGemm& self, uintptr_t stream) { self.run(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "surogate/check.h"
+#include "surogate/dtype.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -30,7 +31,9 @@ void check_grouped(const GroupedShape& shape, const void* a, const void* b, cons
     SUROGATE_REQUIRE(shape.experts > 0 && shape.experts <= 65535, op_name,
                      "experts must be 1 to 65535, got " + std::to_string(shape.experts));
     SUROGATE_REQUIRE(shape.kind >= FORWARD && shape.kind <= WGRAD, op_name, "unknown kind");
-    SUROGATE_REQUIRE(!shape.accumulate || shape.kind == WGRAD, op_name, "only wgrad accumulates");
+    SUROGATE_REQUIRE(shape.dtype_d == BF16 || (shape.dtype_d == FP32 && shape.kind == WGRAD), op_name,
+                     std::string("results are bf16, or fp32 of wgrad, not ") + name_of(shape.dtype_d));
+    SUROGATE_REQUIRE(!shape.accumulate || shape.dtype_d == FP32, op_name, "only fp32 accumulates");
     check_pointer(a, op_name, "a", 16);
     check_pointer(b, op_name, "b", 16);
     check_pointer(ends, op_name, "ends", 4);

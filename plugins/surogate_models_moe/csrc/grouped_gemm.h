@@ -3,13 +3,13 @@
 //
 //   forward   y [rows,n]        = x [rows,k] w_e^T
 //   dgrad     dx [rows,k]       = dy [rows,n] w_e
-//   wgrad     dw [experts*n,k]  = dy_e^T x_e, fp32, or += with `accumulate`
+//   wgrad     dw [experts*n,k]  = dy_e^T x_e, bf16 or fp32; in fp32 also += with `accumulate`
 //
-// bf16, row-major, contiguous, aligned to 16 bytes; n and k are multiples of 8. Sums are fp32 and are rounded once. Results
+// All else is bf16, row-major, contiguous, aligned to 16 bytes; n and k are multiples of 8. Sums are fp32 and are rounded once. Results
 // repeat. `ends` is read on the device, so a launch is the same for all routes and can be captured.
 //
 // FLOPs: 2 rows n k. Tiles are of 128 x 128 and of 128 rows at most of one expert: half of one is lost to each expert on
-// average. Bytes of wgrad: 4 experts n k, twice that where it accumulates.
+// average. Bytes of dw: 2 or 4 experts n k, read too where it accumulates.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,6 +24,7 @@ enum Grouped : int { FORWARD = 0, DGRAD = 1, WGRAD = 2 };
 struct GroupedShape {
     int64_t rows, n, k, experts;
     int kind;
+    int dtype_d;  // of <surogate/dtype.h>
     bool accumulate;
 };
 

@@ -20,6 +20,7 @@
 #include "grouped_mma.h"
 #include "mma.cuh"
 #include "surogate/check.h"
+#include "surogate/dtype.h"
 #include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
@@ -195,8 +196,9 @@ __global__ void __launch_bounds__(threads, 2)
                            static_cast<int>(blockIdx.x) * side, false);
 }
 
+template <class D>
 __global__ void __launch_bounds__(threads, 2)
-    wgrad_kernel(const T* dy, const T* x, const int32_t* ends, float* dw, int n, int k, int across, bool accumulate) {
+    wgrad_kernel(const T* dy, const T* x, const int32_t* ends, D* dw, int n, int k, int across, bool accumulate) {
     const int e = static_cast<int>(blockIdx.y), tile = static_cast<int>(blockIdx.x);
     const int start = e == 0 ? 0 : ends[e - 1], rows = ends[e] - start;
     if (rows == 0 && accumulate) {
@@ -210,15 +212,21 @@ __global__ void __launch_bounds__(threads, 2)
 }  // namespace
 
 void grouped_mma(const void* a, const void* b, const void* ends, void* d, int64_t rows, int64_t n, int64_t k,
-                 int64_t experts, int kind, bool accumulate, cudaStream_t stream) {
-    check_grouped({rows, n, k, experts, kind, accumulate}, a, b, ends, d);
+                 int64_t experts, int kind, int dtype_d, bool accumulate, cudaStream_t stream) {
+    check_grouped({rows, n, k, experts, kind, dtype_d, accumulate}, a, b, ends, d);
     const int32_t* groups = static_cast<const int32_t*>(ends);
     const T *left = static_cast<const T*>(a), *right = static_cast<const T*>(b);
     const int n_ = static_cast<int>(n), k_ = static_cast<int>(k), e = static_cast<int>(experts);
     if (kind == WGRAD) {
         const int across = static_cast<int>(ceil_div(k, side));
         const dim3 grid(to_int(across * ceil_div(n, side), "grouped_mma", "tiles"), static_cast<unsigned>(e));
-        wgrad_kernel<<<grid, threads, 0, stream>>>(left, right, groups, static_cast<float*>(d), n_, k_, across, accumulate);
+        if (dtype_d == FP32) {
+            float* dw = static_cast<float*>(d);
+            wgrad_kernel<<<grid, threads, 0, stream>>>(left, right, groups, dw, n_, k_, across, accumulate);
+        } else {
+            T* dw = static_cast<T*>(d);
+            wgrad_kernel<<<grid, threads, 0, stream>>>(left, right, groups, dw, n_, k_, across, false);
+        }
     } else {
         const int64_t tiles = rows / side + (experts < rows ? experts : rows);
         SUROGATE_REQUIRE(tiles <= 65535, "grouped_mma", "too many rows, got " + std::to_string(rows));

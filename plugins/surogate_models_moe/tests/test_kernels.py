@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,13 @@ def products(n: int = 16, k: int = 24, experts: int = 3) -> list[Op]:
         op("grouped_linear", x, w, ends),
         op("grouped_linear_dgrad", dy, w, ends),
         *(op("grouped_linear_wgrad", dy, x, ends, accumulate=accumulate) for accumulate in (False, True)),
+        rounded(op("grouped_linear_wgrad", dy, x, ends)),
     ]
+
+
+def rounded(wgrad: Op) -> Op:
+    """Return an op whose gradient is bf16, as `param_grad_dtype: bf16` makes it."""
+    return replace(wgrad, outs=(replace(wgrad.outs[0], dtype="bf16"),))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,7 @@ def test_what_a_kernel_does_not_serve_is_named() -> None:
     for wrong, message in (
         *((product, "widths must be multiples of 8, got 12") for product in products(n=12)),
         (op("grouped_linear", *((v.dtype, v.shape) for v in products()[0].ins), accumulate=True), "cannot accumulate"),
+        (replace(products()[-1], accumulate=frozenset({0})), "cannot accumulate"),
         (op("route", ("bf16", (4, 257)), k=8, normalize=True), "at most 256 experts, got 257"),
         (op("route", ("bf16", (4, 64)), k=17, normalize=True), "at most 16 experts a token, got 17"),
         (op("expert_order", experts, n_experts=64), "at most 16 experts a token, got 17"),

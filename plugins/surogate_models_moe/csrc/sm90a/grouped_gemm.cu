@@ -15,9 +15,11 @@
 #include <cutlass/util/packed_stride.hpp>
 
 #include <string>
+#include <type_traits>
 
 #include "grouped_gemm.h"
 #include "surogate/check.h"
+#include "surogate/dtype.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -47,13 +49,17 @@ struct Dgrad {
     using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;
 };
 
+template <class Gradient>
 struct Wgrad {
     using LayoutA = ColumnMajor;
     using LayoutB = RowMajor;
-    using C = float;
-    using D = float;
+    using C = std::conditional_t<std::is_same_v<Gradient, float>, float, void>;  // only fp32 accumulates
+    using D = Gradient;
     using Cluster = cute::Shape<cute::_2, cute::_1, cute::_1>;
 };
+
+template <class Kind>
+constexpr bool is_wgrad = std::is_same_v<typename Kind::LayoutA, ColumnMajor>;
 
 template <class Kind>
 constexpr int alignment_d = 16 / sizeof(typename Kind::D);
@@ -128,14 +134,14 @@ __global__ void groups_kernel(Groups<Kind> groups, const Element* a, const Eleme
         groups.a[e] = a + start * n, groups.b[e] = b + start * k, groups.d[e] = d + matrix;
     }
     // Strides are those of whole matrices: `rows` is no stride.
-    const int m_s = std::is_same_v<Kind, Wgrad> ? n : m_e;
+    const int m_s = is_wgrad<Kind> ? n : m_e;
     groups.shapes[e] = make_shape(m_e, n_e, k_e);
     groups.stride_a[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideA{}, make_shape(m_s, k_e, 1));
     groups.stride_b[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideB{}, make_shape(n_e, k_e, 1));
     groups.stride_d[e] = make_cute_packed_stride(typename Kernel<Kind>::InternalStrideD{}, make_shape(m_s, n_e, 1));
 }
 
-// Zeros for the gradients of experts without rows. Grid: (blocks of a matrix, experts). Bytes: 4 n k an expert without rows.
+// Zeros for the gradients of experts without rows. Grid: (blocks of a matrix, experts). Bytes: those of their gradients.
 __global__ void zeros_kernel(float4* d, const int32_t* ends, int64_t words) {
     const int e = static_cast<int>(blockIdx.y);
     if (ends[e] != (e == 0 ? 0 : ends[e - 1])) {
@@ -189,10 +195,10 @@ struct Prepared : GroupedGemm::Impl {
             experts);
         check_launch(op_name);
         check_status(gemm.run(stream), "run");
-        if constexpr (std::is_same_v<Kind, Wgrad>) {
+        if constexpr (is_wgrad<Kind>) {
             if (!shape.accumulate) {
                 zeros_kernel<<<dim3(8, experts), 256, 0, stream>>>(reinterpret_cast<float4*>(d), buffers.ends,
-                                                                   shape.n * shape.k / 4);
+                                                                   shape.n * shape.k / alignment_d<Kind>);
                 check_launch(op_name);
             }
         }
@@ -214,8 +220,12 @@ std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, 
         case DGRAD:
             return std::make_unique<Prepared<Dgrad>>(shape, buffers);
         default:
-            return std::make_unique<Prepared<Wgrad>>(shape, buffers);
+            break;
     }
+    if (shape.dtype_d == FP32) {
+        return std::make_unique<Prepared<Wgrad<float>>>(shape, buffers);
+    }
+    return std::make_unique<Prepared<Wgrad<Element>>>(shape, buffers);
 }
 
 }  // namespace surogate

@@ -42,19 +42,19 @@ MORE: dict[str, tuple[Sequence[int], int, int]] = {
 class Product:
     """An op of `kind`, its operands, and what it computes in fp64, with the sum of the magnitudes of its terms."""
 
-    def __init__(self, kind: str, name: str, *, accumulate: bool = False) -> None:
+    def __init__(self, kind: str, name: str, *, gradient: str = "fp32", accumulate: bool = False) -> None:
         counts, n, k = (GROUPS | MORE)[name]
         rows, experts = sum(counts), len(counts)
         self.bounds = torch.tensor([0, *counts]).cumsum(0)
         x, dy, w = (rows, k), (rows, n), (experts * n, k)
         a, b, d = {KINDS[0]: (x, w, dy), KINDS[1]: (dy, w, x), KINDS[2]: (dy, x, w)}[kind]
-        out = "fp32" if kind.endswith("wgrad") else "bf16"
+        out = gradient if kind.endswith("wgrad") else "bf16"
         self.a, self.b = Value("a", a, "bf16", "act"), Value("b", b, "bf16", "act")
         ends, self.d = Value("ends", (experts,), "int32", "act"), Value("d", d, out, "grad")
         self.op = Op(kind, (self.a, self.b, ends), (self.d,), {}, accumulate=frozenset({0} if accumulate else ()))
         self.contents: dict[Value, Tensor] = {v: torch.randn(v.shape).bfloat16() for v in (self.a, self.b)}
         self.contents[ends] = self.bounds[1:].int()
-        self.length = max([1, *counts]) if out == "fp32" else n if kind.endswith("dgrad") else k
+        self.length = {KINDS[0]: k, KINDS[1]: n, KINDS[2]: max(counts)}[kind]
 
     def run(self, kernels: Sequence[KernelDef]) -> Tensor:
         (out,) = run_kernel(kernels, self.op, self.contents)
@@ -76,10 +76,10 @@ class Product:
 
 
 @KERNELS
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "gradient"), [(kind, "fp32") for kind in KINDS] + [(KINDS[2], "bf16")])
 @pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
-def test_products_match_fp64(kernels: Sequence[KernelDef], kind: str, name: str) -> None:
-    x = Product(kind, name)
+def test_products_match_fp64(kernels: Sequence[KernelDef], kind: str, gradient: str, name: str) -> None:
+    x = Product(kind, name, gradient=gradient)
     assert_close(x.run(kernels), x.truth(), TORCH_DTYPES[x.d.dtype], x.length, x.truth(torch.abs))
 
 
@@ -121,10 +121,11 @@ def test_wrong_arguments_are_named() -> None:
 
     p = guarded((64,), torch.float32).pointer
     for arguments, message in (
-        ((p, p, p, p, 8, 8, 12, 1, 0, False), "n and k must be multiples of 8, got 12"),
-        ((p, p, p, p, 8, 8, 8, 1, 0, True), "only wgrad accumulates"),
-        ((p, p, p, p, 8, 8, 8, 0, 0, False), "experts must be 1 to 65535, got 0"),
-        ((p + 8, p, p, p, 8, 8, 8, 1, 0, False), "a must be aligned to 16 bytes"),
+        ((p, p, p, p, 8, 8, 12, 1, 0, 1, False), "n and k must be multiples of 8, got 12"),
+        ((p, p, p, p, 8, 8, 8, 1, 0, 0, False), "results are bf16, or fp32 of wgrad, not fp32"),
+        ((p, p, p, p, 8, 8, 8, 1, 2, 1, True), "only fp32 accumulates"),
+        ((p, p, p, p, 8, 8, 8, 0, 0, 1, False), "experts must be 1 to 65535, got 0"),
+        ((p + 8, p, p, p, 8, 8, 8, 1, 0, 1, False), "a must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.grouped_mma(*arguments, 0)

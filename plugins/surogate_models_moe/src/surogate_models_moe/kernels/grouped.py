@@ -5,7 +5,7 @@ Both read the ends of the groups on the device, so that a launch does not depend
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .support import aligned, supports
 
@@ -28,9 +28,14 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
     return rows, b.shape[0] // ends.size, b.shape[1], ends.size
 
 
+def _result(op: Op) -> tuple[int, int, bool]:
+    """Return the codes of the kind of op and of the dtype that it writes, and whether it adds."""
+    return _KINDS[op.kind], DTYPES[op.outs[0].dtype].code, 0 in op.accumulate
+
+
 def _portable_supports(op: Op, target: Target) -> Support:
     _, n, k, _ = _sizes(op)
-    return supports(op, target, n, k, accumulate=op.kind == "grouped_linear_wgrad")
+    return supports(op, target, n, k, accumulate=op.outs[0].dtype == "fp32")
 
 
 def _cutlass_supports(op: Op, target: Target) -> Support:
@@ -49,26 +54,29 @@ def _bind_cutlass(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     pointers = (ctx.pointer(value) for value in (*op.ins, *op.outs))
-    product = _C.GroupedGemm(*pointers, ctx.workspace, *_sizes(op), _KINDS[op.kind], 0 in op.accumulate)
+    product = _C.GroupedGemm(*pointers, ctx.workspace, *_sizes(op), *_result(op))
     return ctx.call(product.run)
 
 
 def _bind_portable(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.grouped_mma, *op.ins, *op.outs, *_sizes(op), _KINDS[op.kind], 0 in op.accumulate)
+    return ctx.call(_C.grouped_mma, *op.ins, *op.outs, *_sizes(op), *_result(op))
 
 
-_DTYPES = {kind: ("bf16", "bf16", "int32", "fp32" if kind.endswith("wgrad") else "bf16") for kind in _KINDS}
+_DTYPES = tuple(
+    (kind, ("bf16", "bf16", "int32", out))
+    for kind in _KINDS
+    for out in (("fp32", "bf16") if kind == "grouped_linear_wgrad" else ("bf16",))
+)
 
 CUTLASS: tuple[KernelDef, ...] = tuple(
     KernelDef(op=kind, dtypes=dtypes, supports=_cutlass_supports, bind=_bind_cutlass, workspace=_cutlass_workspace)
-    for kind, dtypes in _DTYPES.items()
+    for kind, dtypes in _DTYPES
 )
 
 PORTABLE: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, supports=_portable_supports, bind=_bind_portable)
-    for kind, dtypes in _DTYPES.items()
+    KernelDef(op=kind, dtypes=dtypes, supports=_portable_supports, bind=_bind_portable) for kind, dtypes in _DTYPES
 )
 
 KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE)
