@@ -4,7 +4,7 @@
 
 Shapes are those of Qwen3-30B-A3B (128 experts of 768, 8 a token, model width 2,048), 4,096 and 16,384 tokens without
 arguments. Products: by CUTLASS (on an SM90), by mma.sync, torch's grouped_mm and one dense product of the same rows and
-widths (of wgrad: one matrix, not 128; ours are fp32, torch's bf16). "share": the rate of the first of ours, of that of
+widths (of wgrad: one matrix, not 128; torch's results are bf16). "share": the rate of the first of ours, of that of
 the dense one. Before them the ops around them, with the bytes that they must move. Medians of replayed CUDA graphs.
 """
 
@@ -25,6 +25,8 @@ from surogate_models_moe.ops import OPS
 EXPERTS, K, WIDTH, HIDDEN = 128, 8, 2048, 768
 WEIGHTS = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
 DEFINITIONS = {definition.kind: definition for definition in OPS}
+WGRAD = "grouped_linear_wgrad"
+PRODUCTS = (("grouped_linear", "bf16"), ("grouped_linear_dgrad", "bf16"), (WGRAD, "fp32"), (WGRAD, "bf16"))
 LAUNCHES, REPLAYS = 5, 7
 
 
@@ -48,13 +50,13 @@ def milliseconds(launch: Callable[[], object]) -> float:
 
 
 def bound(
-    kernels: Sequence[KernelDef], kind: str, ins: Mapping[str, Tensor], **attrs: object
+    kernels: Sequence[KernelDef], kind: str, ins: Mapping[str, Tensor], dtype: str = "", **attrs: object
 ) -> tuple[Callable[[], object], list[Tensor]]:
-    """Return a launch of an op and its outputs."""
+    """Return a launch of an op and its outputs, in `dtype` if it is not the usual one."""
     names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "int32"}
     values = {Value(n, tuple(x.shape), names[x.dtype], "act"): x for n, x in ins.items()}
     specs = DEFINITIONS[kind].infer(tuple(values), attrs)
-    outs = tuple(Value(spec.label, spec.shape, spec.dtype, "act") for spec in specs)
+    outs = tuple(Value(spec.label, spec.shape, dtype or spec.dtype, "act") for spec in specs)
     binding = bind_kernel(kernels, Op(kind, tuple(values), outs, dict(attrs)), values)
 
     def launch() -> None:
@@ -85,11 +87,11 @@ def products(tokens: int, ends: Tensor, is_sm90: bool) -> None:
     print(f"\n{tokens} tokens, {rows} rows, {int(ends.diff(prepend=ends.new_zeros(1)).max())} of one expert at most")
     print(f"{'':30}{'cutlass':>16}{'mma.sync':>16}{'torch':>16}{'dense':>16}  share  of torch")
     for name, (n, k) in WEIGHTS.items():
-        for kind in ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_wgrad"):
+        for kind, dtype in PRODUCTS:
             a = bf16(rows, k if kind == "grouped_linear" else n)
             b = bf16(rows, k) if kind.endswith("wgrad") else bf16(EXPERTS * n, k)
             ours = [
-                milliseconds(bound(kernels, kind, {"a": a, "b": b, "ends": ends})[0])
+                milliseconds(bound(kernels, kind, {"a": a, "b": b, "ends": ends}, dtype)[0])
                 for kernels in (*([grouped.CUTLASS] if is_sm90 else []), grouped.PORTABLE)
             ]
             peer = torch_product(kind, a, b, ends)
@@ -101,7 +103,8 @@ def products(tokens: int, ends: Tensor, is_sm90: bool) -> None:
             cells = [*([] if is_sm90 else [None]), *ours, theirs, dense]
             texts = [f"{ms:7.3f} {flops / ms / 1e9:4.0f} TF/s"[:16] if ms else "-" for ms in cells]
             ratio = f"{theirs / ours[0]:6.2f}" if theirs else ""
-            print(f"{name + ' ' + kind.removeprefix('grouped_'):30}", *(f"{t:>15}" for t in texts), end="")
+            label = f"{name} {kind.removeprefix('grouped_linear').strip('_') or 'forward'} {dtype}"
+            print(f"{label:30}", *(f"{t:>15}" for t in texts), end="")
             print(f" {dense / ours[0]:6.2f} {ratio}")
 
 
