@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -145,7 +147,7 @@ def pair_loss_bwd(
     gamma: float = 0.0,
 ) -> Tensor:
     """Return the gradient of `sums`."""
-    attrs = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma}
+    attrs: dict[str, Any] = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma}
     with torch.enable_grad():
         leaf = sums.detach().requires_grad_()
         loss, *_ = pair_loss(leaf, labels, scale, reference, **attrs)

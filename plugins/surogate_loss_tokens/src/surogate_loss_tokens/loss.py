@@ -39,8 +39,14 @@ def build(context: LossContext) -> Loss:
     options: TokensOptions = context.options
     labels = b.emit("lm_head_tokens", head.x, head.weight, batch.targets, chunks=batch.lmhead_chunks, **head.attrs)
     weights = [batch.columns[column.name] for column in columns(options)]
-    attrs = {"smoothing": options.tokens_label_smoothing, "z": options.tokens_z_loss}
-    sums = b.emit("token_loss", *labels, batch.loss_scale, *weights, **attrs)
+    sums = b.emit(
+        "token_loss",
+        *labels,
+        batch.loss_scale,
+        *weights,
+        smoothing=options.tokens_label_smoothing,
+        z=options.tokens_z_loss,
+    )
     loss, z_loss, cross_entropy = map(Figure, ("loss", "z_loss", "cross_entropy"), sums)
     return Loss([loss, z_loss] if options.tokens_z_loss else [loss], [cross_entropy])
 

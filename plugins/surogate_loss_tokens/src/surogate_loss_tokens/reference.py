@@ -82,7 +82,7 @@ def token_loss(
     """
     losses = smoothing * (logsumexp - mean_logit) - (1 - smoothing) * log_probs
     losses = losses if weights is None else weights * losses
-    return tuple(scale * total for total in (losses.sum(), z * logsumexp.square().sum(), -log_probs.sum()))
+    return scale * losses.sum(), scale * (z * logsumexp.square().sum()), scale * -log_probs.sum()
 
 
 def token_loss_bwd(
