@@ -352,13 +352,13 @@ class Teacher:
 
         self._name, self._vocabulary = name, vocabulary
         try:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", use_safetensors=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", use_safetensors=True)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # exceptions of several libraries
             first = (str(error).strip().splitlines() or [""])[0]
             raise ConfigError(f"{KEY}: {name}: transformers cannot load it: {type(error).__name__}: {first}") from error
-        self._model: Any = model.to(device).eval().requires_grad_(False)
+        self._model = model.to(device).eval().requires_grad_(False)
         config = self._model.config.get_text_config()
         self._softcap = getattr(config, "final_logit_softcapping", None)
         self._positions = getattr(config, "max_position_embeddings", None)
