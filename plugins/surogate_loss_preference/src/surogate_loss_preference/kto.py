@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import (
@@ -52,6 +51,8 @@ class KtoOptions(BaseModel):
 
 def mismatched(documents: Sequence[Document]) -> Sequence[Document]:
     """Return the prompt of each document with the answer of the one before. A document that is alone has no other."""
+    import numpy as np  # a plan needs neither data nor numpy
+
     if len(documents) < 2:
         return ()
     parts = []
