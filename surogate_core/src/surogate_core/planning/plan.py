@@ -38,16 +38,12 @@ _CERTAIN = 0.9
 
 
 class Expected(NamedTuple):
-    """What recomputation makes of a plan: known, or estimated of a sketch, which never needs less.
-
-    seconds  of a step; infinite if the plan does not fit
-    share    of a step without recomputation that it adds
-    certain  whether the plan fits if it is expected to
-    """
+    """What recomputation makes of a plan: seconds of a step, of which it adds a share to those without it, infinite if
+    the plan does not fit. A sketch's is an estimate: not `certain` to fit if it needs most of what can be freed."""
 
     seconds: float
-    share: float
-    certain: bool
+    share: float = inf
+    certain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +74,13 @@ class Plan:
         step, ranks = self.report.step.seconds, self.inputs.ranks_per_device
         if not self.rungs:
             share = self.chosen.costs / self.chosen.step if self.chosen else 0.0
-            return Expected(step if self.report.fits else inf, share, certain=True)
+            return Expected(step if self.report.fits else inf, share)
         kept, missing = self.rungs[0].kept, -(-self.report.missing_bytes // ranks)
-        needed = next((rung for rung in self.rungs if kept - rung.kept >= missing), None)
-        if needed is None:
-            return Expected(inf, inf, certain=True)
-        added = needed.seconds * ranks
-        return Expected(step + added, added / step, certain=missing <= _CERTAIN * (kept - self.rungs[-1].kept))
+        for rung in self.rungs:
+            if kept - rung.kept >= missing:
+                added, most = rung.seconds * ranks, kept - self.rungs[-1].kept
+                return Expected(step + added, added / step, missing <= _CERTAIN * most)
+        return Expected(inf)
 
     def eval_seconds(self, rows: int) -> float:
         """Return the planned time of an evaluation of `rows` rows."""
