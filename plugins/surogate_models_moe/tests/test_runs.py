@@ -92,15 +92,21 @@ def test_offloaded_experts_have_the_bits_of_others(place: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [pytest.param({}, id="lora", marks=pytest.mark.slow), pytest.param({"qlora_bnb": True}, id="nf4")]
+    "keys",
+    [
+        pytest.param({"lora_modules_to_save": ["gate"]}, id="routers", marks=pytest.mark.slow),
+        pytest.param({"qlora_bnb": True}, id="nf4"),
+    ],
 )
 def test_an_adapter_of_all_projections_is_one_of_attention(place: Workplace, keys: dict[str, Any]) -> None:
     """As PEFT's all-linear: experts and routers are no linear modules. PEFT's model is the merged one."""
     from peft import PeftModel
 
-    folder = train(place, f"lora {len(keys)}", **LORA, **keys, merge_adapter=True)
+    folder = train(place, f"lora {' '.join(keys)}", **LORA, **keys, merge_adapter=True)
     assert losses(folder)[-1] < losses(folder)[0]
-    assert {name.split(".")[-3] for name in weights(folder / "adapter", "adapter_model")} == ATTENTION
+    names = weights(folder / "adapter", "adapter_model")
+    assert {name.split(".")[-3] for name in names if ".lora_" in name} == ATTENTION
+    assert any(name.endswith("mlp.gate.weight") for name in names) == ("lora_modules_to_save" in keys)
     base = AutoModelForCausalLM.from_pretrained(place.root / "model")
     tokens = torch.arange(20)[None]
     with torch.no_grad():
@@ -115,7 +121,7 @@ def test_a_base_that_is_stored_in_nf4_trains_as_one_that_the_run_stores(place: W
     stored = place.root / "nf4"
     run.quantize(str(place.root / "model"), stored, ["qlora_bnb=true", "model_dtype=fp32"], notice=told.append)
     assert "transformers 5 holds the experts of a layer in one tensor" in " ".join(told)
-    plain = train(place, f"lora {1}", **LORA, qlora_bnb=True, merge_adapter=True)
+    plain = train(place, "lora qlora_bnb", **LORA, qlora_bnb=True, merge_adapter=True)
     again = train(place, "lora of nf4", **LORA, qlora_bnb=True, model=str(stored))
     assert losses(plain) == losses(again)
 
