@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[Sequence[int], int, int]] = {
     "one row": ([1], 8, 8),
     "uneven": ([0, 5, 130, 0, 128, 1, 0, 61, 0], 136, 72),
     "one has all": ([0, 0, 300, 0], 264, 40),
+    "pairs of tiles beside each other": ([130, 0, 5], 512, 1024),
     "more experts than lanes": ([3, 0, 1, 2] * 18, 48, 136),
 }
 MORE: dict[str, tuple[Sequence[int], int, int]] = {
