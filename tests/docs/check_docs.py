@@ -29,6 +29,7 @@ from pathlib import Path
 import pytest
 import virtualenvs
 import yaml
+from forked_modules import Server
 from test_layers import MAY_IMPORT
 from typer.testing import CliRunner
 
@@ -93,12 +94,19 @@ def documents_with(*todos: str) -> list[Path]:
     return [path for path in DOCUMENTS if any(block.todo in todos for block in blocks(path))]
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    forking = Server(tmp_path_factory.mktemp("server"))
+    yield forking
+    forking.close()
+
+
 @pytest.mark.parametrize("document", documents_with("run", "file", "output"), ids=name)
-def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_document_run(
+    document: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = virtualenvs.create(tmp_path / "venv", on_top_of=virtualenvs.current_site_packages())
-    script = environment.root / "bin/surogate"
-    script.write_text(f"#!{environment.python}\nfrom surogate_core.cli.app import main\nmain()\n")
-    script.chmod(0o755)
+    server.install(environment)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     work = tmp_path / "work"
