@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..api import Column, DatasetFormatDef, PrepareContext, Prepass
 from ..errors import ConfigError, PluginError
 from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -32,14 +30,15 @@ class Asked:
         """Return the dataset with the columns that the loss makes of it, from the rest of its `PrepareContext`."""
         if self.prepare is None or dataset.path is None:
             return dataset
-        of_tokens = {
-            "tokens": dataset.tokens,
-            "offsets": dataset.offsets,
-            "trained": lambda start, stop: dataset.trained_at(np.arange(start, stop)),
-        }
-        folder = dataset.path.with_name(f"{dataset.path.name}.{self.loss}")
-        of_run["find"] = partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES))
-        context = PrepareContext(options=self.options, folder=folder, **of_tokens, **of_run)
+        context = PrepareContext(
+            options=self.options,
+            tokens=dataset.tokens,
+            offsets=dataset.offsets,
+            trained=dataset.trained,
+            folder=dataset.path.with_name(f"{dataset.path.name}.{self.loss}"),
+            find=partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES)),
+            **of_run,
+        )
         found = {**dataset.columns, **self.prepare(context)}
         for c in self.columns:
             wanted = dataset.n_tokens if c.per == "token" else dataset.n_docs, *c.shape

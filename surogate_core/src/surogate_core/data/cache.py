@@ -109,6 +109,10 @@ class TokenDataset:
     def n_tokens(self) -> int:
         return len(self.tokens)
 
+    def trained(self, start: int, stop: int) -> Bools:
+        """Return whether each of tokens `start` to `stop` is trained."""
+        return self.trained_at(np.arange(start, stop))
+
     def trained_at(self, index: Int64s) -> Bools:
         bits: Bools = (self.mask[index >> 3] >> (index & 7).astype(np.uint8)) & 1 == 1
         return bits
