@@ -119,7 +119,7 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
         assert context.trained(*context.offsets[:2]).tolist() == [False, False, True]
         return {"own": np.stack([context.tokens, context.tokens + context.options], -1)}
 
-    asked = Asked("made", (own, *COLUMNS), 2, prepare, 1)
+    asked = Asked("made", (own, *COLUMNS), 2, prepare=prepare, options=1)
     asked.check(TYPE, [TYPE], "datasets.0", "delete")
     of_run: dict[str, Any] = {"model_dir": tmp_path, "sequence_len": 24, "notice": print, "moved": print}
     (dataset,) = tokenized(tmp_path).corpus.datasets
