@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,11 @@ def test_a_whole_position_is_read() -> None:
 def test_an_impossible_value_is_refused_with_the_name_of_the_field(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"position\.{field}: .* The checkpoint is damaged: resume from another one"):
         _progress(resumed(**{field: value}))
+
+
+def test_a_position_that_lacks_a_field_is_refused() -> None:
+    whole = resumed()
+    for field in POSITION.keys() - {"lr"}:
+        held = {name: value for name, value in POSITION.items() if name != field}
+        with pytest.raises(ConfigError, match=f"position lacks {field}. The checkpoint is damaged"):
+            _progress(replace(whole, manifest=replace(whole.manifest, position=held)))

@@ -38,7 +38,7 @@ class Figure(Declared):
 class Loss(Declared):
     """What `LossDef.build` returns.
 
-    terms    the gradient is that of their sum, which no op may compute. The first is reported as the loss, and `name`
+    terms    the gradient is that of their sum: no op may add them. The first is reported as the loss, and `name`
              of it is not used; the others are reported as figures.
     figures  what is reported besides
     """

@@ -197,6 +197,11 @@ class SavedRun:
 
 def _progress(resumed: Resumed) -> Progress:
     steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
+    if lacking := sorted({*_POSITION} - {"lr"} - resumed.manifest.position.keys()):
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume from "
+            "another one."
+        )
     try:
         return TypeAdapter(Progress).validate_python({**resumed.manifest.position, **steps})
     except ValidationError as error:

@@ -60,6 +60,8 @@ def observe(
             targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
             logits = wrapped(input_ids=tokens[None], use_cache=False).logits[0]
             loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_LABEL, reduction="sum")
+            if same:
+                same.end()
             (loss / rows.batch.n_valid).backward()
             total = observed.loss if seen[LOGITS] else 0.0
             observed.loss = total + float(loss.detach()) / rows.batch.n_valid
@@ -187,6 +189,15 @@ class SameChoices(TorchFunctionMode):
     def begin(self, size: int) -> None:
         """Begin the next document, of `size` tokens."""
         self._next, self._size, self._stop = 0, size, self._stop + size
+
+    def end(self) -> None:
+        """Raise ConfigError unless the document has used all choices."""
+        if self._next != len(self._choices):
+            raise ConfigError(
+                f"verify compares models with routers for equal choices, which it gives to calls of topk: transformers "
+                f"has {self._next} for the {len(self._choices)} routers of the model. Use a version whose routers call "
+                "it."
+            )
 
     def __torch_function__(
         self,
