@@ -199,8 +199,8 @@ def _progress(resumed: Resumed) -> Progress:
     steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
     if lacking := sorted({*_POSITION} - {"lr"} - resumed.manifest.position.keys()):
         raise ConfigError(
-            f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume from "
-            "another one."
+            f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume "
+            "from another one."
         )
     try:
         return TypeAdapter(Progress).validate_python({**resumed.manifest.position, **steps})
