@@ -49,38 +49,39 @@ def find_local(name: str) -> Path | None:
         return None
 
 
-def resolve_model_dir(model: str, patterns: Sequence[str]) -> Path:
+def resolve_model_dir(model: str, patterns: Sequence[str], where: str = "model") -> Path:
     """Return the directory with the files of `model`.
 
     A local directory is returned unchanged. Otherwise the files of the Hub repository `owner/name` that match
-    `patterns` are downloaded, unless they are in the Hub's cache. Raises ConfigError if neither exists.
+    `patterns` are downloaded, unless they are in the Hub's cache. Raises ConfigError, beginning with `where`, if
+    neither exists.
     """
     local = find_local(model)
     if local is not None and local.is_dir():
         return local
     if local is not None:
-        raise ConfigError(f"model: {model} is a file. Name the directory that contains config.json.")
+        raise ConfigError(f"{where}: {model} is a file. Name the directory that contains config.json.")
     if not looks_like_repo(model):
         raise ConfigError(
-            f"model: {model!r} is neither a directory (searched from {Path.cwd()}) nor a Hugging Face name. "
+            f"{where}: {model!r} is neither a directory (searched from {Path.cwd()}) nor a Hugging Face name. "
             "Name a directory with config.json, or a repository such as Qwen/Qwen3-0.6B."
         )
-    return _download(model, patterns)
+    return _download(model, patterns, where)
 
 
-def _download(repo: str, patterns: Sequence[str]) -> Path:
+def _download(repo: str, patterns: Sequence[str], where: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ConfigError(
-            f"model: {repo!r} is not a local directory, and downloading it needs huggingface_hub: {error}. "
+            f"{where}: {repo!r} is not a local directory, and downloading it needs huggingface_hub: {error}. "
             "Install it (pip install huggingface_hub), or name a local directory."
         ) from error
     try:
         return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(PICKLED)))
     except Exception as error:  # exceptions of the library, of its HTTP client and of the system
         raise ConfigError(
-            f"model: {repo!r} is not a local directory and could not be downloaded from the Hugging Face Hub. "
+            f"{where}: {repo!r} is not a local directory and could not be downloaded from the Hugging Face Hub. "
             f"{hub_remedy(error)}"
         ) from error
 
