@@ -94,6 +94,52 @@ def test_a_resumed_run_and_one_checked_op_by_op_have_the_same_bits(
         train(folder, "other", loss="orpo", resume_from_checkpoint=saved)
 
 
+def test_a_cached_reference_is_computed_once_and_gives_the_losses_of_one_that_runs(
+    folder: Path,
+    straight: tuple[Path, list[dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    out, found = train(folder, "cached", reference="cached")
+    lines = capsys.readouterr().out
+    assert "reference: computing 72 documents, once" in lines and "reference: computing 8 documents" in lines
+    assert found[0]["loss"] == pytest.approx(0.6931472) and len(found) == len(straight[1])
+    for ours, theirs in zip(found, straight[1], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-4, abs=1e-5)
+    _, resumed = train(folder, "cached-on", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
+    assert "reference: computing" not in capsys.readouterr().out
+    assert [record["loss"] for record in resumed] == [record["loss"] for record in found[-len(resumed) :]]
+    train(folder, "cached-beta", reference="cached", dpo_beta=0.2, learning_rate=1e-3)
+    assert "reference: computing" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"was saved with .*reference: cached"):
+        train(folder, "cached-not", resume_from_checkpoint=str(out / "step_00000002"))
+    files = [*tmp_path.glob("surogate/tokens/*/reference_log_prob.*")]
+    assert sorted(path.stat().st_size for path in files) == [8 * 4, 72 * 4]
+    for path in files:
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"reference: cached: .*reference_log_prob.* is gone, and the model has been"):
+        train(folder, "cached-lost", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
+
+
+@pytest.mark.parametrize("loss", ["orpo", "kto", "next_token"])
+def test_a_loss_whose_reference_cannot_be_kept_is_refused(folder: Path, loss: str) -> None:
+    with pytest.raises(ConfigError, match=f"reference: cached: loss: {loss} reads no reference that can be kept"):
+        train(folder, "cached-refused", reference="cached", loss=loss)
+
+
+@pytest.mark.slow
+def test_all_weights_train_against_a_cached_reference_on_two_ranks_as_on_one(folder: Path) -> None:
+    keys = {"lora": False, "reference": "cached", "learning_rate": 1e-3}
+    _, one = train(folder, "cached-full", **keys)
+    assert one[0]["loss"] == pytest.approx(0.6931472) and one[-2]["loss"] < 0.69
+    _, two = train(folder, "cached-full-ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3, **keys)
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+
+
 @pytest.mark.slow
 def test_all_weights_train_against_a_frozen_copy_resumed_and_on_two_ranks(folder: Path) -> None:
     keys = {"lora": False, "reference": "frozen", "learning_rate": 1e-3}

@@ -6,7 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Figure, Head, Loss, LossContext, LossDef, Value
+from surogate_core.api import Column, Figure, Head, Loss, LossContext, LossDef, Value
+
+REFERENCE = Column("reference_log_prob", "document")
+"""The column with the log-probability of each document in a cached reference."""
 
 _FIGURES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
 
@@ -37,13 +40,15 @@ class SimpoOptions(BaseModel):
 
 
 def _pairs(context: LossContext, **attrs: Any) -> Loss:
-    reference = [] if context.reference is None else document_sums(context, context.reference)[:1]
+    cached = context.batch.columns.get(REFERENCE.name)
+    reference = [] if cached is None else [cached]
+    reference += [] if context.reference is None else document_sums(context, context.reference)[:1]
     sums, labels = document_sums(context, context.head)
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
     loss, *figures = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
     reported = [Figure(name, value, "group") for name, value in zip(_FIGURES, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], reported)
+    return Loss([Figure("loss", loss, "group")], reported, cached=sums)
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
@@ -75,6 +80,7 @@ LOSSES: tuple[LossDef, ...] = (
         build=_dpo,
         group=2,
         reference=lambda options: True,
+        cached=REFERENCE,
     ),
     LossDef(
         name="orpo",

@@ -41,10 +41,12 @@ class Loss(Declared):
     terms    the gradient is that of their sum: no op may add them. The first is reported as the loss, and `name`
              of it is not used; the others are reported as figures.
     figures  what is reported besides
+    cached   numbers of the documents, [G, n], that `LossDef.cached` holds later
     """
 
     terms: Sequence[Figure]
     figures: Sequence[Figure] = ()
+    cached: Value | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,8 @@ class LossDef(Definition, Generic[Options]):
     group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
                with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
     reference  (options) -> whether `LossContext.reference` is wanted
+    cached     with `reference: cached`, a column per document in place of the reference: `Loss.cached` before the first
+               step. Only of a loss whose groups have several documents.
     prepass    figures of the whole step that `build` reads; only of a loss with `group=1`
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
@@ -129,5 +133,6 @@ class LossDef(Definition, Generic[Options]):
     prepare: Callable[[PrepareContext[Options]], Mapping[str, Any]] | None = None
     group: int = 0
     reference: Callable[[Options], bool] = field(default=lambda options: False)
+    cached: Column | None = None
     prepass: Prepass | None = None
     in_nats: bool = False

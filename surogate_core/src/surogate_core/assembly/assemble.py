@@ -49,6 +49,7 @@ class RecordedPrograms:
     weights: tuple[WeightMap, ...]
     reported: tuple[Reported, ...]
     grad_norm: Value
+    cached: tuple[Value, ...]
 
 
 def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Assembly:
@@ -79,7 +80,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     )
     micro_steps = [program for programs in steps for program in programs]
     readings = {state for figure in recording.reported for state in (figure.step, figure.evaluation)}
-    readings |= {family.numerics.values} if family.numerics else set()
+    readings |= {*recording.cached, *([family.numerics.values] if family.numerics else ())}
     micro_steps, evaluate, update, copies = finisher.pending(micro_steps, family, frozenset(readings))
     update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
     beginning = () if recording.adapter_start is None else (recording.adapter_start,)
@@ -122,6 +123,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         passed=finisher.passed,
         world_size=inputs.world_size,
         numerics=family.numerics,
+        cached=recording.cached,
     )
 
 
@@ -151,6 +153,9 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     values = [figure.value for figure in (first, *others)]
     totals = {value: figure.step for value, figure in zip(values, reported, strict=True)}
     evaluated = {value: figure.evaluation for value, figure in zip(values, reported, strict=True)}
+    kept = (loss.cached,) if inputs.loss.cached and loss.cached else ()
+    cached = tuple(b.state("cached_reference", v.shape, v.dtype, Init(kind="zeros")) for v in kept)
+    evaluated |= zip(kept, cached, strict=True)
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
 
     micro, gradients = recorder.differentiated(forward, totals, weights)
@@ -160,7 +165,8 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     family, storage = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
     started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
-    return RecordedPrograms(recorder, family, params, states, started, stored, gradients, weights, reported, norm)
+    read = (weights, reported, norm, cached)
+    return RecordedPrograms(recorder, family, params, states, started, stored, gradients, *read)
 
 
 def _reported(b: Builder, figure: Figure) -> Reported:

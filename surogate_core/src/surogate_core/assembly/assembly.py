@@ -43,6 +43,7 @@ class Assembly:
     passed      the passes that ran; `passed.verify` runs the checks of a draft
     reported    the loss, then the other figures of the run's loss
     numerics    what the programs of the purpose "report" write; None: there are none
+    cached      what an evaluation writes of each document (`LossDef.cached`), if anything
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
 
@@ -65,6 +66,7 @@ class Assembly:
     passed: PassRunner
     world_size: int
     numerics: Numerics | None = None
+    cached: tuple[Value, ...] = ()
 
     @property
     def all_programs(self) -> dict[str, Program]:
@@ -90,7 +92,7 @@ class Assembly:
         """States that hold what the host reads of a step. No later step depends on them."""
         numerics = () if self.numerics is None else (self.numerics.values,)
         figures = (state for figure in self.reported for state in (figure.step, figure.evaluation))
-        return frozenset((*figures, self.grad_norm, *numerics))
+        return frozenset((*figures, *self.cached, self.grad_norm, *numerics))
 
     def micro_step(self, *, first: bool, last: bool, purpose: Purpose = "train") -> Program:
         """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""

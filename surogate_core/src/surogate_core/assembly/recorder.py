@@ -96,13 +96,15 @@ class Recorder:
         if x and not (adapts or frozen):
             raise ConfigError(
                 f"loss: {definition.name} compares with the model as it is without the adapter, but this run trains no "
-                f"adapter. Set {ADAPTER_FLAG.key}: true, or reference: frozen, or choose a loss without a reference."
+                f"adapter. Set {ADAPTER_FLAG.key}: true, or reference: frozen or cached, or choose another loss."
             )
         copies = self._copies(forward, head) if frozen else {}
         reference = replace(head, x=x, weight=copies.get(head.weight, head.weight), losses=()) if x else None
         context = LossContext(builder=self.b, head=head, reference=reference, batch=self.batch, options=options)
         with self.b.record("forward") as emitted:
             loss = definition.build(context)
+        if definition.cached and not loss.cached:
+            raise definition.failed("build", "returned no Loss.cached, which LossDef.cached holds later")
         outputs = (*(term.value for term in loss.terms), *head.losses)
         after = replace(forward, ops=(*forward.ops, *emitted), outputs=outputs)
         return self.passed("loss", forward, after, (definition, "build")), loss, x, copies

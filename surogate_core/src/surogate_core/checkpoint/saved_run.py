@@ -238,6 +238,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "optimizer": config.optimizer,
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
+        **({"reference": config.reference} if loss.cached else {}),
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),
         **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},
@@ -245,11 +246,11 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "sequence_len": config.sequence_len,
         "train_seed": config.train_seed,
         TOTAL_STEPS: total_steps,
-        "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {_identity(loader.rows)}",
+        "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {identity(loader.rows)}",
     }
 
 
-def _identity(rows: PackedRows) -> str:
+def identity(rows: PackedRows) -> str:
     """Return a hash of which tokens of which dataset lie in which row."""
     digest = xxh3_128()
     for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of its content

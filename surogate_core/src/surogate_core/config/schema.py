@@ -182,10 +182,10 @@ class LoopKeys(Keys):
     """Training loop"""
 
     loss: Text = Field("next_token", description="What is minimised: core's next_token, or that of a plugin.")
-    reference: Annotated[Literal["without_adapter", "frozen"], Word] = Field(
+    reference: Annotated[Literal["without_adapter", "frozen", "cached"], Word] = Field(
         "without_adapter",
-        description="What losses compare with: the model without its adapter; or, in runs that train all weights, "
-        "frozen: a copy of them as they are before the first step, in the model's dtype.",
+        description="What losses compare with: the model without its adapter; or the model before the first step. "
+        "frozen: a copy of all weights, in their dtype; cached: its log-probabilities, kept with the tokens.",
     )
     num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: as many as `num_epochs` takes.")

@@ -65,6 +65,11 @@ class Corpus:
             found[own] = dataset.columns[name][local]
         return found
 
+    def fill(self, name: str, index: Int64s, numbers: npt.NDArray[Any]) -> None:
+        """Set the numbers of a column of documents."""
+        for own, dataset, local in self._by_dataset(index, self.document_bases):
+            dataset.columns[name][local] = numbers[own]
+
     def read(self, positions: Int64s) -> tuple[npt.NDArray[np.int32], Bools]:
         """Return the tokens at `positions`, and whether each is trained."""
         tokens = np.empty(len(positions), np.int32)

@@ -28,7 +28,7 @@ from ..program.shards import Sharding
 from .ranks import count_ranks
 from .recompute_ladder import Rung, climb, ladder
 from .report import Report, device_parts, summarise
-from .run import Run
+from .run import Run, chosen_loss
 from .unstored import refuse_unstored
 
 Revise = Callable[[PlanInputs], PlanInputs]
@@ -208,7 +208,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         dims=run.dims,
         recipe=registry.recipe(config.recipe),
         recipe_options=loaded.recipe_options,
-        loss=registry.loss(config.loss),
+        loss=chosen_loss(loaded, registry),
         loss_options=loaded.options["loss", config.loss],
         frozen_reference=config.reference == "frozen",
         optimizer=registry.optimizer(config.optimizer),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
-from ..api import AdapterDef, Dims, ModelDef, WeightFormatDef
+from ..api import AdapterDef, Dims, LossDef, ModelDef, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
@@ -75,9 +76,24 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
 
 def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:
     """Return what the run's loss asks of its data."""
-    loss = registry.loss(loaded.config.loss)
+    loss = chosen_loss(loaded, registry)
     options = loaded.options["loss", loss.name]
     return Asked(loss.name, tuple(loss.columns(options)), loss.group, loss.prepass, loss.prepare, options)
+
+
+def chosen_loss(loaded: LoadedConfig, registry: Registry) -> LossDef:
+    """Return the run's loss. With `reference: cached`, it reads a column, which training fills, and no reference."""
+    loss = registry.loss(loaded.config.loss)
+    if loaded.config.reference != "cached":
+        return replace(loss, cached=None)
+    if (column := loss.cached) is None or loss.group < 2:
+        raise ConfigError(f"reference: cached: loss: {loss.name} reads no reference that can be kept. Remove the key.")
+    return replace(
+        loss,
+        reference=lambda options: False,
+        columns=lambda options: (*loss.columns(options), column),
+        prepare=lambda context: {column.name: np.zeros(len(context.offsets) - 1, np.float32)},
+    )
 
 
 def _weight_format(

@@ -170,6 +170,9 @@ class Team:
         found = self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given])
         return tuple(map(sum, zip(*found, strict=True)))
 
+    def cached(self) -> list[Tensor]:
+        return [of_rank for found in self._on_all(lambda worker: worker.cached()) for of_rank in found]
+
     def gather(self) -> None:
         self._on_all(lambda worker: worker.gather())
 

@@ -313,6 +313,10 @@ class Worker:
         figures = (self.buffers.persistent(figure.evaluation) for figure in self.assembly.reported)
         return tuple(float(figure) if batch.n_valid else 0.0 for figure in figures)
 
+    def cached(self) -> list[Tensor]:
+        """Return what the last evaluation wrote to `Assembly.cached`; of a team, that of each rank."""
+        return [self.buffers.persistent(value).cpu() for value in self.assembly.cached]
+
     def gather(self) -> None:
         """Bring all weights up to date, of which updates leave the parts of other ranks to the next micro-step.
 

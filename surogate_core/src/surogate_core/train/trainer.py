@@ -87,6 +87,10 @@ def train_planned(
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
+        if plan.inputs.loss.cached:
+            from .cached_reference import fill_reference
+
+            fill_reference(saved_run, steps, worker, processes, bool(progress.step), notice)
         packing = None
         if not config.check_finite:  # a checked run runs nothing before step 1
             packing = _check_packing(plan, steps, worker, processes, notice)
