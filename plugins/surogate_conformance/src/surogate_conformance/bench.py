@@ -313,17 +313,19 @@ class Steps:
             program = self.assembly.all_programs[name]
             forward = {v for op in program.ops if op.phase == "forward" for v in op.ins}
             by_autograd = {op.attrs["of"] for op in program.ops if op.kind == "reference_vjp"}
-            for i, (op, call) in enumerate(zip(program.ops, calls, strict=True)):
+            for i, (op, (run_op, dies)) in enumerate(zip(program.ops, calls, strict=True)):
                 if op.kind in bench._wanted | bench._served:
                     rule = bench.registry.ops[op.kind].vjp is not None
                     has_gradient = op.phase == "forward" and (rule or op.kind in by_autograd)
                     sample = Sample(op, (), tuple(out in forward for out in op.outs), has_gradient)
 
+                    call = run_op.__self__
+
                     def function(*ins: Tensor, _sample: Sample = sample, _call: Any = call, **attrs: Any) -> Any:
                         bench.keep(replace(_sample, ins=ins))
                         return _call.function(*ins, **attrs)
 
-                    calls[i] = replace(call, function=function)
+                    calls[i] = replace(call, function=function).run, dies
 
     def micro_step(self, *, first: bool = True, last: bool = True, scale: float | None = None, index: int = 1) -> float:
         """Run a micro-step and return the loss so far."""
