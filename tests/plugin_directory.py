@@ -52,7 +52,8 @@ def page() -> str:
     """Return the page of the directory: a table for each kind."""
     lines = [HEAD]
     for kind in dict.fromkeys(next(iter(entry.provides)) for entry in entries()):
-        lines += [f"## {kind.capitalize()}{'es' if kind.endswith('s') else 's'}\n", "| package | what | use | needs |", "|---|---|---|---|"]
+        lines += [f"## {kind.capitalize()}{'es' if kind.endswith('s') else 's'}\n"]
+        lines += ["| package | what | use | needs |", "|---|---|---|---|"]
         lines += [_row(entry) for entry in entries() if next(iter(entry.provides)) == kind]
         lines += [""]
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -78,7 +80,10 @@ class Case:
         return f"{self.what}: {self.check.sentence}"
 
     def run(self) -> Result:
-        """Return the result. An exception of the definition, of any type, is a failure."""
+        """Return the result. An exception of the definition, of any type, is a failure.
+
+        With SUROGATE_TRACEBACK=1 the traceback of one that is no failed comparison is printed.
+        """
         try:
             warnings = self.check.function(self.definition, self.bench) or []
         except NotApplicable as why:
@@ -86,6 +91,8 @@ class Case:
         except (AssertionError, SurogateError) as error:
             return self._failed(" ".join(str(error).split()))
         except (Exception, SystemExit) as error:
+            if os.environ.get("SUROGATE_TRACEBACK", "0") not in ("", "0"):
+                traceback.print_exception(error)
             return self._failed(f"{described(error)} ({_place(error)})")
         return Result(self.what, self.check.sentence, "passed", warnings=warnings)
 

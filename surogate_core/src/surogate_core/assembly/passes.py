@@ -39,7 +39,7 @@ PASSES: Final = (
     Step("optimizer", "update", "the global norm, then the optimizer"),
     Step("start", "start", "masters from params"),
     Step("store", "derive", "writes frozen weights in a weight format"),
-    Step("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `report`, which are micro-steps"),
+    Step("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `numerics`, which are micro-steps"),
     Step("dead_code", "all", "drops ops that no op reads"),
     Step("quantize parts", "update", "ranks quantize the parts of weights that they have updated"),
     Step("read stored", "all", "reads frozen weights from the weight format"),
