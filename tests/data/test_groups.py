@@ -116,6 +116,8 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
 
     def prepare(context: PrepareContext[Any]) -> Mapping[str, Any]:
         assert context.folder.name.endswith(".made") and not context.folder.exists()
+        with pytest.raises(ConfigError, match=r"^key: 'nowhere' is neither a directory"):
+            context.find("nowhere", where="key")
         assert context.trained(*context.offsets[:2]).tolist() == [False, False, True]
         return {"own": np.stack([context.tokens, context.tokens + context.options], -1)}
 
