@@ -123,6 +123,8 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
 
     asked = Asked("made", (own, *COLUMNS), 2, prepare=prepare, options=1)
     asked.check(TYPE, [TYPE], "datasets.0", "delete")
+    with pytest.raises(ConfigError, match=r"^datasets.0: truncation_strategy: left cuts off .* loss: made reads them"):
+        replace(asked, group=0).check(replace(TYPE, group=1), [TYPE], "datasets.0", "left")
     of_run: dict[str, Any] = {"model_dir": tmp_path, "sequence_len": 24, "notice": print, "moved": print}
     (dataset,) = tokenized(tmp_path).corpus.datasets
     rows = pack(DocumentSpans.of([asked.complete(dataset, **of_run)]), 24, asked=asked)

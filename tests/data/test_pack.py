@@ -135,6 +135,12 @@ def test_validation_of_a_single_document_is_its_tail() -> None:
     assert (valid.start.tolist(), valid.stop.tolist()) == ([900], [1000])
 
 
+def test_validation_takes_whole_pieces() -> None:
+    for lengths, ratio, held_out in (([1000], 0.1, 88), ([90], 0.1, 0), ([90], 0.9, 90), ([192], 0.2, 48)):
+        train, valid = split_validation(documents_of(lengths), ratio, 7, piece=48)
+        assert (train.n_tokens, valid.n_tokens) == (lengths[0] - held_out, held_out)
+
+
 def test_validation_depends_on_the_seed() -> None:
     documents = documents_of([10] * 100)
     assert (

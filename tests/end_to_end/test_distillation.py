@@ -119,6 +119,15 @@ def test_what_is_cached_is_what_the_teacher_says_of_each_document_alone(folder: 
             torch.testing.assert_close(q.gather(1, top), q.topk(6, -1).values, rtol=1e-4, atol=0)
 
 
+def test_rows_hold_the_pieces_that_the_teacher_read(folder: Path) -> None:
+    for ratio in (0.1, 0.4):
+        data = tokenized(folder, validation_split_ratio=ratio)
+        for rows in (data.train, data.validation):
+            bounds = rows.corpus.bounds
+            first = bounds[np.searchsorted(bounds, rows.start, side="right") - 1]
+            assert not ((rows.start - first) % LENGTH).any()
+
+
 def test_an_interrupted_teacher_goes_on_and_a_damaged_cache_is_made_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +161,7 @@ def test_an_interrupted_teacher_goes_on_and_a_damaged_cache_is_made_again(
     [
         ({"distillation_teacher": ""}, "loss: distillation needs a teacher. Set distillation_teacher to"),
         ({"distillation_teacher": "nowhere"}, "distillation_teacher: 'nowhere' is neither a directory"),
+        ({"truncation_strategy": "left"}, "datasets.0: truncation_strategy: left cuts off .* loss: distillation reads"),
         ({"distillation_top_k": 5000}, "distillation_top_k: 5000 is more than the .* tokens of teacher"),
         (
             {"distillation_top_k": 7, "distillation_run_teacher": "never"},

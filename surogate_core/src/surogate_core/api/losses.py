@@ -92,7 +92,8 @@ class PrepareContext(Generic[Options]):
     options    the loss's validated options
     tokens     ids [n_tokens]; document d is offsets[d] to offsets[d + 1]. trained(a, b): which of a to b are, bool
     folder     for what the loss keeps of these tokens. find(model, where=key): the folder of another model
-    model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows; longer documents are split
+    model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows, which hold a longer document
+               in pieces of that length from its first token on
     notice     prints a line for the user. moved: to be called with what is being done, again and again
     """
 

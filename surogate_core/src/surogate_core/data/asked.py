@@ -61,6 +61,12 @@ class Asked:
                 f"{self.loss} takes whole. Remove the key; options of type {chosen.name} may shorten its documents."
             )
 
+        if self.prepare is not None and strategy == "left":
+            raise ConfigError(
+                f"{where}: truncation_strategy: left cuts off the first tokens of documents, from which loss: "
+                f"{self.loss} reads them. Use right, delete or split."
+            )
+
     def _lacks(self, chosen: DatasetFormatDef) -> str:
         if chosen.group != max(1, self.group):
             return f"makes {chosen.group} documents of a row, but loss: {self.loss} takes {max(1, self.group)}"

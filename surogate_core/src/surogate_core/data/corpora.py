@@ -71,7 +71,8 @@ def load_corpora(
                 raise ConfigError(f"validation_datasets.{index}: weight is for training data. Use samples instead.")
         held_out = _documents(config, "validation_datasets", formats, tokenizer, notice, moved, asked)
     else:
-        documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
+        piece = 1 if asked.prepare is None else config.sequence_len  # the loss reads documents in such pieces
+        documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed, piece)
     moved("packing the data")
     repeated = duplicates(every, documents, held_out)
     if repeated is not None:

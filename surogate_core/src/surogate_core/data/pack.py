@@ -134,12 +134,14 @@ class DocumentSpans:
         return int((self.stop - self.start).sum())
 
 
-def split_validation(documents: DocumentSpans, ratio: float, seed: int) -> tuple[DocumentSpans, DocumentSpans]:
+def split_validation(
+    documents: DocumentSpans, ratio: float, seed: int, piece: int = 1
+) -> tuple[DocumentSpans, DocumentSpans]:
     """Return (training, validation), the latter with round(ratio * tokens) tokens.
 
     Documents are shuffled by `seed`; the last ones are for validation. The document at the boundary is cut: its head is
-    trained, its tail held out. A single document is thus validated on its tail. A document that must stay whole goes
-    to the side of its larger part.
+    trained, its tail held out. A single document is thus validated on its tail. Pieces of `piece` tokens, and a
+    document that must stay whole, go to the side of their larger part.
     """
     if not 0 <= ratio < 1:
         raise ConfigError(f"validation_split_ratio: {ratio} must be at least 0 and less than 1.")
@@ -150,7 +152,10 @@ def split_validation(documents: DocumentSpans, ratio: float, seed: int) -> tuple
     first_held_out = documents.n_tokens - held_out
     # the boundary in each document: before it training, after it validation
     cut = stop - np.clip(ends - first_held_out, 0, stop - start)
-    cut = np.where(whole, np.where(cut - start >= stop - cut, stop, start), cut)
+    size = np.where(whole, stop - start, piece)
+    lower = start + (cut - start) // size * size
+    upper = np.minimum(lower + size, stop)
+    cut = np.where(cut - lower >= upper - cut, upper, lower)
     return _spans(documents.corpus, start, cut, whole), _spans(documents.corpus, cut, stop, whole)
 
 
