@@ -186,3 +186,14 @@ def test_a_type_that_does_not_fit_the_loss_is_refused(asked: Asked, strategy: st
     PAIRS.check(TYPE, [TYPE], "datasets.0", "delete")
     with pytest.raises(ConfigError, match=f"datasets.0: .*{message}"):
         asked.check(TYPE, [TYPE], "datasets.0", strategy)
+
+
+def test_a_loss_of_whole_documents_takes_no_parts_of_them() -> None:
+    single, alone = replace(TYPE, group=1), Asked("alone", COLUMNS, 1)
+    alone.check(single, [single], "datasets.0", "delete")
+    replace(alone, group=0).check(single, [single], "datasets.0", "split")
+    for strategy in ("split", "left", "right"):
+        with pytest.raises(
+            ConfigError, match=rf"{strategy} would cut documents, which loss: alone takes whole\. Remove"
+        ):
+            alone.check(single, [single], "datasets.0", strategy)

@@ -55,10 +55,11 @@ class Asked:
                 f"{where}: type: {chosen.name} {wrong}. Types that fit loss: {self.loss}: {fitting}. Set one of them, "
                 "or another loss."
             )
-        if self.group > 1 and strategy != "delete":
+        if self.group and strategy != "delete":
+            cut = f"groups of {self.group} documents" if self.group > 1 else "documents"
             raise ConfigError(
-                f"{where}: truncation_strategy: {strategy} would cut groups of {self.group} documents, which loss: "
-                f"{self.loss} takes whole. Remove the key; options of type {chosen.name} may shorten its documents."
+                f"{where}: truncation_strategy: {strategy} would cut {cut}, which loss: {self.loss} takes whole. "
+                f"Remove the key; options of type {chosen.name} may shorten its documents."
             )
 
         if self.prepare is not None and strategy == "left":
