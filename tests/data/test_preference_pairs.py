@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from surogate_core.api import ConfigError, Encoded
+from surogate_core.config.schema import DatasetEntry, TrainConfig
+from surogate_core.data.asked import Asked
 from surogate_core.data.chat.row_tokenizer import RowTokenizer as Tokenizer
+from surogate_core.data.corpora import load_corpora
+from surogate_core.plugins.discovery import load_registry
 from surogate_loss_preference.pairs import PREFERENCE
 
 MODEL = Path(__file__).parents[2] / "examples/tiny-qwen3"
@@ -30,13 +36,6 @@ def pair_of(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> list[E
     found = PREFERENCE.encode(row, tokenizer, PREFERENCE.options(**{**guessed, **options}))
     assert not isinstance(found, Encoded)
     return list(found)
-
-
-def test_a_prompt_in_a_column_with_a_usual_name_needs_no_key(tokenizer: Tokenizer) -> None:
-    for row in ({"prompt": ASK}, {"question": ASK}, {"instruction": ASK, "input": "Now."}):
-        row |= {"chosen": GOOD, "rejected": BAD}
-        found = PREFERENCE.encode(row, tokenizer, PREFERENCE.options())
-        assert [one.tokens for one in found] == [one.tokens for one in pair_of(row, tokenizer)]
 
 
 def texts(document: Encoded, tokenizer: Tokenizer) -> tuple[str, str]:
@@ -62,6 +61,33 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "LLaMA-Factory, alpaca": {"instruction": ASK, "input": "", "chosen": GOOD, "rejected": BAD},
 }
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_entry_that_names_the_type_needs_no_key_for_columns_with_usual_names(
+    kind: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    formats, path = load_registry().dataset_formats(), tmp_path / f"pairs.{kind}"
+
+    def documents(row: dict[str, Any], **options: Any) -> list[list[int]]:
+        if kind == "jsonl":
+            path.write_text(json.dumps(row))
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+        entry = DatasetEntry(path=str(path), type="preference", options=options)
+        config = TrainConfig(model=str(MODEL), datasets=[entry], validation_split_ratio=0, sequence_len=256)
+        asked = Asked("pairs", group=2)
+        (found,) = load_corpora(
+            config, formats, MODEL, tokenizer.vocab_size, pytest.fail, asked=asked
+        ).train.corpus.datasets
+        return [found.tokens[a:b].tolist() for a, b in pairwise(found.offsets)]
+
+    expected = [list(one.tokens) for one in pair_of(FORMS["TRL, messages"], tokenizer)]
+    for name in FORMS:
+        assert documents(FORMS[name]) == expected, name
+    assert documents({"messages": [USER, GOOD_ONE], "rejected": [USER, BAD_ONE]}, chosen_field="messages") == expected
+    with pytest.raises(ConfigError, match="chosen holds no prompt"):
+        documents(FORMS["TRL, text"], prompt_field=None)
 
 
 @pytest.mark.parametrize("form", FORMS)

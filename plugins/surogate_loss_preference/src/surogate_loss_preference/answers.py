@@ -30,8 +30,8 @@ class AnswerOptions(BaseModel):
 
     prompt_field: str | None = Field(
         None,
-        description="Column with the prompt: text or messages. null: the one with a usual name, or none: the answers "
-        "begin with its messages.",
+        description="Column with the prompt: text or messages. Unset: the one with a usual name. null, or if there is "
+        "none: the answers begin with its messages.",
     )
     input_field: str | None = Field(None, description="Column with text that follows a prompt of text, if not empty.")
     system_field: str | None = Field(None, description="Column with the system prompt.")
@@ -56,8 +56,6 @@ def encode_answers(
 
     Raises ConfigError if a column is empty or the prompts differ.
     """
-    if options.prompt_field is None:
-        options = options.model_copy(update=guessed_prompt(list(row)))
     prompt, answers = _parts(row, options, columns)
     if isinstance(prompt, str):
         documents = [_plain(prompt, str(answer), tokenizer) for answer in answers]

@@ -44,6 +44,7 @@ PREFERENCE = DatasetFormatDef(
     optional=lambda options: named(options, "input", "system", "tools"),
     encode=encode,
     guess=_guess,
+    guess_named=True,
     truncation="delete",
     group=2,
 )

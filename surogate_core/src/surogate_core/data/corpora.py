@@ -202,8 +202,13 @@ def _format(
 ) -> tuple[DatasetFormatDef, BaseModel, Source]:
     """Return the dataset type of an entry (for `auto`, the one that fits the columns), its options and the rows."""
     if entry.type != "auto":
-        options = _options(entry, formats[entry.type], {}, loss_scale, where)
-        return formats[entry.type], options, open_source(entry, getattr(options, "sample_by", "document"), where)
+        chosen = formats[entry.type]
+        options = _options(entry, chosen, {}, loss_scale, where)
+        source = open_source(entry, getattr(options, "sample_by", "document"), where)
+        if chosen.guess_named:
+            guessed = chosen.guess(sorted(_columns(source).holding_something()))
+            options = _options(entry, chosen, guessed, loss_scale, where)
+        return chosen, options, source
     source = open_source(entry, str(entry.options.get("sample_by", "document")), where)
     columns = sorted(_columns(source).holding_something())
     fitting = [f for f in formats.values() if f.matches(columns)]
