@@ -10,6 +10,8 @@ import pytest
 from plugin_directory import COMMAND, PAGE, ROOT, Entry, entries, page
 
 from surogate_core.cli.external import all_commands
+from surogate_core.config.errors import fold
+from surogate_core.config.keys import DISTRIBUTIONS, NOT_YET_NAMES, PACKAGES
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.hookspecs import KINDS
 from surogate_core.plugins.provided import CORE
@@ -48,6 +50,17 @@ def test_an_entry_says_what_its_package_is(entry: Entry) -> None:
         if command.distribution == entry.distribution:
             found.setdefault(COMMAND, []).append(command.name)
     assert {kind: sorted(names) for kind, names in entry.provides.items()} == {k: sorted(v) for k, v in found.items()}
+
+
+def test_without_a_package_its_names_and_keys_say_what_to_install() -> None:
+    """Models are found by their checkpoints and offloading by its keys. Core knows subcommands alone."""
+    options = load_registry().options_models()
+    ours = [(kind, n, e.distribution) for e in entries() if e.folder for kind, some in e.provides.items() for n in some]
+    names = {(k, fold(n)): package for k, n, package in ours if k not in ("model", "offload", COMMAND) or " " in n}
+    keys = {(key, package) for k, n, package in ours if (k, n) in options for key in options[k, n].model_fields}
+    assert {named: package for named, package in DISTRIBUTIONS.items() if named[0] != "model"} == names
+    assert keys >= set(PACKAGES.items()) and {key for key, _ in keys} == set(PACKAGES)
+    assert not names.keys() & NOT_YET_NAMES.keys()
 
 
 def test_the_page_is_made_from_the_directory() -> None:
