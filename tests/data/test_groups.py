@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from surogate_core.api import Column, DatasetFormatDef, Encoded, NoOptions, PrepareContext
+from surogate_core.api import Column, DatasetFormatDef, Encoded, NoOptions, PrepareContext, Prepared
 from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize
 from surogate_core.data.asked import Asked
@@ -114,12 +114,12 @@ def test_documents_of_which_none_is_a_group_are_groups_if_they_have_a_label(tmp_
 def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: Path) -> None:
     own = Column("own", shape=(2,), dtype="int32")
 
-    def prepare(context: PrepareContext[Any]) -> Mapping[str, Any]:
+    def prepare(context: PrepareContext[Any]) -> Prepared:
         assert context.folder.name.endswith(".made") and not context.folder.exists()
         with pytest.raises(ConfigError, match=r"^key: 'nowhere' is neither a directory"):
             context.find("nowhere", where="key")
         assert context.trained(*context.offsets[:2]).tolist() == [False, False, True]
-        return {"own": np.stack([context.tokens, context.tokens + context.options], -1)}
+        return Prepared({"own": np.stack([context.tokens, context.tokens + context.options], -1)}, {"seen": "all"})
 
     asked = Asked("made", (own, *COLUMNS), 2, prepare=prepare, options=1)
     asked.check(TYPE, [TYPE], "datasets.0", "delete")
@@ -127,7 +127,9 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
         replace(asked, group=0).check(replace(TYPE, group=1), [TYPE], "datasets.0", "left")
     of_run: dict[str, Any] = {"model_dir": tmp_path, "sequence_len": 24, "notice": print, "moved": print}
     (dataset,) = tokenized(tmp_path).corpus.datasets
-    rows = pack(DocumentSpans.of([asked.complete(dataset, **of_run)]), 24, asked=asked)
+    completed = asked.complete(dataset, **of_run)
+    assert completed.facts == {"seen": "all"}
+    rows = pack(DocumentSpans.of([completed]), 24, asked=asked)
     batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)
     labels, found = batch.targets * (batch.targets >= 0), batch.asked["column.own"]
     assert found.dtype == np.int32 and np.array_equal(found, np.stack([labels, labels + (labels > 0)], -1))

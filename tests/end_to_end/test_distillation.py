@@ -98,6 +98,21 @@ def test_a_resumed_run_reads_no_teacher_and_has_the_same_bits(
     assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
 
 
+def test_only_a_run_with_the_same_teacher_is_resumed(
+    folder: Path, straight: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, moved = folder / "straight/step_00000002", shutil.copytree(folder / "teacher", folder / "moved")
+    keys = {"distillation_teacher": str(moved), "resume_from_checkpoint": str(saved)}
+    again = train(folder, "moved_teacher", distillation_run_teacher="never", **keys)
+    assert again[-1]["loss"] == straight[-1]["loss"]
+    assert "not bit-identical" not in "".join(capsys.readouterr())
+    weights = load_file(moved / "model.safetensors")
+    weights["lm_head.weight"] *= -1
+    save_file(weights, moved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"was saved with distillation_teacher: files of hash \w+ \(this run: files of"):
+        train(folder, "other_teacher", **keys)
+
+
 def test_what_is_cached_is_what_the_teacher_says_of_each_document_alone(folder: Path) -> None:
     (dataset,) = tokenized(folder).train.corpus.datasets
     model = AutoModelForCausalLM.from_pretrained(folder / "teacher", dtype=torch.float32)

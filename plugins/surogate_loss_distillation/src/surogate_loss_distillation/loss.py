@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from surogate_core.api import Column, ConfigError, Figure, Loss, LossContext, LossDef, PrepareContext
+from surogate_core.api import Column, ConfigError, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared
 
 
 class DistillationOptions(BaseModel):
@@ -72,10 +72,10 @@ def build(context: LossContext[DistillationOptions]) -> Loss:
     return Loss([Figure("loss", loss)], [Figure("cross_entropy", cross_entropy), Figure("divergence", divergence)])
 
 
-def prepare(context: PrepareContext[DistillationOptions]) -> Mapping[str, Any]:
-    from .teacher import columns_of  # with numpy, which a plan does not need
+def prepare(context: PrepareContext[DistillationOptions]) -> Prepared:
+    from .teacher import prepared_by  # with numpy, which a plan does not need
 
-    return columns_of(context)
+    return prepared_by(context)
 
 
 DISTILLATION: LossDef[DistillationOptions] = LossDef(

@@ -29,7 +29,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from xxhash import xxh3_128
 
-from surogate_core.api import ConfigError, PrepareContext, RunStopped
+from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ LEAST_LOG = -80.0
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
-def columns_of(context: PrepareContext[DistillationOptions]) -> Mapping[str, Any]:
+def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
     """Return the columns of the loss, memory-mapped. Runs the teacher if they are not cached.
 
     Raises ConfigError for a teacher that does not fit the model.
@@ -62,7 +62,7 @@ def columns_of(context: PrepareContext[DistillationOptions]) -> Mapping[str, Any
     refuse_other_tokenizer(context.model_dir, directory, o.distillation_teacher)
     vocabulary = _vocabulary(context, directory)
     longest = int(np.diff(context.offsets).max(initial=0))
-    identity = {
+    identity: dict[str, Any] = {
         "format": FORMAT,
         "teacher": content_hash(directory),
         "tokens": context.folder.name,
@@ -89,7 +89,8 @@ def columns_of(context: PrepareContext[DistillationOptions]) -> Mapping[str, Any
                     _write(cache, context, directory)
                     found = cache.open()
     assert found is not None, "it was just written"
-    return found
+    # a resumed run needs the same teacher, wherever it lies, and not that it is run at the same time
+    return Prepared(found, {KEY: f"files of hash {identity['teacher'][:16]}", "distillation_run_teacher": None})
 
 
 def refuse_other_tokenizer(model: Path, teacher: Path, name: str) -> None:

@@ -28,7 +28,7 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepass
+from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
 from .models import Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
@@ -128,6 +128,7 @@ __all__ = [
     "Precision",
     "PrecisionRequest",
     "PrepareContext",
+    "Prepared",
     "Prepass",
     "Product",
     "Program",

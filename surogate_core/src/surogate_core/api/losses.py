@@ -109,6 +109,17 @@ class PrepareContext(Generic[Options]):
     moved: Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a loss makes of a dataset: columns, arrays by name with a row for each token or document.
+
+    facts: {option: what a resumed run must have in common in place of its value, None for nothing}, of all datasets.
+    """
+
+    columns: Mapping[str, Any]
+    facts: Mapping[str, str | None] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossDef(Definition, Generic[Options]):
     """A loss, selected by the key `loss`.
@@ -116,7 +127,7 @@ class LossDef(Definition, Generic[Options]):
     build      (context) -> Loss. Emits the ops that follow the model's. `lm_head_ce` is the sum of the labels'
                cross-entropies; `lm_head_tokens` yields log-probabilities of labels, without ever holding all logits.
     columns    (options) -> the columns of the batch (`BatchInputs.columns`): of dataset types, or made by `prepare`
-    prepare    (context) -> columns that it makes of a dataset, by name, with a row for each token or document
+    prepare    (context) -> columns that it makes of a dataset
     group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
                with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
     reference  (options) -> whether `LossContext.reference` is wanted
@@ -131,7 +142,7 @@ class LossDef(Definition, Generic[Options]):
     options: type[Options] = NoOptions  # type: ignore[assignment]
     build: Callable[[LossContext[Options]], Loss]
     columns: Callable[[Options], Sequence[Column]] = field(default=lambda options: ())
-    prepare: Callable[[PrepareContext[Options]], Mapping[str, Any]] | None = None
+    prepare: Callable[[PrepareContext[Options]], Prepared] | None = None
     group: int = 0
     reference: Callable[[Options], bool] = field(default=lambda options: False)
     cached: Column | None = None

@@ -152,7 +152,7 @@ class SavedRun:
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
-        neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
+        neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle | self.facts.keys()
         if self.plan.target.device.sm is None or self.run.config.deterministic == "true":
             neutral.add("attn_bwd_chunks")  # the same bits where gradients are deterministic without it
         lines = differences(resumed, config, self.versions, without_effect=neutral)
@@ -239,6 +239,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
         **({"reference": config.reference} if loss.cached else {}),
+        **{key: fact for dataset in loader.rows.corpus.datasets for key, fact in dataset.facts.items()},
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),
         **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},

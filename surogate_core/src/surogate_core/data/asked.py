@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..api import Column, DatasetFormatDef, PrepareContext, Prepass
+from ..api import Column, DatasetFormatDef, PrepareContext, Prepared, Prepass
 from ..errors import ConfigError, PluginError
 from ..hub.files import TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 
@@ -23,7 +23,7 @@ class Asked:
     columns: Sequence[Column] = ()
     group: int = 0
     prepass: Prepass | None = None
-    prepare: Callable[[PrepareContext[Any]], Mapping[str, Any]] | None = None
+    prepare: Callable[[PrepareContext[Any]], Prepared] | None = None
     options: Any = None
 
     def complete(self, dataset: TokenDataset, **of_run: Any) -> TokenDataset:
@@ -39,12 +39,13 @@ class Asked:
             find=partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES)),
             **of_run,
         )
-        found = {**dataset.columns, **self.prepare(context)}
+        made = self.prepare(context)
+        found = {**dataset.columns, **made.columns}
         for c in self.columns:
             wanted = dataset.n_tokens if c.per == "token" else dataset.n_docs, *c.shape
             if c.name not in found or found[c.name].shape != wanted:
                 raise PluginError(f"loss {self.loss}: prepare gave no column {c.name} of the shape {list(wanted)}")
-        return replace(dataset, columns=found)
+        return replace(dataset, columns=found, facts=made.facts)
 
     def check(self, chosen: DatasetFormatDef, formats: Iterable[DatasetFormatDef], where: str, strategy: str) -> None:
         """Raise ConfigError if documents of a dataset type cannot be trained with the loss."""

@@ -84,8 +84,8 @@ class TokenDataset:
 
     tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
     omissions: each with the first row that has it ("rows.jsonl:7"). hashes: uint64 [n_docs], of the tokens of each
-    document. columns: by name, [n_tokens] or [n_docs], or [n_tokens, ...] of those that the loss makes. Others: as in
-    `Manifest`.
+    document. columns: by name, [n_tokens] or [n_docs], or [n_tokens, ...] of those that the loss makes; facts: see
+    `Prepared`. Others: as in `Manifest`.
     """
 
     tokens: npt.NDArray[Any]
@@ -99,6 +99,7 @@ class TokenDataset:
     empty_rows: int = 0
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    facts: Mapping[str, str | None] = field(default_factory=dict)
     group: int = 1
 
     @property
