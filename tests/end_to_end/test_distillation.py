@@ -109,7 +109,9 @@ def test_only_a_run_with_the_same_teacher_is_resumed(
     weights = load_file(moved / "model.safetensors")
     weights["lm_head.weight"] *= -1
     save_file(weights, moved / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"was saved with distillation_teacher: files of hash \w+ \(this run: files of"):
+    with pytest.raises(
+        ConfigError, match=r"was saved with distillation_teacher: files of hash \w+ \(this run: files of"
+    ):
         train(folder, "other_teacher", **keys)
 
 
@@ -132,6 +134,17 @@ def test_what_is_cached_is_what_the_teacher_says_of_each_document_alone(folder: 
             found = torch.from_numpy(dataset.columns["teacher_log_probs"][rows].copy())
             torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
             torch.testing.assert_close(q.gather(1, top), q.topk(6, -1).values, rtol=1e-4, atol=0)
+
+
+def test_a_process_reads_the_teacher_once_and_says_so(folder: Path) -> None:
+    other, said = shutil.copytree(folder / "teacher", folder / "read"), list[str]()
+    first = teacher.content_hash(other, said.append)
+    assert said == [
+        f"reading {other / name} for the hash of the teacher" for name in ("config.json", "model.safetensors")
+    ]
+    assert teacher.content_hash(other, said.append) == first and len(said) == 2
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    assert teacher.content_hash(other, said.append) != first and len(said) == 4
 
 
 def test_rows_hold_the_pieces_that_the_teacher_read(folder: Path) -> None:

@@ -58,13 +58,14 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
     o = context.options
     if not o.distillation_teacher:
         raise ConfigError(f"loss: distillation needs a teacher. Set {KEY} to a model with the same tokenizer.")
+    context.moved(f"looking for the teacher {o.distillation_teacher}")
     directory = context.find(o.distillation_teacher, where=KEY)
     refuse_other_tokenizer(context.model_dir, directory, o.distillation_teacher)
     vocabulary = _vocabulary(context, directory)
     longest = int(np.diff(context.offsets).max(initial=0))
     identity: dict[str, Any] = {
         "format": FORMAT,
-        "teacher": content_hash(directory),
+        "teacher": content_hash(directory, context.moved),
         "tokens": context.folder.name,
         "top_k": o.distillation_top_k,
         "temperature": o.distillation_temperature,
@@ -137,15 +138,24 @@ def _vocabulary(context: PrepareContext[DistillationOptions], directory: Path) -
     return min(ours, theirs)
 
 
-def content_hash(directory: Path) -> str:
-    """Return a hash of what a model computes: its config and weights, read once."""
-    digest = xxh3_128()
-    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 24):
-                digest.update(block)
-    return digest.hexdigest()
+def content_hash(directory: Path, moved: Callable[[str], None]) -> str:
+    """Return a hash of what a model computes: its config and weights. A process reads unchanged files once."""
+    paths = sorted([directory / "config.json", *directory.glob("*.safetensors")])
+    states = tuple((str(path), (found := path.stat()).st_ino, found.st_size, found.st_mtime_ns) for path in paths)
+    if states not in _hashes:
+        digest = xxh3_128()
+        for path in paths:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 24):
+                    moved(f"reading {path} for the hash of the teacher")
+                    digest.update(block)
+        _hashes[states] = digest.hexdigest()
+    return _hashes[states]
+
+
+_hashes: dict[tuple[tuple[str, int, int, int], ...], str] = {}
+"""Of the models that this process has read, by their files: path, inode, size, time of the last change."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the cache
@@ -300,6 +310,7 @@ def _write(cache: Cache, context: PrepareContext[DistillationOptions], directory
         where = f", after the {files.done:,} of {len(batches):,} batches of an interrupted run" if files.done else ""
         context.notice(f"{KEY}: {name} reads {reads:,} tokens on {device}{where}; later runs use {cache.directory}")
         try:
+            context.moved(f"loading the teacher {name}")
             teacher = Teacher(directory, name, cache.vocabulary, device)
             for number, batch in enumerate(batches):
                 if number < files.done:
