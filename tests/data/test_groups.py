@@ -133,9 +133,14 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
     batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)
     labels, found = batch.targets * (batch.targets >= 0), batch.asked["column.own"]
     assert found.dtype == np.int32 and np.array_equal(found, np.stack([labels, labels + (labels > 0)], -1))
-    wrong = replace(asked, columns=(replace(own, shape=(3,)),))
-    with pytest.raises(PluginError, match=r"loss made: prepare gave no column own of the shape \[\d+, 3\]"):
-        wrong.complete(dataset, **of_run)
+    for result, message in (
+        (Prepared({"own": found[:, :1]}), r"no array own of int32 \[\d+, 2\]"),
+        (Prepared({"own": np.zeros((dataset.n_tokens, 2))}), "no array own of int32"),
+        (Prepared({"own": [[0, 0]] * dataset.n_tokens}), "no array own of int32"),
+        ({"own": found}, "dict, not Prepared"),
+    ):
+        with pytest.raises(PluginError, match=f"loss made: prepare gave {message}"):
+            replace(asked, prepare=lambda context, result=result: result).complete(dataset, **of_run)
 
 
 @pytest.mark.parametrize(

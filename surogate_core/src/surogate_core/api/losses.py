@@ -92,8 +92,7 @@ class PrepareContext(Generic[Options]):
     options    the loss's validated options
     tokens     ids [n_tokens]; document d is offsets[d] to offsets[d + 1]. trained(a, b): which of a to b are, bool
     folder     for what the loss keeps of these tokens. find(model, where=key): the folder of another model
-    model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows, which hold a longer document
-               in pieces of that length from its first token on
+    model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows, and of pieces of documents
     notice     prints a line for the user. moved: to be called with what is being done, again and again
     """
 
@@ -111,10 +110,8 @@ class PrepareContext(Generic[Options]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a loss makes of a dataset: columns, arrays by name with a row for each token or document.
-
-    facts: {option: what a resumed run must have in common in place of its value, None for nothing}, of all datasets.
-    """
+    """What a loss makes of a dataset: columns, numpy arrays with a row for each token or document, and of all datasets
+    facts, {option: what a resumed run must have in common in place of its value, None for nothing}."""
 
     columns: Mapping[str, Any]
     facts: Mapping[str, str | None] = field(default_factory=dict)

@@ -30,6 +30,8 @@ class Asked:
         """Return the dataset with the columns that the loss makes of it, from the rest of its `PrepareContext`."""
         if self.prepare is None or dataset.path is None:
             return dataset
+        import numpy as np  # which a plan does not need
+
         context = PrepareContext(
             options=self.options,
             tokens=dataset.tokens,
@@ -40,11 +42,14 @@ class Asked:
             **of_run,
         )
         made = self.prepare(context)
+        if not isinstance(made, Prepared):
+            raise PluginError(f"loss {self.loss}: prepare gave {type(made).__name__}, not Prepared")
         found = {**dataset.columns, **made.columns}
         for c in self.columns:
             wanted = dataset.n_tokens if c.per == "token" else dataset.n_docs, *c.shape
-            if c.name not in found or found[c.name].shape != wanted:
-                raise PluginError(f"loss {self.loss}: prepare gave no column {c.name} of the shape {list(wanted)}")
+            of, kinds = found.get(c.name), {"int32": "iu", "fp32": "f"}[c.dtype]
+            if not isinstance(of, np.ndarray) or of.dtype.kind not in kinds or of.shape != wanted:
+                raise PluginError(f"loss {self.loss}: prepare gave no array {c.name} of {c.dtype} {list(wanted)}")
         return replace(dataset, columns=found, facts=made.facts)
 
     def check(self, chosen: DatasetFormatDef, formats: Iterable[DatasetFormatDef], where: str, strategy: str) -> None:

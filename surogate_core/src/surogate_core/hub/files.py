@@ -53,8 +53,7 @@ def resolve_model_dir(model: str, patterns: Sequence[str], where: str = "model")
     """Return the directory with the files of `model`.
 
     A local directory is returned unchanged. Otherwise the files of the Hub repository `owner/name` that match
-    `patterns` are downloaded, unless they are in the Hub's cache. Raises ConfigError, beginning with `where`, if
-    neither exists.
+    `patterns` are downloaded, unless they are in the Hub's cache. If neither exists, a ConfigError begins with `where`.
     """
     local = find_local(model)
     if local is not None and local.is_dir():
