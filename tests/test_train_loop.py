@@ -17,6 +17,7 @@ from surogate_core.data.loader import StepBatch
 from surogate_core.errors import RunStopped
 from surogate_core.train import loop as module
 from surogate_core.train.loop import Job, evaluate_last, train
+from surogate_core.train.sums import with_means
 from surogate_core.world.processes import Processes
 
 LAUNCH = 0.001
@@ -210,6 +211,22 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
 def test_a_run_whose_steps_were_all_skipped_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunStopped, match="all 3 steps were skipped"):
         run(monkeypatch, steps=3, norm=math.nan)
+
+
+def test_processes_that_wait_for_a_prepass_say_so() -> None:
+    """It is no evaluation. The mean is over the groups of all processes."""
+    met: list[str] = []
+
+    def gather(value: Any, what: str) -> list[Any]:
+        met.append(what)
+        return [value, [[4.0], 9, 3]]
+
+    before = SimpleNamespace(n_valid=4, n_groups=1)
+    micro: Any = SimpleNamespace(before=before, given=lambda found: found)
+    device: Any = Device(Clock(), 4, lambda step: 0.125)
+    figures: Any = [SimpleNamespace(name="kl", per="group")]
+    batch = with_means(["kl"], StepBatch([micro], 8, 4, 0.0), device, figures, SimpleNamespace(gather=gather))  # type: ignore[arg-type]
+    assert batch.micro == [{"mean.kl": 1.5}] and met == ["the end of the prepass of the loss"]
 
 
 def _no_watch(steps_done: int) -> None:

@@ -328,7 +328,7 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         before = takewhile(goes_on, job.eval_batches())
         means = prepass(job.means, before, job.worker, job.reported, job.processes)
         batches = ([batch.given(means) for batch in together] for together in batches)
-    sums = sum_losses(job.worker, batches, job.processes)
+    sums = sum_losses(job.worker, batches, job.processes, "the end of an evaluation")
     if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began

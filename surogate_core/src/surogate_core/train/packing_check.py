@@ -76,7 +76,7 @@ def check_packing(
     def mean_loss(counts: np.ndarray) -> tuple[float, Sums]:
         world, some = processes.world, _repacked(rows, pieces, counts)
         batches = eval_batches(some, batch_size, pad_id=pad_id, ranks=world.ranks, world_size=world.size)
-        sums = sum_losses(worker, batches, processes)
+        sums = sum_losses(worker, batches, processes, "the comparison of packed and unpacked rows")
         return sums.mean(sums.totals[0], per), sums
 
     packed, sums = mean_loss(last - first)

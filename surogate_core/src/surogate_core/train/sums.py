@@ -35,7 +35,8 @@ def prepass(
     processes: Processes,
 ) -> dict[str, float]:
     """Run the prepass of the loss, on all ranks. Return the inputs of micro-steps that hold the figures `means`."""
-    sums = sum_losses(worker, ([one.before for one in some if one.before] for some in batches), processes)
+    before = ([one.before for one in some if one.before] for some in batches)
+    sums = sum_losses(worker, before, processes, "the end of the prepass of the loss")
     every = zip(reported, sums.totals, strict=bool(sums.totals))
     found = {figure.name: sums.mean(total, figure.per) for figure, total in every}
     return {f"mean.{name}": found[name] for name in means if found}
@@ -53,8 +54,11 @@ def with_means(
     return replace(batch, micro=[one.given(found) for one in micro])
 
 
-def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], processes: Processes) -> Sums:
-    """Return the sums over all processes. `batches`: those of the ranks of this process, one each, again and again."""
+def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], processes: Processes, what: str) -> Sums:
+    """Return the sums over all processes, which meet at `what`.
+
+    `batches`: those of the ranks of this process, one each, again and again.
+    """
     totals: list[float] = []
     labels = groups = 0
     for together in batches:
@@ -62,6 +66,6 @@ def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], proce
         totals = [total + value for total, value in zip(totals or [0.0] * len(found), found, strict=True)]
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)
-    every = processes.gather([totals, labels, groups], "the end of an evaluation")
+    every = processes.gather([totals, labels, groups], what)
     summed = [sum(values) for values in zip(*(totals for totals, *_ in every), strict=True)]
     return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))
