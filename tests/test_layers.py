@@ -71,7 +71,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         ),
         "profiling": (
             "api assembly checkpoint config data errors hub machine memory planning plugins program reporting run "
-            "runtime train training"
+            "runtime train training world"
         ),
         "cli": (
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
+from surogate_core.profiling import profile
 
 from .planted import write_random_model
 
@@ -163,6 +164,22 @@ def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path,
         assert ours["groups"] == theirs["groups"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-4)
+
+
+def test_a_profile_and_the_plan_of_an_evaluation_count_the_prepass_of_kto(folder: Path) -> None:
+    path = folder / "profile.yaml"
+    answers = [{"path": str(folder / "answers.jsonl"), "type": "labelled", "text_as": "text"}]
+    keys = {"model_dtype": "fp32", "lora": True, "loss": "kto", "sequence_len": 32}
+    keys |= {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}
+    path.write_text(yaml.safe_dump({"model": str(folder / "model"), "datasets": answers, **keys}))
+    evaluation = run.plan(run.open_run(run.load(path)), "cpu").eval_seconds(1)
+    for random in (False, True):
+        found = profile(path, steps=1, use_random_tokens=random)
+        (before,) = (group for group in found.by_program() if group.ops[0].program.startswith("evaluate"))
+        assert {op.calls for op in before.ops} == {2}, "each of two micro-batches"
+        if not random:
+            assert found.total.planned_seconds == pytest.approx(found.planned_seconds)
+            assert before.planned_seconds == pytest.approx(evaluation)
 
 
 @pytest.mark.slow

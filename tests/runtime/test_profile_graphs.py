@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -109,6 +110,7 @@ class OneWorker:
     """The methods of a `Worker` that are needed."""
 
     width = world_size = 1
+    assembly = SimpleNamespace(reported=())
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor

@@ -83,8 +83,8 @@ class Plan:
         return Expected(inf)
 
     def eval_seconds(self, rows: int) -> float:
-        """Return the planned time of an evaluation of `rows` rows."""
-        batches = -(-rows // (self.inputs.batch_size * self.report.devices))
+        """Return the planned time of an evaluation of `rows` rows, which a prepass reads too."""
+        batches = -(-rows // (self.inputs.batch_size * self.report.devices)) * (2 if self.inputs.loss.prepass else 1)
         costs = OpCosts(self.inputs.ops, self.report.device, self.kernels.kernel)
         return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
 

@@ -85,7 +85,8 @@ def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, no
     try:
         fill(opened, plan.assembly, worker, random=random_weights)
         worker.start(graphs=opened.config.use_cuda_graphs)
-        return measure(worker, batches.steps)
+        prepass = plan.inputs.loss.prepass
+        return measure(worker, batches.steps, prepass.means if prepass else ())
     finally:
         worker.close()
 

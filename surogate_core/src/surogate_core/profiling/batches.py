@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,12 +47,16 @@ def from_data(data: Corpora, config: TrainConfig, count: int) -> Batches:
 
 
 def random_tokens(inputs: PlanInputs, count: int) -> Batches:
-    """Return `count` steps of random tokens: one document a row, every token but the last with a label."""
+    """Return `count` steps of random tokens: one document a row, every token but the last with a label.
+
+    A prepass reads the same documents.
+    """
     micro_steps = inputs.grad_accum_steps
     steps = []
     for index in range(count):
         first = index * micro_steps
         micro = [random_batch(inputs, seed=first + i) for i in range(micro_steps)]
+        micro = [replace(batch, before=batch) for batch in micro] if inputs.loss.prepass else micro
         steps.append(StepBatch(micro, sum(b.n_tokens for b in micro), sum(b.n_valid for b in micro), epoch=0.0))
     return Batches(
         tuple(steps), f"{micro_steps} x {inputs.batch_size} x {inputs.seq_len} random tokens, one document a row"

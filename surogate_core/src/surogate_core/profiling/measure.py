@@ -14,17 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from ..api import World
 from ..data.loader import StepBatch
 from ..runtime.cuda import CudaExecutor
 from ..runtime.executor import Executor
 from ..runtime.worker import Execute, Worker
 from ..train.loop import optimizer_step
+from ..train.sums import with_means
+from ..world.processes import Processes
 
 WARM_UP_STEPS = 2
 
@@ -43,15 +47,22 @@ class Times:
     method: str
 
 
-def measure(worker: Worker, batches: Sequence[StepBatch]) -> Times:
-    """Time one step for each of `batches`. `worker` must be started."""
+def measure(worker: Worker, batches: Sequence[StepBatch], means: Sequence[str] = ()) -> Times:
+    """Time one step for each of `batches`. `worker` must be started. `means`: those of the prepass of the loss."""
+    alone = Processes(World())
+
+    def step(batch: StepBatch) -> None:
+        given = with_means(means, batch, worker, worker.assembly.reported, alone)
+        optimizer_step(worker, given, step=1, lr=0.0)
+
+    time_steps = partial(_time_steps, worker, batches, step)
     executor = worker.executor
     if isinstance(executor, CudaExecutor) and executor.captured:
-        return _measure_graphs(worker, executor, batches)
-    return _measure_eager(worker, executor, batches)
+        return _measure_graphs(executor, time_steps)
+    return _measure_eager(worker.executor, time_steps)
 
 
-def _measure_graphs(worker: Worker, executor: CudaExecutor, batches: Sequence[StepBatch]) -> Times:
+def _measure_graphs(executor: CudaExecutor, time_steps: Callable[..., tuple[float, ...]]) -> Times:
     clock = StreamClock(executor.stream)
     runs: list[tuple[Any, Any]] = []
 
@@ -60,9 +71,9 @@ def _measure_graphs(worker: Worker, executor: CudaExecutor, batches: Sequence[St
         executor.run(program, labels)
         runs.append((start, clock.now()))
 
-    steps = _time_steps(worker, batches, clock, run_whole, runs.clear)
+    steps = time_steps(clock, run_whole, runs.clear)
     graphs = GraphsWithEvents(executor, clock)
-    _time_steps(worker, batches, clock, graphs.run, graphs.calls.clear)
+    time_steps(clock, graphs.run, graphs.calls.clear)
     count = sum(map(len, graphs.calls.values()))
     added = sum(map(sum, graphs.calls.values())) - sum(clock.seconds(*run) for run in runs)
     event_seconds = max(added, 0.0) / max(count, 1)
@@ -70,7 +81,7 @@ def _measure_graphs(worker: Worker, executor: CudaExecutor, batches: Sequence[St
     return Times(steps, ops, event_seconds, "CUDA graphs with an event between ops")
 
 
-def _measure_eager(worker: Worker, executor: Executor, batches: Sequence[StepBatch]) -> Times:
+def _measure_eager(executor: Executor, time_steps: Callable[..., tuple[float, ...]]) -> Times:
     on_gpu = isinstance(executor, CudaExecutor)
     clock: Clock = StreamClock(executor.stream) if isinstance(executor, CudaExecutor) else Clock()
     runs: list[tuple[str, list[Any]]] = []
@@ -78,7 +89,7 @@ def _measure_eager(worker: Worker, executor: Executor, batches: Sequence[StepBat
     def run_by_op(program: str, labels: int | None) -> None:
         runs.append((program, walk(executor, clock, program, labels)))
 
-    steps = _time_steps(worker, batches, clock, run_by_op, runs.clear)
+    steps = time_steps(clock, run_by_op, runs.clear)
     ops: dict[tuple[str, int], list[float]] = {}
     for program, moments in runs:
         _record(ops, program, moments, clock)
@@ -86,20 +97,25 @@ def _measure_eager(worker: Worker, executor: Executor, batches: Sequence[StepBat
 
 
 def _time_steps(
-    worker: Worker, batches: Sequence[StepBatch], clock: Clock, execute: Execute, forget: Callable[[], None]
+    worker: Worker,
+    batches: Sequence[StepBatch],
+    step: Callable[[StepBatch], None],
+    clock: Clock,
+    execute: Execute,
+    forget: Callable[[], None],
 ) -> tuple[float, ...]:
-    """Return the seconds of a step for each of `batches`, whose programs `execute` runs.
+    """Return the seconds of a `step` for each of `batches`, whose programs `execute` runs.
 
     Calls `forget` between the warm-up and the steps. On a GPU the steps are queued after the warm-up without waiting,
-    as in training, so the GPU does not wait for the host.
+    as in training, so the GPU waits for the host only after a prepass.
     """
     worker.execute_by(execute)
     for index in range(WARM_UP_STEPS):
-        optimizer_step(worker, batches[index % len(batches)], step=1, lr=0.0)
+        step(batches[index % len(batches)])
     forget()
     moments = [clock.now()]
     for batch in batches:
-        optimizer_step(worker, batch, step=1, lr=0.0)
+        step(batch)
         moments.append(clock.now())
     worker.settle()
     worker.execute_by(worker.executor.run)
