@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
 
-from ..api import AdapterDef, Dims, LossDef, ModelDef, WeightFormatDef
+from ..api import AdapterDef, Dims, LossDef, ModelDef, PrepareContext, Prepared, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
@@ -88,12 +87,14 @@ def chosen_loss(loaded: LoadedConfig, registry: Registry) -> LossDef:
         return replace(loss, cached=None)
     if (column := loss.cached) is None or loss.group < 2:
         raise ConfigError(f"reference: cached: loss: {loss.name} reads no reference that can be kept. Remove the key.")
-    return replace(
-        loss,
-        reference=lambda options: False,
-        columns=lambda options: (*loss.columns(options), column),
-        prepare=lambda context: {column.name: np.zeros(len(context.offsets) - 1, np.float32)},
-    )
+
+    def prepare(context: PrepareContext[Any]) -> Prepared:
+        import numpy as np  # a plan needs neither data nor numpy
+
+        return Prepared({column.name: np.zeros(len(context.offsets) - 1, np.float32)})
+
+    columns = lambda options: (*loss.columns(options), column)
+    return replace(loss, reference=lambda options: False, columns=columns, prepare=prepare)
 
 
 def _weight_format(
