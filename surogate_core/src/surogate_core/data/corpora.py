@@ -201,17 +201,13 @@ def _format(
     entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
 ) -> tuple[DatasetFormatDef, BaseModel, Source]:
     """Return the dataset type of an entry (for `auto`, the one that fits the columns), its options and the rows."""
-    if entry.type != "auto":
-        chosen = formats[entry.type]
-        options = _options(entry, chosen, {}, loss_scale, where)
-        source = open_source(entry, getattr(options, "sample_by", "document"), where)
-        if chosen.guess_named:
-            guessed = chosen.guess(sorted(_columns(source).holding_something()))
-            options = _options(entry, chosen, guessed, loss_scale, where)
-        return chosen, options, source
+    named = formats.get(entry.type)
+    if named is not None and not named.guess_named:
+        options = _options(entry, named, {}, loss_scale, where)
+        return named, options, open_source(entry, getattr(options, "sample_by", "document"), where)
     source = open_source(entry, str(entry.options.get("sample_by", "document")), where)
     columns = sorted(_columns(source).holding_something())
-    fitting = [f for f in formats.values() if f.matches(columns)]
+    fitting = [named] if named else [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
         names = ", ".join(f.name for f in fitting) or "none"
         raise ConfigError(

@@ -47,10 +47,7 @@ def from_data(data: Corpora, config: TrainConfig, count: int) -> Batches:
 
 
 def random_tokens(inputs: PlanInputs, count: int) -> Batches:
-    """Return `count` steps of random tokens: one document a row, every token but the last with a label.
-
-    A prepass reads the same documents.
-    """
+    """Return `count` steps of random tokens, also for a prepass: one document a row, labels for all but its end."""
     micro_steps = inputs.grad_accum_steps
     steps = []
     for index in range(count):

@@ -49,17 +49,11 @@ class Times:
 
 def measure(worker: Worker, batches: Sequence[StepBatch], means: Sequence[str] = ()) -> Times:
     """Time one step for each of `batches`. `worker` must be started. `means`: those of the prepass of the loss."""
-    alone = Processes(World())
-
-    def step(batch: StepBatch) -> None:
-        given = with_means(means, batch, worker, worker.assembly.reported, alone)
-        optimizer_step(worker, given, step=1, lr=0.0)
-
-    time_steps = partial(_time_steps, worker, batches, step)
-    executor = worker.executor
+    prepare = partial(with_means, means, worker=worker, reported=worker.assembly.reported, processes=Processes(World()))
+    time_steps, executor = partial(_time_steps, worker, batches, prepare), worker.executor
     if isinstance(executor, CudaExecutor) and executor.captured:
         return _measure_graphs(executor, time_steps)
-    return _measure_eager(worker.executor, time_steps)
+    return _measure_eager(executor, time_steps)
 
 
 def _measure_graphs(executor: CudaExecutor, time_steps: Callable[..., tuple[float, ...]]) -> Times:
@@ -99,23 +93,23 @@ def _measure_eager(executor: Executor, time_steps: Callable[..., tuple[float, ..
 def _time_steps(
     worker: Worker,
     batches: Sequence[StepBatch],
-    step: Callable[[StepBatch], None],
+    prepare: Callable[[StepBatch], StepBatch],
     clock: Clock,
     execute: Execute,
     forget: Callable[[], None],
 ) -> tuple[float, ...]:
-    """Return the seconds of a `step` for each of `batches`, whose programs `execute` runs.
+    """Return the seconds of a step for each of `batches`, whose programs `execute` runs.
 
     Calls `forget` between the warm-up and the steps. On a GPU the steps are queued after the warm-up without waiting,
     as in training, so the GPU waits for the host only after a prepass.
     """
     worker.execute_by(execute)
     for index in range(WARM_UP_STEPS):
-        step(batches[index % len(batches)])
+        optimizer_step(worker, prepare(batches[index % len(batches)]), step=1, lr=0.0)
     forget()
     moments = [clock.now()]
     for batch in batches:
-        step(batch)
+        optimizer_step(worker, prepare(batch), step=1, lr=0.0)
         moments.append(clock.now())
     worker.settle()
     worker.execute_by(worker.executor.run)

@@ -55,10 +55,7 @@ def with_means(
 
 
 def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], processes: Processes, what: str) -> Sums:
-    """Return the sums over all processes, which meet at `what`.
-
-    `batches`: those of the ranks of this process, one each, again and again.
-    """
+    """Return the sums over all processes, which meet at `what`. `batches`: one for each of its ranks, repeatedly."""
     totals: list[float] = []
     labels = groups = 0
     for together in batches:
