@@ -97,7 +97,7 @@ WRONG_DEFINITIONS = [
     (
         "kind of a param is unknown",
         'change("SGD", param_kinds={0: "emb"})',
-        "OpDef.param_kinds.0 is 'emb', expected 'matrix', 'embedding', 'head' or 'vector'",
+        "OpDef.param_kinds.0 is 'emb', expected 'matrix', 'embedding', 'head', 'vector' or 'router'",
     ),
     (
         "no function in a form",

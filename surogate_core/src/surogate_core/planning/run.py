@@ -93,8 +93,12 @@ def chosen_loss(loaded: LoadedConfig, registry: Registry) -> LossDef:
 
         return Prepared({column.name: np.zeros(len(context.offsets) - 1, np.float32)})
 
-    columns = lambda options: (*loss.columns(options), column)
-    return replace(loss, reference=lambda options: False, columns=columns, prepare=prepare)
+    return replace(
+        loss,
+        reference=lambda options: False,
+        columns=lambda options: (*loss.columns(options), column),
+        prepare=prepare,
+    )
 
 
 def _weight_format(
