@@ -105,7 +105,7 @@ class RunClock:
 
 
 def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
-    """Return a step in at most 80 columns, aligned over a run. The duration is left out if there is no room."""
+    """Return a step in at most 80 columns, aligned over a run. Without room the duration is left out, then the lr."""
     digits = len(str(total_steps))
     head = f"step {report.step:>{digits}}/{total_steps}  loss {loss_text(report.loss):<6}"
     head += f"  norm {norm_text(report.norm):<4}"
@@ -116,6 +116,8 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
     fields.append(f"eta {eta_text(eta_seconds)}")
     if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
         del fields[3]
+    if len("  ".join(fields)) > LINE_WIDTH:
+        del fields[1]
     return "  ".join(fields)
 
 
