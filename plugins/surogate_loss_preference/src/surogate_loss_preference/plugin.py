@@ -12,10 +12,6 @@ from .ops import OPS
 from .pairs import PREFERENCE
 
 SUROGATE_API = {"ops": 1, "kernels": 1, "losses": 1, "dataset_formats": 1, "diagnose": 1}
-SUROGATE_EXAMPLES = {
-    "format preference": [{"prompt": "2 + 2?", "chosen": "It is four.", "rejected": "It is five."}],
-    "format labelled": [{"prompt": "2 + 2?", "completion": "It is four.", "label": True}],
-}
 surogate_ops = provides([*OPS, *KTO_OPS])
 surogate_losses = provides([*LOSSES, KTO])
 surogate_dataset_formats = provides([PREFERENCE, LABELLED])
