@@ -13,8 +13,9 @@ from torch import Tensor
 
 from surogate_core.api import ConfigError, ProgramError
 from surogate_core.testing.ops import check_op
-from surogate_loss_distillation.loss import DISTILLATION, DistillationOptions
+from surogate_loss_distillation.loss import DISTILLATION
 from surogate_loss_distillation.ops import OPS
+from surogate_loss_distillation.options import DistillationOptions
 from surogate_loss_distillation.reference import lm_head_distill, lm_head_distill_grads
 
 T, C, V = 12, 8, 11

@@ -34,7 +34,7 @@ from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped
 if TYPE_CHECKING:
     import torch
 
-    from .loss import DistillationOptions
+    from .options import DistillationOptions
 
 KEY = "distillation_teacher"
 FORMAT = 1
