@@ -116,7 +116,7 @@ def test_an_adapter_of_all_projections_is_one_of_attention(place: Workplace, key
 
 
 def test_a_base_that_is_stored_in_nf4_trains_as_one_that_the_run_stores(place: Workplace) -> None:
-    """transformers 5 does not load such experts, and who writes them is told so."""
+    """transformers 5 does not load such experts, which a notice says."""
     told: list[str] = []
     stored = place.root / "nf4"
     run.quantize(str(place.root / "model"), stored, ["qlora_bnb=true", "model_dtype=fp32"], notice=told.append)

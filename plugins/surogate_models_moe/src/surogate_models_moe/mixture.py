@@ -39,7 +39,7 @@ class MixtureDims(DecoderDims):
     """Sizes of a model.
 
     n_experts  experts of a layer
-    k          of which each token goes to so many
+    k          experts that a token goes to
     d_expert   width of an expert
     normalize  the weights of a token's routes add up to 1
     dense      layers that have an MLP of width d_ff instead
