@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Target, Value
+from surogate_core.api.compiled import aligned
 from surogate_core.api.matrix_kernels import reading_kernels
 from surogate_core.api.matrix_storage import supports
 
@@ -18,7 +19,7 @@ def _shape(op: Op, columns: int) -> tuple[Sequence[int], int, int]:
 
 def _sums_bytes(op: Op) -> int:
     """Bytes of the sums of the groups, the first part of the workspace. The absmax follow."""
-    return -(-8 * groups(*_shape(op, op.ins[0].shape[1])) // 256) * 256
+    return aligned(8 * groups(*_shape(op, op.ins[0].shape[1])))
 
 
 def _quantize_workspace(op: Op, target: Target) -> int:

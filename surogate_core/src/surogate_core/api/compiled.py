@@ -25,6 +25,11 @@ HEADERS: Final = 1
 _ABSENT: Final = "is not compiled"
 
 
+def aligned(nbytes: int) -> int:
+    """Round up to where the next part of a workspace begins. Must match <surogate/workspace.h>."""
+    return -(-nbytes // 256) * 256
+
+
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the hooks `surogate_kernels` and `surogate_diagnose` of a package, whose compiled module is `_C`."""
     compiled = tuple(replace(kernel, module=f"{package}._C") for kernel in kernels)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from surogate_core.api import Op, Target
-
-from .workspace import aligned
+from surogate_core.api.compiled import aligned
 
 SCORE_BYTES_LIMIT = 1 << 30
 """Maximum workspace for the gradients of the scores, in bytes.

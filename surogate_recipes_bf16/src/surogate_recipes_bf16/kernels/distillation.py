@@ -7,11 +7,11 @@ overwrites them.
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target
+from surogate_core.api.compiled import aligned
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 
 from .dtypes import FLOATS, supports_accumulate
 from .loss import NO_DW, launches, products_bytes, sizes
-from .workspace import aligned
 
 MOST_TOKENS = 8192
 """Most tokens of a teacher, as in loss.h: their logits are in shared memory."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api.compiled import aligned
 
 from .dtypes import FLOATS, supports_accumulate, supports_write
-from .workspace import aligned
 
 
 def _bind_add(op: Op, ctx: BindContext) -> Call:

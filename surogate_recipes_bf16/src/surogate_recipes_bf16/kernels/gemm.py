@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api.compiled import aligned
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 
 from .dtypes import FLOATS, supports_accumulate
-from .workspace import aligned
 
 NO_BIAS = -1
 """Dtype code that the binding takes if there is no bias."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api.compiled import aligned
 from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
 
 from ..formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, scales_shape
@@ -43,10 +44,6 @@ def _bias(op: Op) -> Value | None:
     return op.ins[2 * FORM] if op.kind == "nvfp4_linear" and len(op.ins) > 2 * FORM else None
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 256) * 256
-
-
 def _stored(op: Op) -> tuple[int, ...]:
     """Return the rows of the matrices of a stored weight, () for a form."""
     return tuple(op.attrs.get("stored", ()))
@@ -71,9 +68,9 @@ class _Workspace:
     def of(cls, op: Op) -> _Workspace:
         (m, n, k), stored = _sizes(op), _stored(op)
         emulates = _emulates(op)
-        wide_a = _aligned(FACTORS_BYTES * max(1, len(stored)))
-        wide_b = wide_a + emulates * _aligned(2 * m * k)
-        ordered = wide_b + emulates * _aligned(2 * n * k)
+        wide_a = aligned(FACTORS_BYTES * max(1, len(stored)))
+        wide_b = wide_a + emulates * aligned(2 * m * k)
+        ordered = wide_b + emulates * aligned(2 * n * k)
         needs_order = bool(stored) and not emulates
         return cls(wide_a, wide_b, ordered, ordered + needs_order * math.prod(scales_shape(n, k)))
 

@@ -6,8 +6,9 @@ Both read the ends of the groups on the device, so that a launch does not depend
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api.compiled import aligned
 
-from .support import aligned, supports
+from .support import supports
 
 _KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad": 2}
 """Kinds of ops, and their codes in `csrc/grouped_gemm.h`."""

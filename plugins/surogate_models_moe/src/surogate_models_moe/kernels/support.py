@@ -7,14 +7,6 @@ from surogate_core.api import Op, Support, Target
 WORD = 8
 """bf16 elements in 16 bytes, which a thread loads at once."""
 
-ALIGNMENT = 256
-"""Every part of a workspace begins at a multiple of this many bytes. Must match <surogate/workspace.h>."""
-
-
-def aligned(nbytes: int) -> int:
-    """Round up to a multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
 
 def supports(op: Op, target: Target, *widths: int, accumulate: bool = False) -> Support:
     """Support `widths` that are whole words. Outputs are added to only with `accumulate`."""
