@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
@@ -15,15 +18,45 @@ HUNG_UP: Final = 129
 
 
 class Unwind:
-    """A handler that ends a command by an exception. `received`: whether its signal has come."""
+    """A handler that ends a command by an exception, while modules are imported only after that.
 
-    def __init__(self, code: int) -> None:
-        self.received = False
-        self.code = code
+    A library may run Python code from C++ while it is imported. Some swallow an exception there, others let it reach a
+    function that must not throw, which aborts the process.
+    """
 
-    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        self.received = True
-        raise KeyboardInterrupt if self.code == INTERRUPTED else SystemExit(self.code)
+    def __init__(self) -> None:
+        self._waits = False
+        self._outer = _imports(sys._getframe())  # a module may run the command while it is imported itself
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _imports(frame) <= self._outer:
+            self._waits = False
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if not self._waits:
+            self._waits = True
+            threading.Thread(target=self._send_after_import, args=(signal.Signals(number),), daemon=True).start()
+
+    def _send_after_import(self, number: signal.Signals) -> None:
+        while self._waits:
+            handler = signal.getsignal(number)
+            if _imports(sys._current_frames().get(threading.main_thread().ident or 0)) <= self._outer:
+                os.kill(os.getpid(), number)
+                if handler is not self:  # training takes signals by now
+                    return
+            time.sleep(0.01)
+
+    def forget(self) -> None:
+        """Send no signal again."""
+        self._waits = False
+
+
+def _imports(frame: FrameType | None) -> int:
+    """The number of frames of the import system below a frame: 0 if no module is being imported."""
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        frame = frame.f_back
+    return number
 
 
 @contextlib.contextmanager
@@ -31,40 +64,23 @@ def handled() -> Iterator[None]:
     """Handle signals while a command runs.
 
     SIGTERM and SIGHUP unwind like Ctrl-C, so that half-written files are removed. SIGHUP stays ignored if it is, as
-    under nohup. SIGUSR1 asks a run to save; before its first
-    step and after its last it only prints a message. A library may swallow the exception of a signal while it is
-    imported. If the command fails later because of that, it still exits with the code of the signal; if not,
-    `train.interrupt` raises the exception again before the first step.
+    under nohup. SIGUSR1 asks a run to save; before its first step and after its last it only prints a message.
     """
-    interrupt, terminate, hang_up = Unwind(INTERRUPTED), Unwind(TERMINATED), Unwind(HUNG_UP)
+    unwind = Unwind()
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, unwind),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
     }
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, unwind)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, unwind)
     try:
         yield
-    except Exception:
-        for unwind in (terminate, hang_up, interrupt):
-            if unwind.received:
-                raise SystemExit(unwind.code) from None
-        raise
     finally:
+        unwind.forget()
         for number, handler in before.items():
             signal.signal(number, handler)
-        _forget_interrupt()
-
-
-def _forget_interrupt() -> None:
-    """Let the process end with the exit code that it asks for.
-
-    If a C extension runs Python code from text while it is imported, and Ctrl-C ends that code, CPython kills the
-    process by SIGINT at its end, although the exception was handled. The next code that is run from text resets that.
-    """
-    exec("")
 
 
 def _nothing_to_save(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,94 @@
+"""A signal that comes while a library is imported ends the command after the import, whatever the library does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from surogate_core.cli.signals import handled
+from surogate_core.train.interrupt import Interrupt
+
+LIBRARY = """
+import os, signal, time
+for _ in range(2):  # a supervisor may send it to the process and to its group
+    os.kill(os.getpid(), signal.{name})
+time.sleep(0.1)
+complete = True
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """Write a module that sends a signal while it is imported. Return its name."""
+    number: signal.Signals = request.param
+    name = f"library_of_{number.name.lower()}"
+    (tmp_path / f"{name}.py").write_text(LIBRARY.format(name=number.name))
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("library", "error", "code"),
+    [
+        (signal.SIGINT, KeyboardInterrupt, ()),
+        (signal.SIGTERM, SystemExit, (143,)),
+        (signal.SIGHUP, SystemExit, (129,)),
+    ],
+    indirect=["library"],
+)
+def test_it_ends_the_command_after_the_import(library: str, error: type[BaseException], code: tuple[int, ...]) -> None:
+    with pytest.raises(error) as raised, handled():
+        __import__(library)
+        time.sleep(50)
+    assert raised.value.args == code
+    assert sys.modules.pop(library).complete
+
+
+def test_training_that_has_begun_meanwhile_is_asked_to_stop_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "library_that_trains.py").write_text(
+        LIBRARY.format(name="SIGTERM")
+        + "from surogate_core.train.interrupt import Interrupt\ninterrupt = Interrupt().__enter__()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with handled():
+        interrupt = __import__("library_that_trains").interrupt
+        with interrupt:
+            while interrupt.requested is None:
+                time.sleep(0.01)
+            time.sleep(0.1)
+        assert interrupt.exit_code == 143
+    assert capfd.readouterr().err.count("saving after this step") == 1
+
+
+def test_a_command_that_a_module_runs_while_it_is_imported_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").write_text(
+        "import signal, time\nfrom surogate_core.cli.signals import handled\n"
+        "with handled():\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", "import launcher"], cwd=tmp_path, timeout=50).returncode == 143
+
+
+def test_without_a_signal_training_begins() -> None:
+    with handled(), Interrupt() as interrupt:
+        assert interrupt.requested is None and interrupt.exit_code == 0
+
+
+def test_an_ignored_hang_up_stays_ignored_in_a_run_and_another_asks_it_to_stop() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.exit_code == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.exit_code == 129
+    finally:
+        signal.signal(signal.SIGHUP, before)
