@@ -21,7 +21,8 @@ def test_a_resumed_run_continues_the_same_curve_and_the_same_wandb_run(
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
     )
-    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    wandb.teardown()  # wandb reads the environment once per process, perhaps for an earlier test
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(here.root)}.items():
         monkeypatch.setenv(name, value)
     printed: list[str] = []
