@@ -18,27 +18,6 @@ constexpr int64_t group_bytes[] = {12, 8, 8, 8, 8, 8, 8};
 constexpr int64_t descriptor_bytes = 6 * 128;
 constexpr int64_t most_processors = 160;
 
-#ifdef SUROGATE_SM90A
-constexpr int64_t pair_columns = 512;
-
-// Whether the columns are whole pairs of tiles and experts have few rows, see sm90a/grouped_kernel.h.
-bool is_beside(const GroupedShape& shape) {
-    const int64_t columns = shape.kind == FORWARD ? shape.n : shape.k;
-    return columns % pair_columns == 0 && shape.rows <= 512 * shape.experts;
-}
-
-std::unique_ptr<GroupedGemm::Impl> make(const GroupedShape& shape, const GroupedBuffers& buffers) {
-    switch (shape.kind) {
-        case FORWARD:
-            return make_forward(shape, buffers, is_beside(shape));
-        case DGRAD:
-            return make_dgrad(shape, buffers, is_beside(shape));
-        default:
-            return shape.dtype_d == FP32 ? make_wgrad(shape, buffers) : make_wgrad_bf16(shape, buffers);
-    }
-}
-#endif
-
 }  // namespace
 
 void check_grouped(const GroupedShape& shape, const void* a, const void* b, const void* ends, const void* d) {
@@ -80,7 +59,7 @@ GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffer
         throw std::runtime_error("grouped_gemm: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
     }
 #ifdef SUROGATE_SM90A
-    impl_ = make(shape, buffers);
+    impl_ = make_grouped_gemm(shape, buffers);
 #else
     throw std::runtime_error("grouped_gemm: this module was compiled without SM90a (CUDAARCHS)");
 #endif

@@ -62,10 +62,7 @@ private:
 // Throws std::invalid_argument if a shape or a pointer is not what is described above.
 void check_grouped(const GroupedShape& shape, const void* a, const void* b, const void* ends, const void* d);
 
-// Defined in sm90a/. `beside`: blocks of a pair have tiles beside each other, not one below the other.
-std::unique_ptr<GroupedGemm::Impl> make_forward(const GroupedShape& shape, const GroupedBuffers& buffers, bool beside);
-std::unique_ptr<GroupedGemm::Impl> make_dgrad(const GroupedShape& shape, const GroupedBuffers& buffers, bool beside);
-std::unique_ptr<GroupedGemm::Impl> make_wgrad(const GroupedShape& shape, const GroupedBuffers& buffers);
-std::unique_ptr<GroupedGemm::Impl> make_wgrad_bf16(const GroupedShape& shape, const GroupedBuffers& buffers);
+// Defined in sm90a/.
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, const GroupedBuffers& buffers);
 
 }  // namespace surogate

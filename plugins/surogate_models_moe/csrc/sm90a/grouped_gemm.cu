@@ -1,5 +1,4 @@
-// The kernels of GroupedGemm by CUTLASS: tiles of 128 x 256 x 64, half of one for each of two groups of warps. Each kind is
-// compiled in a file of its own.
+// The kernels of GroupedGemm by CUTLASS: tiles of 128 x 256 x 64, half of one for each of two groups of warps.
 //
 // The groups are what a small kernel writes from `ends`: shape, pointers and strides of each expert. An expert without rows
 // has no tiles. In wgrad its gradient is then filled with zeros by a third kernel, unless it accumulates.
@@ -9,8 +8,6 @@
 // each expert on average instead of 64. Tiles of 128 x 128 with turns between the groups of warps read 48 KB for as many
 // products: 447 to 542 TFLOP/s on an H100 with 1,024 rows an expert (2026-11-25), where torch's grouped_mm, with tiles of
 // 128 x 256, reached 559 to 644.
-#pragma once
-
 #include <cuda_runtime.h>
 #include <cutlass/cutlass.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
@@ -26,6 +23,7 @@
 
 #include "grouped_gemm.h"
 #include "surogate/check.h"
+#include "surogate/dtype.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -226,5 +224,28 @@ struct Prepared : GroupedGemm::Impl {
     mutable Gemm gemm;
 };
 
+constexpr int64_t pair_columns = 512;
+
+// Whether the columns are whole pairs of tiles and experts have few rows.
+bool is_beside(const GroupedShape& shape) {
+    const int64_t columns = shape.kind == FORWARD ? shape.n : shape.k;
+    return columns % pair_columns == 0 && shape.rows <= 512 * shape.experts;
+}
+
 }  // namespace
+
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, const GroupedBuffers& buffers) {
+    const auto make = [&](auto kind, auto pair) -> std::unique_ptr<GroupedGemm::Impl> {
+        return std::make_unique<Prepared<decltype(kind), decltype(pair)>>(shape, buffers);
+    };
+    switch (shape.kind) {
+        case FORWARD:
+            return is_beside(shape) ? make(Forward{}, Beside{}) : make(Forward{}, Below{});
+        case DGRAD:
+            return is_beside(shape) ? make(Dgrad{}, Beside{}) : make(Dgrad{}, Below{});
+        default:
+            return shape.dtype_d == FP32 ? make(Wgrad<float>{}, Below{}) : make(Wgrad<Element>{}, Below{});
+    }
+}
+
 }  // namespace surogate
