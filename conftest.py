@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,11 +19,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+import pytest
+
 import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401
 import surogate_recipes_fp8  # noqa: F401
 import surogate_recipes_nvfp4  # noqa: F401
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folders of tests for a GPU, more than half of all tests, where none of these is asked for."""
+    return True if collection_path.name == "gpu" and "not gpu" in config.option.markexpr else None
 
 
 def pytest_collection_finish() -> None:

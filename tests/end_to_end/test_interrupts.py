@@ -82,9 +82,9 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(here: Workplace, number: 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.Signals, code: int) -> None:
-    """The first one lets a step of 400 micro-steps, which takes seconds, go on to a save. After the second one nothing
-    is saved. The first comes within a step: between two of them the save would be done before the second."""
-    config = workplace.write(gradient_accumulation_steps=400, per_device_train_batch_size=2, max_steps=100)
+    """The first one lets a step of 150 micro-steps, a second or more, go on to a save. After the second one nothing is
+    saved. The first comes within a step: between two of them the save would be done before the second."""
+    config = workplace.write(gradient_accumulation_steps=150, per_device_train_batch_size=2, max_steps=100)
     process, _ = start_and_wait_for(workplace, config, "step 1/")
     began = time.monotonic()
     read_until(process, "step 2/")
