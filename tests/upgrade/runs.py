@@ -1,0 +1,97 @@
+"""Small runs that are saved by one version of Surogate and go on with later ones.
+
+`python tests/upgrade/runs.py` saves those of the installed version in a folder of its name, half-way. Commit them with
+the release of that version, never again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TOKENIZER = HERE.parents[1] / "examples/tiny-qwen3"
+HALF, ALL = 2, 4
+STEP = f"step_{HALF:08d}"
+
+MODEL: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 2048,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+    "dtype": "float32",
+}
+RUN: Mapping[str, Any] = {
+    "model_dtype": "bf16",
+    "sequence_len": 32,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": ALL,
+    "learning_rate": 3e-3,
+    "warmup_steps": 1,
+    "save_steps": HALF,
+    "verify_outputs": False,
+}
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "full": {"optimizer": "adamw", "master_dtype": "fp32", "from_scratch": True},
+    "adapter": {"optimizer": "adamw_8bit", "lora": True, "lora_rank": 4},
+}
+TEXTS = [f"{a} and {b} make {a + b}, and {b} more make {a + 2 * b}." for a in range(2, 14) for b in range(3, 11)]
+
+
+def write(root: Path, name: str, base: Path) -> Path:
+    """Write what a run of RUNS reads below `root`, and return its config, of which `root`/out is the output.
+
+    An adapter is of the model in `base`.
+    """
+    model = base if name == "adapter" else root / "model"
+    if name == "full":
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(MODEL))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TOKENIZER / file, model / file)
+    data = root / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    config = root / f"{name}.yaml"
+    paths = {"model": str(model), "datasets": [{"path": str(data), "type": "text"}], "output_dir": str(root / "out")}
+    config.write_text(json.dumps(paths | dict(RUN) | dict(RUNS[name])))
+    return config
+
+
+def losses(out: Path) -> list[float]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if record["log"] == "step"]
+
+
+def main() -> None:
+    from surogate_core import __version__, run
+
+    for name in RUNS:
+        saved = HERE / __version__ / name
+        if saved.exists():
+            sys.exit(f"{saved} is there already, and what a version saved does not change")
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            run.train(run.load(write(root, name, HERE / __version__ / "full" / STEP)))
+            shutil.copytree(root / "out" / STEP, saved / STEP)
+            (saved / "losses.json").write_text(json.dumps(losses(root / "out")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

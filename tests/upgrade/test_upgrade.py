@@ -1,0 +1,32 @@
+"""Runs that earlier versions saved go on with this one (`runs.py`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from upgrade.runs import HALF, HERE, RUNS, STEP, losses, write
+
+from surogate_core import run
+
+VERSIONS = sorted(path.name for path in HERE.glob("[0-9]*"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_that_a_version_saved_goes_on_as_it_would_have_there(version: str, name: str, tmp_path: Path) -> None:
+    saved = HERE / version
+    config = write(tmp_path, name, saved / "full" / STEP)
+    shutil.copytree(saved / name / STEP, tmp_path / "out" / STEP)
+    notices: list[str] = []
+    run.train(run.load(config, ["resume_from_checkpoint=true"]), notices.append)
+    there = json.loads((saved / name / "losses.json").read_text())
+    # Rounding differs from processor to processor; the losses of two steps differ by 1e-3 and more.
+    assert losses(tmp_path / "out") == pytest.approx(there[HALF:], rel=1e-4), notices
+
+
+def test_a_version_has_every_run() -> None:
+    assert "0.1.0" in VERSIONS
+    assert all((HERE / version / name / STEP / "manifest.json").is_file() for version in VERSIONS for name in RUNS)
