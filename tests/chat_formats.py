@@ -177,16 +177,6 @@ def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ..
 
 # --------------------------------------------------------------------------------------------------- published models
 
-OLMO2 = """{{ bos_token }}
-{%- for message in messages -%}
-    {{ '<|' + message['role'] + '|>\n' + message['content'] }}
-    {%- if message['role'] == 'assistant' %}{{ eos_token }}{% endif -%}
-    {%- if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt and messages[-1]['role'] != 'assistant' %}{{ '<|assistant|>\n' }}{% endif -%}
-"""
-"""Renders the text that the template of OLMo 2 Instruct renders. The roles are no tokens of their own there."""
-
 GEMMA3 = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
     {%- set content = messages[0]['content'] -%}
@@ -296,9 +286,11 @@ def template_text(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def published_tokenizer(directory: Path, name: str, kind: str = "bytes", template: str | None = None) -> Tokenizer:
+def published_tokenizer(
+    directory: Path, name: str | Published, kind: str = "bytes", template: str | None = None
+) -> Tokenizer:
     """Make a small tokenizer of this kind with the tokens that the template needs, and with its template."""
-    of = PUBLISHED[name]
+    of = name if isinstance(name, Published) else PUBLISHED[name]
     backend = tokenizers.Tokenizer.from_str(_base(kind))
     if of.bos:
         backend.add_special_tokens([tokenizers.AddedToken(of.bos, normalized=False)])
@@ -311,7 +303,7 @@ def published_tokenizer(directory: Path, name: str, kind: str = "bytes", templat
     backend.save(str(directory / "tokenizer.json"))
     settings = {"eos_token": of.eos} | ({"bos_token": of.bos} if of.bos else {})
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    (directory / "chat_template.jinja").write_text(template or template_text(name), encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(template or template_text(str(name)), encoding="utf-8")
     return Tokenizer(directory)
 
 

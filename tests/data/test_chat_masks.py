@@ -48,6 +48,10 @@ ANSWERED = "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n
 WHO = "<|im_start|>user\nWho goes there?<|im_end|>\n<|im_start|>assistant\n"
 STAND = "\n<|im_start|>user\nStand!<|im_end|>\n<|im_start|>assistant\n"
 
+HEADER_IN_BLOCK = GENERATION.replace(
+    "{{- '<|im_start|>assistant\n' }}{% generation %}", "{% generation %}{{- '<|im_start|>assistant\n' }}"
+)
+
 CHATML: dict[str, tuple[str, Messages, list[Any] | None, Pieces]] = {
     "qwen2.5 with its own system prompt": (
         QWEN25, HELLO, None,
@@ -87,6 +91,9 @@ CHATML: dict[str, tuple[str, Messages, list[Any] | None, Pieces]] = {
     ),
     "a template that marks what is generated": (
         GENERATION, HELLO, None, [(WHO, False), ("A friend.<|im_end|>", True), ("\n", False)],
+    ),
+    "a template that marks the prompt too": (
+        HEADER_IN_BLOCK, HELLO, None, [(WHO, False), ("A friend.<|im_end|>", True), ("\n", False)],
     ),
 }  # fmt: skip
 
@@ -210,9 +217,6 @@ def test_text_of_users_does_not_change_the_mask(tmp_path: Path) -> None:
 NO_END = QWEN25.replace("message.content + '<|im_end|>\n'", "message.content + '\n'")
 TWICE = QWEN25.replace("'\n' + message.content + '<", "'\n' + message.content + message.content + '<")
 UNENDED_BLOCK = GENERATION.replace("message.content + '<|im_end|>\n' }}{% endgen", "message.content }}{% endgen")
-HEADER_IN_BLOCK = GENERATION.replace(
-    "{{- '<|im_start|>assistant\n' }}{% generation %}", "{% generation %}{{- '<|im_start|>assistant\n' }}"
-)
 SAYS_LENGTH = QWEN25.replace(
     "{%- for message in messages %}", "{{- messages[-1].content | length }}{%- for message in messages %}", 1
 )
@@ -227,7 +231,6 @@ SAYS_LENGTH = QWEN25.replace(
         ("{{ messages[0].nothing.more }}", HELLO, "refuses these messages: UndefinedError"),
         (NO_END, HELLO, "not by a special token"),
         (UNENDED_BLOCK, HELLO, "ends without a special token"),
-        (HEADER_IN_BLOCK, HELLO, "begins with the prompt"),
         (QWEN25, HELLO[:1], "the conversation has no message of the assistant"),
         (QWEN25, [HELLO[0], {"role": "assistant", "content": "A<|im_end|>B"}], r"contains the end-of-turn token"),
     ],

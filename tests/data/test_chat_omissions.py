@@ -167,7 +167,7 @@ def test_omissions_are_reported_with_counts_also_from_the_cache(tmp_path: Path) 
 
 def test_a_marked_template_that_drops_calls_leaves_the_row_out(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path / "model", GENERATION)
-    assert encode(tokenizer, CALLED).left_out == "the chat template leaves an answer empty"
+    assert encode(tokenizer, CALLED).left_out.startswith("the chat template leaves an answer empty. To")
     block = {"role": "assistant", "content": "<think>A test.</think>A friend.", "weight": 1}
     messages = [HELLO[0], block, HELLO[0], {**HELLO[1], "weight": 0}]
     assert trained_text(encode(tokenizer, messages), tokenizer) == "<think>A test.</think>A friend.<|im_end|>"

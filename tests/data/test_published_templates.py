@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_formats import GEMMA3, OLMO2, PUBLISHED, published_tokenizer, template_text
+from chat_formats import GEMMA3, PUBLISHED, published_tokenizer, template_text
 
 from surogate_core.api import Encoded
 from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
@@ -157,14 +157,6 @@ def test_a_template_of_gemma_3_trains_answers_alone_and_puts_the_system_prompt_i
     assert brackets(told, tokenizer) == BY_HAND["gemma-2"].replace("user\nWho", "user\nGuard.\n\nWho")
 
 
-def test_the_text_of_olmo_2_trains_answers_alone(tmp_path: Path) -> None:
-    tokenizer = published_tokenizer(tmp_path / "model", "zephyr", "bytes", OLMO2)
-    assert brackets(encode_chat(TWO_ROUNDS, None, tokenizer, "default"), tokenizer) == (
-        "<s><|user|>\nWho goes there?\n<|assistant|>\n[[A friend.</s>]]\n"
-        "<|user|>\nStand!\n<|assistant|>\n[[I stand.</s>]]"
-    )
-
-
 ODD_ANSWERS = (
     "\nA friend.",
     "  A friend.",
@@ -266,7 +258,9 @@ def test_rows_whose_calls_the_template_drops_are_left_out(name: str, tmp_path: P
         assert "refuses these messages" in str(error)
         return
     assert not encoded.tokens
-    assert encoded.left_out in (
+    why, _, remedy = encoded.left_out.partition(". ")
+    assert remedy == "To train such rows, put another chat_template.jinja into the model's folder"
+    assert why in (
         "the chat template does not write the tool calls of an answer",
         "the chat template does not end the turn after tool calls",
     )
@@ -276,7 +270,7 @@ def test_tool_calls_of_r1_distill_are_trained_if_their_turn_ends(tmp_path: Path)
     """Its template takes arguments as text and content that is None, and ends the turn only after a second call."""
     tokenizer = published_tokenizer(tmp_path / "model", "deepseek-r1-distill")
     one = encode(tokenizer, CALLS)
-    assert one.left_out == "the chat template does not end the turn after tool calls" and not one.tokens
+    assert one.left_out.startswith("the chat template does not end the turn after tool calls") and not one.tokens
     both = [CALLS[0], {**CALLS[1], "tool_calls": [CALL, CALL]}, *CALLS[2:]]
     text = 'function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```<｜tool▁call▁end｜>'
     assert trained_texts(encode(tokenizer, both), tokenizer) == [
@@ -289,9 +283,8 @@ def test_tool_calls_of_r1_distill_are_trained_if_their_turn_ends(tmp_path: Path)
 def test_a_row_is_left_out_if_the_template_drops_text_next_to_tool_calls(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "llama-3.1")
     said = [CALLS[0], {**CALLS[1], "content": "Let me add."}, *CALLS[2:]]
-    assert (
-        encode(tokenizer, said, [TOOL]).left_out == "the chat template does not write the text of an answer unchanged"
-    )
+    why = "the chat template does not write the text of an answer unchanged"
+    assert encode(tokenizer, said, [TOOL]).left_out.startswith(why)
     assert not encode(tokenizer, said, [TOOL], loss_scale="last_round").left_out  # context only
 
 

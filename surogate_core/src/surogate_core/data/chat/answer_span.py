@@ -1,11 +1,12 @@
 """The span of an answer in a rendered conversation: the characters that the model must produce at inference.
 
-Start: the answer starts where the prompt ends. The prompt is the rendering of the preceding messages with
-`add_generation_prompt`, as an inference server renders it. For most templates the rendering of the whole conversation
-starts with the prompt. Some templates write earlier messages differently in a longer conversation; for them, the text
-after the last message before the answer is compared instead, and if it differs in white space only, the answer starts
-after the header that `add_generation_prompt` adds. If the prompt opens a think block and the template drops the
-reasoning of the answer, the answer starts where the think block would be.
+Start: the answer starts where the prompt ends, also inside of a `{% generation %}` block that begins with the prompt.
+The prompt is the rendering of the preceding messages with `add_generation_prompt`, as an inference server renders it.
+For most templates the rendering of the whole conversation starts with the prompt. Some templates write earlier
+messages differently in a longer conversation; for them, the text after the last message before the answer is compared
+instead, and if it differs in white space only, the answer starts after the header that `add_generation_prompt` adds.
+If the prompt opens a think block and the template drops the reasoning of the answer, the answer starts where the think
+block would be.
 
 End: the answer ends with its end-of-turn token, the first added token after the content. The content is located by
 rendering the conversation again with a marker in its place: as the text of the message, or in the names of its tool
@@ -23,17 +24,21 @@ from typing import Any
 from ...errors import ConfigError
 from .template import ChatTemplate, Message, Span
 
-MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endgeneration %}."
+MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endgeneration %}"
+OTHER_TEMPLATE = "To train such rows, put another chat_template.jinja into the model's folder"
 
 # A think block that a prompt opens and may also close: "<think>\n", "<think>\n\n</think>\n\n", "[THINK]".
 _THINK_BLOCK = re.compile(r"(?:[<\[][^\s<>\[\]]*(?:think|thought|reason)[^\s<>\[\]]*[>\]]\s*)+\Z", re.IGNORECASE)
 
 
 class Untrainable(Exception):
-    """A row that cannot be trained with this template. The message says why, without quoting the row.
+    """A row that cannot be trained with this template. The message says why, without quoting the row, and what helps.
 
     The template drops an answer or a part of it that training needs, or the span of an answer cannot be determined.
     """
+
+    def __init__(self, why: str, remedy: str = OTHER_TEMPLATE) -> None:
+        super().__init__(f"{why}. {remedy}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ class RenderedChat:
         think = _THINK_BLOCK.search(self.text, max(0, span[0] - 60), span[0])
         return self.text[think.start() if think else span[0] : span[1] - len(end)]
 
+    def within(self, index: int, block: Span) -> Span:
+        """Return what the model must produce of answer `index`'s `{% generation %}` block: without the prompt."""
+        start, stop = block
+        end = self._prompt_stop(index)
+        if end is not None and start < end < stop:
+            return end, stop
+        headers = _headers(self.template.generation_prompt(self.tools))
+        return next((start + len(header) for header in headers if self.text.startswith(header, start)), start), stop
+
     @cached_property
     def marker(self) -> str:
         """A text that does not occur in the rendering."""
@@ -73,9 +87,9 @@ class RenderedChat:
     # ---------------------------------------------------------------------------------------------------------- start
 
     def _start(self, index: int) -> int:
-        prompt = self._attempt(self.messages[:index], prompt=True)
-        if prompt is not None and self.text.startswith(prompt):
-            return len(prompt)
+        stop = self._prompt_stop(index)
+        if stop is not None:
+            return stop
         for before in range(index - 1, -1, -1):  # skip messages that the template does not write
             start = self._start_after(before, index)
             if start is not None:
@@ -86,7 +100,15 @@ class RenderedChat:
             at = self.text.find(header)
             if header and at >= 0:
                 return at + len(full if self.text.startswith(full, at) else header)
-        raise Untrainable(f"an answer does not start with the prompt of inference. {MARK_ANSWERS}")
+        raise Untrainable("an answer does not start with the prompt of inference", MARK_ANSWERS)
+
+    def _prompt_stop(self, index: int) -> int | None:
+        """Return where the prompt of answer `index` ends; None if the text does not start with it."""
+        prompt = self._attempt(self.messages[:index], prompt=True)
+        if prompt is None or not self.text.startswith(prompt):
+            return None
+        # A template that writes the prompt behind the last message writes none where there is no message.
+        return len(prompt) if index or prompt.endswith(self.template.generation_prompt(self.tools)) else None
 
     def _start_after(self, before: int, index: int) -> int | None:
         """Return the start of answer `index`, found by the text after message `before`; None if it cannot be found."""
@@ -120,7 +142,7 @@ class RenderedChat:
         if not found:
             raise Untrainable("the chat template does not write the text of an answer")
         if self.marker in following:
-            raise Untrainable(f"the chat template writes an answer more than once. {MARK_ANSWERS}")
+            raise Untrainable("the chat template writes an answer more than once", MARK_ANSWERS)
         after = self._content_end(start, before, following)
         end = self._token_at(following)
         if end is None:
@@ -145,8 +167,10 @@ class RenderedChat:
         rest, found, _ = alone.rpartition(self.marker)[2].partition(end)
         if not found:
             raise Untrainable("the chat template does not end the turn after tool calls")
+        if not following.startswith(rest + end):  # the last message of a conversation may end otherwise
+            end = self._end_of_turn(index, {"role": "user", "content": "a"})
         if not following.startswith(rest + end):
-            raise Untrainable(f"the end of an answer's turn depends on what follows. {MARK_ANSWERS}")
+            raise Untrainable("the end of an answer's turn depends on what follows", MARK_ANSWERS)
         return self._checked(index, start, after + len(rest) + len(end), end)
 
     def _marked(self, index: int, message: Message) -> str:
@@ -162,13 +186,13 @@ class RenderedChat:
         # A prompt that opens a think block contains the beginning of some answers.
         shared = min(start, len(before))
         if not self.text.endswith(following) or after < start or before[:shared] != self.text[:shared]:
-            raise Untrainable(f"the text around an answer depends on its content. {MARK_ANSWERS}")
+            raise Untrainable("the text around an answer depends on its content", MARK_ANSWERS)
         return after
 
-    def _end_of_turn(self, index: int) -> str:
-        """Return the token that would end the turn of a plain text answer at `index`."""
+    def _end_of_turn(self, index: int, *later: Message) -> str:
+        """Return the token that would end the turn of a plain text answer at `index`, with these messages after it."""
         said = {"role": "assistant", "content": self.marker}
-        text = self.template.render([*self.messages[:index], said], self.tools)
+        text = self._attempt([*self.messages[:index], said, *later]) or ""
         end = self._token_at(text.partition(self.marker)[2])
         if end is None:
             raise Untrainable("the chat template does not end the turn after tool calls")

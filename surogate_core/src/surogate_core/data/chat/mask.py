@@ -1,9 +1,9 @@
 """The training mask of a rendered conversation: the answers are trained, each with its end-of-turn token.
 
-If the template marks `{% generation %}` blocks, these are the answers. Otherwise `answer_span` finds each answer:
-everything that the model must produce after the inference prompt, with reasoning and tool calls as the template writes
-them, and an empty think block if it writes one. No assumption is made about the format. A row is left out if
-the template drops an answer or a part of it, or if the span of an answer cannot be determined.
+If the template marks `{% generation %}` blocks, these are the answers, without the prompt. Otherwise `answer_span`
+finds each answer: everything that the model must produce after the inference prompt, with reasoning and tool calls as
+the template writes them, and an empty think block if it writes one. No assumption is made about the format. A row is
+left out if the template drops an answer or a part of it, or if the span of an answer cannot be determined.
 
 An answer is not trained if the template drops its reasoning but writes the reasoning of another answer of the same
 conversation. Such templates remove the reasoning of earlier rounds: at inference the model reads such answers but
@@ -20,7 +20,7 @@ from ...api import Encoded, Omission
 from ...errors import ConfigError
 from .answer_span import MARK_ANSWERS, RenderedChat, Untrainable
 from .omissions import check_answer, omissions, split_reasoning, writes_reasoning
-from .template import ChatTemplate, Message, Span
+from .template import Message, Span
 from .token_spans import encode_spans
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
         spans[index] = span
     for (_, stop), (start, _) in itertools.pairwise(spans.values()):
         if start < stop:
-            raise Untrainable(f"two answers overlap in the rendered text. {MARK_ANSWERS}")
+            raise Untrainable("two answers overlap in the rendered text", MARK_ANSWERS)
     return spans
 
 
@@ -113,13 +113,13 @@ def _marked_spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
     if len(blocks) != len(answers):
         raise Untrainable(
             "the template marks another number of {% generation %} blocks than there are answers, so the blocks cannot "
-            "be assigned to messages. Write one block for each"
+            "be assigned to messages",
+            "Write one block for each",
         )
-    prompt = chat.template.generation_prompt(chat.tools)
     spans = {}
     for index, block in zip(answers, blocks, strict=True):
         if index in wanted:
-            span, end = _checked_block(chat.text, block, prompt, chat.added, chat.template)
+            span, end = _checked_block(chat, chat.within(index, block))
             check_answer(chat.messages[index], chat.written(span, end))
             spans[index] = span
     return spans
@@ -142,22 +142,15 @@ def _with_text(chat: RenderedChat, blocks: Sequence[Span]) -> list[Span]:
     return found
 
 
-def _checked_block(
-    text: str, span: Span, prompt: str, added: Sequence[str], template: ChatTemplate
-) -> tuple[Span, str]:
+def _checked_block(chat: RenderedChat, span: Span) -> tuple[Span, str]:
     """Return the span of a `{% generation %}` block up to its end-of-turn token, and that token."""
     start, stop = span
-    block = text[start:stop].rstrip()
-    if prompt.strip() and block.startswith(prompt.rstrip()):
-        raise ConfigError(
-            f"{template.where}: a {{% generation %}} block begins with the prompt {prompt!r}, which would be trained. "
-            "Begin the block after that header."
-        )
-    end = max((token for token in added if block.endswith(token)), key=len, default=None)
+    block = chat.text[start:stop].rstrip()
+    end = max((token for token in chat.added if block.endswith(token)), key=len, default=None)
     if end is None:
         raise ConfigError(
-            f"{template.where}: a {{% generation %}} block ends without a special token: {block[-40:]!r}. The model "
-            "would not learn to end its turn: put the end-of-turn token inside the block."
+            f"{chat.template.where}: a {{% generation %}} block ends without a special token: {block[-40:]!r}. The "
+            "model would not learn to end its turn: put the end-of-turn token inside the block."
         )
     return (start, start + len(block)), end
 

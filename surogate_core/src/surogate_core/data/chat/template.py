@@ -144,7 +144,10 @@ class ChatTemplate:
                     **settings,
                 )
         except Exception as error:  # raised by the template itself, or any exception of Jinja
-            raise ConfigError(f"{self.where} refuses these messages: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"{self.where} refuses these messages: {type(error).__name__}: {error}. Remove such rows, or use "
+                "another template."
+            ) from error
         texts, spans = rendered
         return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if spans else []
 
