@@ -37,7 +37,15 @@ from .decoder import (
     vocabulary,
     window_in,
 )
-from .dims import DecoderDims, head_dim_of, layer_types, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .dims import (
+    DecoderDims,
+    head_dim_of,
+    layer_types,
+    n_kv_heads_of,
+    read_dims,
+    refuse_layer_types,
+    refuse_sliding_windows,
+)
 from .layouts import Interleaved, Transposed
 from .rope import Rope, read_partial_rope, read_rope, read_rope_by_layer_type
 from .weight_maps import (
@@ -87,6 +95,7 @@ __all__ = [
     "read_partial_rope",
     "read_rope",
     "read_rope_by_layer_type",
+    "refuse_layer_types",
     "refuse_sliding_windows",
     "rotate",
     "vocabulary",

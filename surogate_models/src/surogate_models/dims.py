@@ -78,8 +78,11 @@ def read_dims(
     """Read the keys common to all families from a parsed `config.json` of transformers 4 or 5.
 
     The keyword arguments are values that the caller has read by the rules of its family. Raises ConfigError if a key is
-    missing or invalid, and for dropout or an activation other than SiLU.
+    missing or invalid, and for what no decoder has: dropout, activations other than SiLU, towers of other modalities.
     """
+    for key in ("vision_config", "audio_config"):
+        if is_given(config, key):
+            raise wrong(key, "towers of images or sound are not supported; use a text model", config[key])
     if config.get("hidden_act", "silu") != "silu":
         raise wrong("hidden_act", "must be silu", config["hidden_act"])
     if config.get("attention_dropout") not in (None, 0):
@@ -141,17 +144,21 @@ def layer_types(config: Mapping[str, Any], n_layers: int, *, absent: Sequence[st
     return kinds
 
 
+def refuse_layer_types(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `layer_types` names layers without full attention."""
+    kinds = config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != "full_attention" for kind in kinds)):
+        raise wrong("layer_types", "only full_attention layers are supported by this model", kinds)
+
+
 def refuse_sliding_windows(config: Mapping[str, Any]) -> None:
     """Raise ConfigError if any layer uses sliding-window attention.
 
     `layer_types` determines this if present. Otherwise, with `use_sliding_window`, all layers from `max_window_layers`
     on have a window.
     """
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list | tuple) or any(kind != "full_attention" for kind in kinds):
-            raise wrong("layer_types", "only full_attention layers are supported so far", kinds)
-    elif boolean(config, "use_sliding_window"):
+    refuse_layer_types(config)
+    if config.get("layer_types") is None and boolean(config, "use_sliding_window"):
         full = config.get("max_window_layers", 28)
         if isinstance(full, bool) or not isinstance(full, int) or full < integer(config, "num_hidden_layers"):
             reason = f"sliding-window attention (from layer {full!r} on, by max_window_layers) is not supported yet"

@@ -7,7 +7,7 @@ from typing import Any
 
 from .config_json import boolean, integer
 from .decoder import decoder, pre_norm
-from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims
+from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_layer_types
 from .rope import read_rope
 from .weight_maps import pre_norm_weights
 
@@ -17,8 +17,9 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
 
     Missing keys have the defaults of transformers. For Llama 1 these are one key/value head per query head and a
     `rope_theta` of 10,000. Raises ConfigError ("key: what is wrong (got value)") if a key is missing or invalid, or if
-    the model needs an unsupported feature: attention dropout or an activation other than SiLU.
+    the model needs an unsupported feature: sliding windows, attention dropout or an activation other than SiLU.
     """
+    refuse_layer_types(config)
     attention_bias = boolean(config, "attention_bias")
     head_dim = head_dim_of(config)
     return read_dims(

@@ -10,7 +10,7 @@ from surogate_core.api import BatchInputs, Builder
 
 from .config_json import boolean, integer, is_given, wrong
 from .decoder import Stream, decoder, pre_norm_block
-from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_layer_types
 from .rope import read_rope
 from .weight_maps import pre_norm_weights
 
@@ -29,9 +29,9 @@ def dims(config: Mapping[str, Any]) -> SmolLM3Dims:
     missing or invalid, or if the model needs an unsupported feature: sliding windows, attention dropout or an
     activation other than SiLU.
     """
-    if config.get("layer_types") is not None:
-        refuse_sliding_windows(config)
-    elif boolean(config, "use_sliding_window") and is_given(config, "sliding_window"):
+    refuse_layer_types(config)
+    named = config.get("layer_types") is not None
+    if not named and boolean(config, "use_sliding_window") and is_given(config, "sliding_window"):
         raise wrong("use_sliding_window", "sliding windows are not supported yet; must be false", True)
     attention_bias = boolean(config, "attention_bias")
     head_dim = head_dim_of(config)

@@ -67,8 +67,6 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for what these models may have and the program has not."""
     if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise wrong("hidden_activation", "must be gelu_pytorch_tanh", config["hidden_activation"])
-    if config.get("vision_config") is not None:
-        raise wrong("vision_config", "vision towers are not supported; use a text model", config["vision_config"])
     if boolean(config, "use_bidirectional_attention"):
         raise wrong("use_bidirectional_attention", "must be false", True)
 

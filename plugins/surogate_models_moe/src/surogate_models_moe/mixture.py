@@ -17,6 +17,7 @@ from surogate_models.api import (
     linear,
     mlp,
     mlp_weights,
+    refuse_layer_types,
     weight_map,
     wrong,
 )
@@ -26,6 +27,7 @@ _UNSERVED = {
     "num_shared_experts": "shared experts",
     "n_shared_experts": "shared experts",
     "scoring_func": "other routers than softmax",
+    "first_k_dense_replace": "dense layers by another key than mlp_only_layers",
     "n_group": "groups of experts",
     "topk_group": "groups of experts",
     "routed_scaling_factor": "scaled routes",
@@ -57,6 +59,7 @@ def read_mixture(config: Mapping[str, Any], *, n_experts: int, d_expert: int) ->
 
     Raises ConfigError for what the program does not have.
     """
+    refuse_layer_types(config)
     for key, what in _UNSERVED.items():
         if config.get(key):
             raise wrong(key, f"{what} are not supported yet", config[key])

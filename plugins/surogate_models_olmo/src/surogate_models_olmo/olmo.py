@@ -32,6 +32,7 @@ from surogate_models.api import (
     read_dims,
     read_rope,
     read_rope_by_layer_type,
+    refuse_layer_types,
     weight_map,
     window_in,
     wrong,
@@ -61,6 +62,7 @@ def olmo2_dims(config: Mapping[str, Any]) -> OlmoDims:
     Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
     missing or invalid, or if the model needs an unsupported feature: dropout or an activation other than SiLU.
     """
+    refuse_layer_types(config)
     rope = read_rope(config, head_dim_of(config), default_theta=10_000.0)
     sizes = _sizes(config, rope)
     return OlmoDims(**vars(sizes), ropes=(rope,) * sizes.n_layers, windows=(0,) * sizes.n_layers)

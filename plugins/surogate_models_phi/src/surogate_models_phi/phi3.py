@@ -58,6 +58,9 @@ def dims(config: Mapping[str, Any]) -> PhiDims:
         max_positions=integer(config, "max_position_embeddings"),
     )
     window = integer(config, "sliding_window") if is_given(config, "sliding_window") else 0
+    expected, kinds = "sliding_attention" if window else "full_attention", config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != expected for kind in kinds)):
+        raise wrong("layer_types", f"must be {expected} in all layers, as sliding_window says", kinds)
     return PhiDims(**vars(sizes), window=window)
 
 
