@@ -24,7 +24,8 @@ from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
 from surogate_core.runtime.pieces import Pieces
 
-from .models.harness import MODELS, random_hf_model, tiny_config
+from .models.harness import MODELS, as_stored, random_hf_model, tiny_config
+from .models.supported import FAMILIES
 
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
 SMALL_SHARDS = 40_000
@@ -74,8 +75,9 @@ def logits(model: Any) -> Tensor:
         return model.eval()(input_ids=torch.arange(20)[None]).logits
 
 
+TIED = {"tie_word_embeddings": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "untied": {},
+    "qwen3": {},
     "tied": {"tie_word_embeddings": True},
     "biased": {"attention_bias": True},
     "qwen2": {"model_type": "qwen2"},
@@ -85,12 +87,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]},
     "mistral": {"model_type": "mistral", "sliding_window": 6},
     "gemma2": {"model_type": "gemma2", "sliding_window": 6, "tie_word_embeddings": True},
-    "gemma3": {"model_type": "gemma3_text", "sliding_window": 6, "rope_parameters": None, "tie_word_embeddings": True},
+    "gemma3_text": {"model_type": "gemma3_text", "sliding_window": 6, "rope_parameters": None} | TIED,
+    "ministral": {"model_type": "ministral", "sliding_window": 6},
+    "olmo3": {"model_type": "olmo3", "sliding_window": 6, "rope_parameters": None},
+    "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12},
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 
 
 # -------------------------------------------------------------------------------------------------------------- import
+
+
+def test_every_family_is_among_the_variants() -> None:
+    assert {family.variant for family in FAMILIES} <= VARIANTS.keys()
 
 
 @pytest.mark.parametrize("shard", ["10GB", "40KB"])
@@ -102,7 +112,7 @@ def test_import_of_save_pretrained_is_identical(variant: str, shard: str, tmp_pa
     assert (tmp_path / INDEX).exists() is (shard == "40KB")
     assert model.definition.dims(read_config(tmp_path)) == model.dims
     loaded = model.load(tmp_path)
-    expected = dict(theirs.named_parameters())
+    expected = as_stored(dict(theirs.named_parameters()))
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
@@ -274,7 +284,7 @@ def test_an_invalid_config_is_refused(text: str | None, message: str, tmp_path: 
 def test_export_loads_in_transformers_with_equal_logits(variant: str, max_shard_bytes: int, tmp_path: Path) -> None:
     model = Model(**VARIANTS[variant])
     theirs = random_hf_model(model.config)
-    tensors = dict(theirs.named_parameters())
+    tensors = as_stored(dict(theirs.named_parameters()))
     for name, part in model.by_tensor().items():
         part.copy_(tensors[name].detach())
     model.save(tmp_path, max_shard_bytes=max_shard_bytes)

@@ -1,7 +1,8 @@
 """Prints what is supported: python docs/reference/supported.py > docs/reference/supported.md
 
-Cards are those of the device table. What combines is planned, pair by pair, with a model
-of three blocks, and a refusal is quoted.
+Families have what tests/models/supported.py says that tests run. Cards are those of the
+device table. What combines is planned, pair by pair, with a model of three blocks, and a
+refusal is quoted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from models import supported  # noqa: E402  (the folder of tests is no package)
+
 PUBLISHED = ROOT / "benchmarks/models"
 
 HEAD = """# What is supported
@@ -26,6 +31,24 @@ HEAD = """# What is supported
 
 Generated from the definitions of the packages of this repository: cards, and what combines with what. A key for
 anything else is an error, never ignored. [Models](../models.md) are listed by family. Tests and benchmarks plan:
+
+"""
+
+FAMILIES = """
+## Families
+
+Each "yes" is a test of `make test` or `make test-slow` that runs a tiny model of the family on the CPU:
+
+- parity: losses, logits and every gradient are those of transformers in fp32.
+- files: what transformers writes is read without a change of a bit, and what is written loads in transformers.
+- the next columns: the loss of a first step is that in fp32 within the error of the format (with `loss: dpo` it is
+  ln 2), it falls, and all that is trained changes. Each of the six keys that offload is in one of these runs. FP8 and
+  FP4 are computed by references; kernels have tests on GPUs.
+- `zero_level: 3`: two ranks that divide weights, gradients and states have the bits of two that do not.
+- chat templates, published ones or written anew after them: answers and nothing else are trained.
+
+In mixtures, adapters are those of attention, and recipes leave the products of experts in bf16
+([models](../models.md)).
 
 """
 
@@ -119,6 +142,16 @@ def sizes() -> str:
     return textwrap.fill(", ".join(sorted(folder.name for folder in PUBLISHED.iterdir())) + ".", 120) + "\n"
 
 
+def families() -> str:
+    """Return the lines of the table of families: what tests run of each."""
+    ways = dict.fromkeys(column for run in supported.RUNS for column in run.columns)
+    columns = [*supported.EVERY, *ways, supported.DIVIDED]
+    lines = [f"| | {' | '.join(columns)} | chat templates |", "|---" * (len(columns) + 2) + "|"]
+    for family in supported.FAMILIES:
+        lines.append(f"| {family.name} |" + " yes |" * len(columns) + f" {', '.join(family.templates)} |")
+    return "\n".join(lines) + "\n"
+
+
 def cards(trials: Trials) -> list[str]:
     lines = []
     for name, device in sorted(DEVICES.items(), key=lambda item: (item[1].sm or 0, item[1].memory_bytes, item[0])):
@@ -134,7 +167,7 @@ def page() -> str:
     """Return the text of supported.md."""
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(Path(folder))
-        text = HEAD + sizes() + CARDS + "\n".join(cards(trials)) + "\n" + COMBINATIONS
+        text = HEAD + sizes() + FAMILIES + families() + CARDS + "\n".join(cards(trials)) + "\n" + COMBINATIONS
         tables = [line for rows, columns in TABLES for line in trials.table(rows, columns)]
         refusals = [f"{number}. {text}" for number, text in enumerate(trials.refusals, 1)]
         return text + "\n".join([*tables, "", *refusals]) + "\n"

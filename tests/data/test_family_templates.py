@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_formats import PUBLISHED, Published, published_tokenizer
+from chat_formats import GEMMA3, PUBLISHED, Published, published_tokenizer
+from models import supported
 
 from surogate_core.api import Encoded
 from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.chat.token_spans import runs
 from surogate_core.data.tokenizer import Tokenizer
+from surogate_core.errors import ConfigError
 
 Messages = list[dict[str, Any]]
 
@@ -168,7 +170,7 @@ _TEKKEN = PUBLISHED["mistral-v3-tekken"]
 
 @dataclass(frozen=True)
 class Family:
-    """A template; what is trained, in [[ ]], of `PLAIN`, and of `CALLED` with a tool, or why that row is left out."""
+    """A template; what is trained, in [[ ]], of `PLAIN`, and of `CALLED` with a tool, or why that is not trained."""
 
     template: str
     tokens: Published
@@ -176,6 +178,7 @@ class Family:
     called: str
 
 
+ALTERNATE = "roles must alternate user/assistant/user/assistant/.... Remove such rows, or use another template."
 NO_CALLS = "the chat template does not write the tool calls of an answer"
 FAMILIES = {
     "OLMo 2, OLMoE": Family(
@@ -220,6 +223,13 @@ FAMILIES = {
         '[INST]1 + 2?[/INST][[[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}</s>]][TOOL_RESULTS]3[/TOOL_RESULTS]'
         "[[It is 3.</s>]][INST]Sure?[/INST][[Yes.</s>]]",
     ),
+    "Gemma 3": Family(
+        GEMMA3,
+        PUBLISHED["gemma-2"],
+        "<bos><start_of_turn>user\nGuard.\n\nWho?<end_of_turn>\n<start_of_turn>model\n[[A friend.<end_of_turn>]]\n"
+        "<start_of_turn>user\nStand!<end_of_turn>\n<start_of_turn>model\n[[I stand.<end_of_turn>]]\n",
+        ALTERNATE,
+    ),
     "Qwen3-Coder": Family(
         QWEN3_CODER,
         PUBLISHED["qwen3"],
@@ -233,6 +243,10 @@ FAMILIES = {
         "<|im_start|>assistant\n[[Yes.<|im_end|>]]\n",
     ),
 }
+
+
+def test_templates_of_the_table_of_families_are_tested() -> None:
+    assert {name for family in supported.FAMILIES for name in family.templates} <= PUBLISHED.keys() | FAMILIES.keys()
 
 
 def made(folder: Path, name: str, template: str | None = None) -> Tokenizer:
@@ -265,6 +279,10 @@ def test_answers_are_trained_with_their_end_of_turn_after_the_prompt_of_inferenc
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_of_tools_are_trained_or_the_row_is_left_out_with_a_remedy(name: str, tmp_path: Path) -> None:
     tokenizer = made(tmp_path, name)
+    if FAMILIES[name].called == ALTERNATE:
+        with pytest.raises(ConfigError, match="refuses these messages: TemplateError: Conversation " + ALTERNATE):
+            encode(tokenizer, CALLED, [TOOL])
+        return
     encoded = encode(tokenizer, CALLED, [TOOL])
     if "[[" in FAMILIES[name].called:
         assert brackets(encoded, tokenizer) == FAMILIES[name].called
