@@ -18,9 +18,9 @@
 
 #include "grouped_gemm.h"
 #include "grouped_mma.h"
-#include "mma.cuh"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "surogate/mma.cuh"
 #include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
