@@ -1,5 +1,5 @@
-// Launchers of causal attention over packed documents: plain kernels for fp32 and bf16 (attention_plain.cu, which
-// documents formulas and layouts) and cuDNN for bf16 (attention_cudnn.cpp).
+// Launchers of causal attention over packed documents: plain kernels for fp32 (attention_plain.cu, which documents formulas
+// and layouts), tensor cores for bf16 (attention_mma.cu), and cuDNN for bf16 (attention_cudnn.cpp).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,17 +13,21 @@ namespace surogate {
 // window: the number of keys that a query sees at most, 0: all up to its own. softcap: 0: none.
 void attention_plain(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
                      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
-                     int dtype, cudaStream_t stream);
+                     cudaStream_t stream);
+void attention_mma(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
+                   int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
+                   cudaStream_t stream);
 
-// Returns the size of the backward workspace for a chunk of `tokens` in bytes: delta and corrected lse, fp32
-// [H, tokens] each.
-int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads);
-
-// `chunks` as in CudnnAttentionBackward.
+// workspace: rowsum(dout out) and lse, both corrected, fp32 [H, tokens / chunks] each. chunks: as in
+// CudnnAttentionBackward.
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
                          int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
-                         int64_t chunks, int dtype, cudaStream_t stream);
+                         int64_t chunks, cudaStream_t stream);
+void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
+                       void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
+                       int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
+                       cudaStream_t stream);
 
 // Computes the lengths of the documents in the tokens [first, first + tokens), and their offsets in tensors that begin
 // at token `first` and have elements[i] elements per token. Documents outside of these tokens are empty.

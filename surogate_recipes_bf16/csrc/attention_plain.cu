@@ -1,14 +1,14 @@
-// Attention in fp32 arithmetic for fp32 and bf16, on SM80 and later. It serves fp32 training and is the standard that
-// the cuDNN kernels are tested against; it favours correctness over speed. This file has the forward kernel. The
-// backward kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh.
+// Attention in fp32, on SM80 and later. It favours correctness over speed. This file has the forward kernel. The backward
+// kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh and
+// attention_rows.cuh.
 //
 // Causal attention within each document, H query heads that share G key/value heads (query head h uses h / (H / G)):
 //   s = q k^T scale     lse = log sum exp s     p = exp(s - lse)     out = p v
 // With a window of W > 0 query i sees the keys i - W + 1 to i of its document. With a cap c > 0,
 // s = c tanh(q k^T scale / c).
 //
-//   qkv          [T, (H + 2 G) D] fp32 or bf16; columns: H query heads, G key heads, G value heads
-//   out          [T, H D] of the same dtype
+//   qkv          [T, (H + 2 G) D] fp32; columns: H query heads, G key heads, G value heads
+//   out          [T, H D] fp32
 //   lse          [H, T] fp32, natural logarithm
 //   cu_seqlens   [documents + 1] int32 in device memory, ascending from 0 to T; a document may be empty
 // Outputs are written, not accumulated into. D is a multiple of 8 up to 256. Kernels are compiled for 32, 64, 96, 128
@@ -39,9 +39,9 @@ constexpr int shared_bytes =
 
 // Online softmax over the key tiles: running maximum and sum of a row. Earlier sums are rescaled when the maximum
 // rises.
-template <class T, int D>
+template <int D>
 __global__ void __launch_bounds__(threads, 2)
-    attention_kernel(const T* qkv, const int* cu_seqlens, T* out, float* lse, Sizes sizes) {
+    attention_kernel(const float* qkv, const int* cu_seqlens, float* out, float* lse, Sizes sizes) {
     constexpr int streamed = streamed_keys<D>;
     extern __shared__ __align__(16) float shared[];
     float* q = shared;
@@ -124,11 +124,11 @@ __global__ void __launch_bounds__(threads, 2)
     sums.store(out_head(out, sizes, head), first, end);
 }
 
-template <class T, int D>
+template <int D>
 void launch(const void* qkv, const void* cu_seqlens, void* out, void* lse, const Sizes& sizes, cudaStream_t stream) {
-    allow_shared_memory(attention_kernel<T, D>, shared_bytes<D>, "attention_plain");
-    attention_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
-        static_cast<const T*>(qkv), static_cast<const int*>(cu_seqlens), static_cast<T*>(out),
+    allow_shared_memory(attention_kernel<D>, shared_bytes<D>, "attention_plain");
+    attention_kernel<D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
+        static_cast<const float*>(qkv), static_cast<const int*>(cu_seqlens), static_cast<float*>(out),
         static_cast<float*>(lse), sizes);
     check_launch("attention_plain");
 }
@@ -137,16 +137,11 @@ void launch(const void* qkv, const void* cu_seqlens, void* out, void* lse, const
 
 void attention_plain(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
                      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
-                     int dtype, cudaStream_t stream) {
+                     cudaStream_t stream) {
     constexpr auto op = "attention_plain";
-    check_pointer(qkv, op, "qkv", 16);
-    check_pointer(cu_seqlens, op, "cu_seqlens", 4);
-    check_pointer(out, op, "out", 16);
-    check_pointer(lse, op, "lse", 4);
+    check_forward(qkv, cu_seqlens, out, lse, op);
     const Sizes sizes = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
-    dispatch(sizes, dtype, op, [&](auto d, auto element) {
-        launch<decltype(element), decltype(d)::value>(qkv, cu_seqlens, out, lse, sizes, stream);
-    });
+    dispatch(sizes, [&](auto d) { launch<decltype(d)::value>(qkv, cu_seqlens, out, lse, sizes, stream); });
 }
 
 }  // namespace surogate

@@ -1,4 +1,4 @@
-// Backward of the plain attention: dk and dv. attention_plain_dq.cu computes delta and checks the arguments.
+// Backward of the plain attention: dk and dv. attention_plain_dq.cu computes delta and has the launcher.
 //
 // Names, shapes and layouts are those of the forward (attention_plain.cu):
 //   p = exp(s - lse)     ds = p (dout v^T - delta) scale     dv = p^T dout     dk = ds^T q
@@ -26,10 +26,8 @@ template <int D>
 constexpr int shared_bytes = (tile_floats<2 * owned<D> + 2 * streamed, D> + tile_floats<2 * owned<D>, streamed>) *
                              static_cast<int>(sizeof(float));
 
-template <class T, int D>
-__global__ void __launch_bounds__(threads, 2)
-    attention_dkdv_kernel(const T* dout, const T* qkv, const float* lse, const float* delta, const int* cu_seqlens,
-                          T* dqkv, Sizes sizes) {
+template <int D>
+__global__ void __launch_bounds__(threads, 2) attention_dkdv_kernel(Backward<float> tensors, Sizes sizes) {
     extern __shared__ __align__(16) float shared[];
     float* k = shared;
     float* v = k + tile_floats<owned<D>, D>;
@@ -46,10 +44,10 @@ __global__ void __launch_bounds__(threads, 2)
     const int key_index = sizes.heads + group, value_index = key_index + sizes.groups;
 
     if (threadIdx.x < owned<D>) {
-        ends[threadIdx.x] = queries_end(cu_seqlens, sizes, first + threadIdx.x);
+        ends[threadIdx.x] = queries_end(tensors.cu_seqlens, sizes, first + threadIdx.x);
     }
-    load_tile<owned<D>, D>(k, qkv_head(qkv, sizes, key_index), first, end);
-    load_tile<owned<D>, D>(v, qkv_head(qkv, sizes, value_index), first, end);
+    load_tile<owned<D>, D>(k, qkv_head(tensors.qkv, sizes, key_index), first, end);
+    load_tile<owned<D>, D>(v, qkv_head(tensors.qkv, sizes, value_index), first, end);
     __syncthreads();
 
     const int last_query = ends[end - 1 - first];
@@ -58,8 +56,8 @@ __global__ void __launch_bounds__(threads, 2)
     dv.clear();
 
     for (int head = group * share; head < (group + 1) * share; ++head) {
-        const auto queries = qkv_head(qkv, sizes, head);
-        const auto gradients = out_head(dout, sizes, head);
+        const auto queries = qkv_head(tensors.qkv, sizes, head);
+        const auto gradients = out_head(tensors.dout, sizes, head);
         const int64_t statistics = static_cast<int64_t>(head) * sizes.tokens;
         for (int query = first; query < last_query; query += streamed) {
             __syncthreads();
@@ -72,8 +70,8 @@ __global__ void __launch_bounds__(threads, 2)
             multiply_rows<1, D>(v, d, dp);
             const int column = query + tx;
             const bool exists = column < last_query;
-            const float log_sum = exists ? lse[statistics + column] : 0.0f;
-            const float column_delta = exists ? delta[statistics + column] : 0.0f;
+            const float log_sum = exists ? tensors.corrected_lse[statistics + column] : 0.0f;
+            const float column_delta = exists ? tensors.delta[statistics + column] : 0.0f;
 #pragma unroll
             for (int i = 0; i < rows<D>; ++i) {
                 const int row = ty + 16 * i;
@@ -95,26 +93,18 @@ __global__ void __launch_bounds__(threads, 2)
             dk.template add_product<streamed>(ds, q);
         }
     }
-    dk.store(qkv_head(dqkv, sizes, key_index), first, end);
-    dv.store(qkv_head(dqkv, sizes, value_index), first, end);
-}
-
-template <class T, int D>
-void launch(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens, void* dqkv,
-            const Sizes& sizes, const char* op, cudaStream_t stream) {
-    allow_shared_memory(attention_dkdv_kernel<T, D>, shared_bytes<D>, op);
-    attention_dkdv_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.groups), threads, shared_bytes<D>, stream>>>(
-        static_cast<const T*>(dout), static_cast<const T*>(qkv), static_cast<const float*>(lse),
-        static_cast<const float*>(delta), static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);
-    check_launch(op);
+    dk.store(qkv_head(tensors.dqkv, sizes, key_index), first, end);
+    dv.store(qkv_head(tensors.dqkv, sizes, value_index), first, end);
 }
 
 }  // namespace
 
-void attention_dkdv(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens,
-                    void* dqkv, const Sizes& sizes, int dtype, const char* op, cudaStream_t stream) {
-    dispatch(sizes, dtype, op, [&](auto d, auto element) {
-        launch<decltype(element), decltype(d)::value>(dout, qkv, lse, delta, cu_seqlens, dqkv, sizes, op, stream);
+void attention_dkdv(const Backward<float>& tensors, const Sizes& sizes, const char* op, cudaStream_t stream) {
+    dispatch(sizes, [&](auto d) {
+        constexpr int D = decltype(d)::value;
+        allow_shared_memory(attention_dkdv_kernel<D>, shared_bytes<D>, op);
+        attention_dkdv_kernel<D><<<dim3(tiles<D>(sizes), sizes.groups), threads, shared_bytes<D>, stream>>>(tensors, sizes);
+        check_launch(op);
     });
 }
 

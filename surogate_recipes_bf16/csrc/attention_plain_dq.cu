@@ -37,9 +37,8 @@ template <int D>
 constexpr int shared_bytes = (tile_floats<2 * owned<D> + 2 * streamed, D> + tile_floats<2 * owned<D>, streamed>) *
                              static_cast<int>(sizeof(float));
 
-template <class T>
-__global__ void __launch_bounds__(threads) delta_kernel(const T* dout, const T* out, float* delta, Sizes sizes) {
-    using V = Vec<T>;
+__global__ void __launch_bounds__(threads) delta_kernel(const float* dout, const float* out, float* delta, Sizes sizes) {
+    using V = Vec<float>;
     const int64_t index = static_cast<int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     if (index >= static_cast<int64_t>(sizes.tokens) * sizes.heads) {
@@ -62,10 +61,8 @@ __global__ void __launch_bounds__(threads) delta_kernel(const T* dout, const T* 
     }
 }
 
-template <class T, int D>
-__global__ void __launch_bounds__(threads, 2)
-    attention_dq_kernel(const T* dout, const T* qkv, const float* lse, float* delta, float* corrected_lse,
-                        const int* cu_seqlens, T* dqkv, Sizes sizes) {
+template <int D>
+__global__ void __launch_bounds__(threads, 2) attention_dq_kernel(Backward<float> tensors, Sizes sizes) {
     extern __shared__ __align__(16) float shared[];
     float* q = shared;
     float* d = q + tile_floats<owned<D>, D>;
@@ -79,14 +76,14 @@ __global__ void __launch_bounds__(threads, 2)
     const int first = (gridDim.x - 1 - blockIdx.x) * owned<D>;  // blocks with the most keys first
     const int end = min(first + owned<D>, sizes.tokens);
     const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
-    const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
-    const auto values = qkv_head(qkv, sizes, sizes.heads + sizes.groups + group);
+    const auto keys = qkv_head(tensors.qkv, sizes, sizes.heads + group);
+    const auto values = qkv_head(tensors.qkv, sizes, sizes.heads + sizes.groups + group);
 
     if (threadIdx.x < owned<D>) {
-        starts[threadIdx.x] = first_key(cu_seqlens, sizes, first + threadIdx.x);
+        starts[threadIdx.x] = first_key(tensors.cu_seqlens, sizes, first + threadIdx.x);
     }
-    load_tile<owned<D>, D>(q, qkv_head(qkv, sizes, head), first, end);
-    load_tile<owned<D>, D>(d, out_head(dout, sizes, head), first, end);
+    load_tile<owned<D>, D>(q, qkv_head(tensors.qkv, sizes, head), first, end);
+    load_tile<owned<D>, D>(d, out_head(tensors.dout, sizes, head), first, end);
     __syncthreads();
 
     float log_sum[rows<D>], row_delta[rows<D>], total[rows<D>] = {}, excess[rows<D>] = {};
@@ -96,8 +93,8 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
     for (int i = 0; i < rows<D>; ++i) {
         const int row = first + ty + 16 * i;
-        log_sum[i] = row < end ? lse[head * sizes.lse_row + row] : 0.0f;
-        row_delta[i] = row < end ? delta[static_cast<int64_t>(head) * sizes.tokens + row] : 0.0f;
+        log_sum[i] = row < end ? tensors.lse[head * sizes.lse_row + row] : 0.0f;
+        row_delta[i] = row < end ? tensors.delta[static_cast<int64_t>(head) * sizes.tokens + row] : 0.0f;
     }
 
     for (int key = starts[0]; key < end; key += streamed) {
@@ -140,73 +137,36 @@ __global__ void __launch_bounds__(threads, 2)
         const int row = first + ty + 16 * i;
         if (row < end && tx == 0) {
             const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
-            delta[at] = row_delta[i] + error;
-            corrected_lse[at] = log_sum[i] + logf(sum);
+            tensors.delta[at] = row_delta[i] + error;
+            tensors.corrected_lse[at] = log_sum[i] + logf(sum);
         }
         dq.add_row(i, mean_key, -error * sizes.scale);
         dq.scale_row(i, 1.0f / sum);
     }
-    dq.store(qkv_head(dqkv, sizes, head), first, end);
-}
-
-template <class T, int D>
-void launch(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,
-            void* workspace, const Sizes& sizes, const char* op, cudaStream_t stream) {
-    const auto* d = static_cast<const T*>(dout);
-    const int64_t pairs = static_cast<int64_t>(sizes.tokens) * sizes.heads;
-    auto* row_sums = static_cast<float*>(workspace);
-    auto* corrected_lse = row_sums + pairs;
-    const int delta_blocks = to_int(ceil_div(pairs, threads / 32), op, "tokens * heads / 8");
-
-    delta_kernel<T><<<delta_blocks, threads, 0, stream>>>(d, static_cast<const T*>(out), row_sums, sizes);
-    check_launch(op);
-    allow_shared_memory(attention_dq_kernel<T, D>, shared_bytes<D>, op);
-    attention_dq_kernel<T, D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
-        d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, corrected_lse,
-        static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);
-    check_launch(op);
+    dq.store(qkv_head(tensors.dqkv, sizes, head), first, end);
 }
 
 }  // namespace
 
-int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads) {
-    return 2 * tokens * heads * static_cast<int64_t>(sizeof(float));
-}
-
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
                          int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
-                         int dtype, cudaStream_t stream) {
+                         cudaStream_t stream) {
     constexpr auto op = "attention_plain_bwd";
-    check_pointer(dout, op, "dout", 16);
-    check_pointer(qkv, op, "qkv", 16);
-    check_pointer(out, op, "out", 16);
-    check_pointer(lse, op, "lse", 4);
-    check_pointer(cu_seqlens, op, "cu_seqlens", 4);
-    check_pointer(dqkv, op, "dqkv", 16);
-    check_pointer(workspace, op, "workspace", 4);
-    SUROGATE_REQUIRE(chunks > 0 && tokens % chunks == 0, op,
-                     std::to_string(tokens) + " tokens cannot be divided into " + std::to_string(chunks) + " chunks");
-    const int64_t chunk = tokens / chunks;
-    SUROGATE_REQUIRE(chunks == 1 || chunk % most_owned == 0, op,
-                     "chunks must have a multiple of 64 tokens, got " + std::to_string(chunk));
-    Sizes sizes = checked_sizes(chunk, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
-    sizes.lse_row = tokens;
-    const auto* delta = static_cast<const float*>(workspace);
-    dispatch(sizes, dtype, op, [&](auto d, auto element) {
-        using T = decltype(element);
-        for (int64_t first = 0; first < tokens; first += chunk) {
-            sizes.first = to_int(first, op, "tokens");
-            const int64_t out_at = first * heads * head_dim, qkv_at = first * (heads + 2 * kv_heads) * head_dim;
-            const T* chunk_dout = static_cast<const T*>(dout) + out_at;
-            const T* chunk_qkv = static_cast<const T*>(qkv) + qkv_at;
-            T* chunk_dqkv = static_cast<T*>(dqkv) + qkv_at;
-            launch<T, decltype(d)::value>(chunk_dout, chunk_qkv, static_cast<const T*>(out) + out_at,
-                                          static_cast<const float*>(lse) + first, cu_seqlens, chunk_dqkv, workspace,
-                                          sizes, op, stream);
-            attention_dkdv(chunk_dout, chunk_qkv, delta + chunk * heads, delta, cu_seqlens, chunk_dqkv, sizes, dtype,
-                           op, stream);
-        }
+    const auto tensors = backward_of<float>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace);
+    const Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
+    in_chunks(tensors, whole, chunks, op, [&](const Backward<float>& chunk, const Sizes& sizes) {
+        const int64_t pairs = static_cast<int64_t>(sizes.tokens) * sizes.heads;
+        const int delta_blocks = to_int(ceil_div(pairs, threads / 32), op, "tokens * heads / 8");
+        delta_kernel<<<delta_blocks, threads, 0, stream>>>(chunk.dout, chunk.out, chunk.delta, sizes);
+        check_launch(op);
+        dispatch(sizes, [&](auto d) {
+            constexpr int D = decltype(d)::value;
+            allow_shared_memory(attention_dq_kernel<D>, shared_bytes<D>, op);
+            attention_dq_kernel<D><<<dim3(tiles<D>(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(chunk, sizes);
+            check_launch(op);
+        });
+        attention_dkdv(chunk, sizes, op, stream);
     });
 }
 

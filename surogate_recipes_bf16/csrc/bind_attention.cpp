@@ -18,7 +18,8 @@ cudaStream_t stream_of(uintptr_t address) { return reinterpret_cast<cudaStream_t
 void bind_attention(nb::module_& m) {
     bind_launcher(m, "attention_plain", attention_plain);
     bind_launcher(m, "attention_plain_bwd", attention_plain_bwd);
-    m.def("attention_plain_bwd_workspace", &attention_plain_bwd_workspace, nb::arg("tokens"), nb::arg("heads"));
+    bind_launcher(m, "attention_mma", attention_mma);
+    bind_launcher(m, "attention_mma_bwd", attention_mma_bwd);
 
     m.def("cudnn_version", &cudnn_version, nb::call_guard<nb::gil_scoped_release>(),
           "Return the version of the loaded cuDNN: major * 10000 + minor * 100 + patch.");

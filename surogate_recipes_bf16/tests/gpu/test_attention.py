@@ -18,7 +18,7 @@ from surogate_core.testing.binding import Binding, bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.devices import DEVICES
 from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, relative_error
-from surogate_recipes_bf16.kernels.attention import CUDNN, PLAIN
+from surogate_recipes_bf16.kernels.attention import CUDNN, MMA, PLAIN
 from surogate_recipes_bf16.kernels.attention_route import (
     ORDERED_CUDNN,
     SCORE_BYTES_LIMIT,
@@ -44,6 +44,8 @@ DOCUMENTS = cases(
 HEADS = [(4, 2, 64), (3, 3, 96), (4, 1, 128), (8, 4, 32), (4, 2, 16)]
 """(n_heads, n_kv_heads, head_dim). The plain kernels are compiled for the first four values of head_dim, and 256."""
 PLAIN_HEADS = cases(HEADS[:4], more=[*HEADS[4:], (2, 1, 80), (4, 2, 256)])
+MMA_HEADS = cases([*HEADS[:3], (4, 2, 256)], more=[(8, 1, 64), (4, 2, 8), (2, 1, 80), (2, 2, 136), (2, 1, 200)])
+"""Those by tensor cores are compiled for 64, 96, 128 and 256."""
 CUDNN_HEADS = cases([HEADS[0], (4, 2, 256)], more=[*HEADS[1:], (2, 2, 192)])
 
 ROWS = cases(
@@ -57,7 +59,7 @@ ROW_HEADS = cases(
 
 WINDOW_AND_SCALE = {"window": 40, "scale": 0.07}
 SCORES: dict[str, dict[str, float]] = {"softcap": {"softcap": 3.0}, "all": {**WINDOW_AND_SCALE, "softcap": 1.5}}
-"""Scores of the plain kernels other than q k^T / sqrt(D) of all keys. cuDNN implements the window and the scale."""
+"""Scores of this project's kernels other than q k^T / sqrt(D) of all keys. cuDNN has the window and the scale."""
 
 
 class Case:
@@ -139,29 +141,27 @@ class Case:
         return self.attrs["head_dim"] + share * self.attrs["seq_len"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("heads", PLAIN_HEADS, ids=str)
 @pytest.mark.parametrize("lengths", DOCUMENTS)
-def test_plain_forward_matches_fp64(lengths: list[int], heads: tuple[int, int, int], dtype: str) -> None:
-    case = Case(lengths, heads, dtype)
+def test_plain_forward_matches_fp64(lengths: list[int], heads: tuple[int, int, int]) -> None:
+    case = Case(lengths, heads, "fp32")
     out, lse = run_kernel(PLAIN, case.op, case.given)
     true_out, true_lse = case.truth()
     # The error of a weight is that of its score, which is proportional to the largest score, up to about 5 here.
     magnitude = 5 * float(case.qkv.double().abs().max())
-    assert_close(out, true_out, TORCH[dtype], case.length, magnitude)
+    assert_close(out, true_out, torch.float32, case.length, magnitude)
     assert_close(lse, true_lse, torch.float32, case.length, 5.0)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("heads", PLAIN_HEADS, ids=str)
 @pytest.mark.parametrize("lengths", DOCUMENTS)
-def test_plain_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, int], dtype: str) -> None:
-    case = Case(lengths, heads, dtype)
+def test_plain_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, int]) -> None:
+    case = Case(lengths, heads, "fp32")
     given = case.backward_inputs()
     (dqkv,) = run_kernel(PLAIN, case.op_bwd, given)
     truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
     # Terms of a sum are up to five times the largest result, because they cancel, and scores have errors of their own.
-    assert_close(dqkv, truth, TORCH[dtype], case.length, 5 * float(truth.abs().max()))
+    assert_close(dqkv, truth, torch.float32, case.length, 5 * float(truth.abs().max()))
 
 
 @pytest.mark.parametrize("scores", SCORES)
@@ -179,12 +179,28 @@ def test_plain_kernels_with_a_window_a_scale_and_a_cap_match_fp64(heads: tuple[i
     assert_close(dqkv, truth, torch.float32, case.length, 5 * float(truth.abs().max()))
 
 
+@pytest.mark.parametrize("scores", [{}, *SCORES.values()], ids=["", *SCORES])
+@pytest.mark.parametrize("heads", MMA_HEADS, ids=str)
+@pytest.mark.parametrize("lengths", DOCUMENTS)
+def test_tensor_cores_match_fp64(lengths: list[int], heads: tuple[int, int, int], scores: dict[str, float]) -> None:
+    """`run_kernel` also compares the bits of two runs. The tolerances are those of cuDNN, which rounds the same."""
+    case = Case(lengths, heads, "bf16", **scores)
+    out, lse = run_kernel(MMA, case.op, case.given)
+    true_out, true_lse = case.truth()
+    assert_documents_close(case, out, true_out, [case.dout.shape[1]], 2.0**-8)
+    assert float((lse.double() - true_lse).abs().max()) < 1e-4
+    given = case.backward_inputs()
+    (dqkv,) = run_kernel(MMA, case.op_bwd, given)
+    truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+
+
 @pytest.mark.parametrize("bias", [0.0, 10.0, 100.0])
 @pytest.mark.parametrize(
     ("dtype", "kernels", "backend"),
     [
         ("fp32", PLAIN, SDPBackend.MATH),
-        ("bf16", PLAIN, SDPBackend.MATH),
+        ("bf16", MMA, SDPBackend.MATH),
         ("bf16", CUDNN, SDPBackend.FLASH_ATTENTION),
     ],
 )
@@ -196,7 +212,7 @@ def test_backward_of_keys_that_are_nearly_alike(
     Flash attention takes rowsum(dout out) for rowsum(p dp). Rows of ds then sum to the rounding of out, not to zero,
     and that sum multiplies what all keys share: with a key bias of 100, dq of cuDNN in bf16 is 150 times as far from
     float64 as that of the plain formula. So cuDNN is compared with torch's flash attention, which has the same
-    formula. The plain kernels correct the sum and are compared with the plain formula. Prints the ratios.
+    formula. The kernels of this project correct the sum and are compared with the plain formula. Prints the ratios.
     """
     case = Case([48, 16], (4, 2, 64), dtype)
     n_heads, n_kv_heads, size = 4, 2, 64
@@ -353,18 +369,18 @@ def test_dense_and_ragged_graphs_agree(heads: tuple[int, int, int]) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("unused", [0, 60])
-def test_cudnn_agrees_with_the_plain_kernel_on_long_rows(unused: int) -> None:
+def test_cudnn_agrees_with_the_kernels_of_this_project_on_long_rows(unused: int) -> None:
     """Realistic sizes: two rows of 4096 tokens. `unused` is the number of empty documents after the last."""
     case = Case([4096, 1, 2500, 1595], (16, 8, 128), "bf16", unused)
     results: dict[str, list[Tensor]] = {}
-    for name, kernels in (("plain", PLAIN), ("cudnn", CUDNN)):
+    for name, kernels in (("own", MMA), ("cudnn", CUDNN)):
         forward, _ = _launch(kernels, case.op, case.given)
         given = {**case.given_bwd, case.out_value: forward[0], case.lse_value: forward[1]}
         backward, _ = _launch(kernels, case.op_bwd, given)
         results[name] = [*forward, *backward]
-    for plain, cudnn, allowed in zip(results["plain"], results["cudnn"], (2.0**-7, 1e-5, 2.0**-6), strict=True):
+    for own, cudnn, allowed in zip(results["own"], results["cudnn"], (2.0**-7, 1e-5, 2.0**-6), strict=True):
         assert cudnn.isfinite().all()
-        assert relative_error(cudnn, plain) < allowed
+        assert relative_error(cudnn, own) < allowed
 
 
 def _launch(kernels: Sequence[KernelDef], op: Op, given: dict[Value, Tensor]) -> tuple[list[Tensor], Binding]:
@@ -479,15 +495,21 @@ def test_chunks_give_the_bits_of_the_whole(
 
 
 @pytest.mark.parametrize("window", [0, 40])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "kernels"), [("fp32", PLAIN), ("bf16", MMA)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("lengths", "heads", "unused", "chunks"), CHUNKED, ids=str)
-def test_plain_chunks_give_the_bits_of_the_whole(
-    lengths: list[int], heads: tuple[int, int, int], unused: int, chunks: int, dtype: str, window: int
+def test_chunks_of_this_projects_kernels_give_the_bits_of_the_whole(
+    lengths: list[int],
+    heads: tuple[int, int, int],
+    unused: int,
+    chunks: int,
+    dtype: str,
+    kernels: tuple[KernelDef, ...],
+    window: int,
 ) -> None:
     case = Case(lengths, heads, dtype, unused, window=window)
     given = case.backward_inputs()
     chunked = replace(case.op_bwd, attrs={**case.attrs, "chunks": chunks})
-    (whole,), (first,) = (_launch(PLAIN, op, given)[0] for op in (case.op_bwd, chunked))
+    (whole,), (first,) = (_launch(kernels, op, given)[0] for op in (case.op_bwd, chunked))
     assert torch.equal(whole, first)
 
 
@@ -534,20 +556,19 @@ def test_a_nondeterministic_backward_is_a_notice_with_auto_and_an_error_with_tru
     assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
-def test_errors_name_the_invalid_argument() -> None:
+@pytest.mark.parametrize("name", ["attention_plain", "attention_mma"])
+def test_errors_name_the_invalid_argument(name: str) -> None:
     from surogate_recipes_bf16 import _C
 
-    x = torch.zeros(4096, device="cuda")
+    launch, x = getattr(_C, name), torch.zeros(4096, device="cuda")
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
-    with pytest.raises(ValueError, match=r"attention_plain: lse is a null pointer"):
-        _C.attention_plain(p, p, p, 0, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 0, stream)
+    with pytest.raises(ValueError, match=rf"{name}: lse is a null pointer"):
+        launch(p, p, p, 0, 4, 1, 2, 1, 32, 0, 1.0, 0.0, stream)
     with pytest.raises(ValueError, match=r"3 heads cannot share 2 kv_heads"):
-        _C.attention_plain(p, p, p, p, 4, 1, 3, 2, 32, 0, 1.0, 0.0, 0, stream)
+        launch(p, p, p, p, 4, 1, 3, 2, 32, 0, 1.0, 0.0, stream)
     with pytest.raises(ValueError, match=r"head_dim must be a multiple of 8 up to 256, got 264"):
-        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 264, 0, 1.0, 0.0, 0, stream)
+        launch(p, p, p, p, 4, 1, 2, 1, 264, 0, 1.0, 0.0, stream)
     with pytest.raises(ValueError, match=r"window must not be negative, got -1"):
-        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 32, -1, 1.0, 0.0, 0, stream)
+        launch(p, p, p, p, 4, 1, 2, 1, 32, -1, 1.0, 0.0, stream)
     with pytest.raises(ValueError, match=r"qkv must be aligned to 16 bytes"):
-        _C.attention_plain(p + 4, p, p, p, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 0, stream)
-    with pytest.raises(ValueError, match=r"dtype must be fp32 or bf16, got int32"):
-        _C.attention_plain(p, p, p, p, 4, 1, 2, 1, 32, 0, 1.0, 0.0, 3, stream)
+        launch(p + 4, p, p, p, 4, 1, 2, 1, 32, 0, 1.0, 0.0, stream)

@@ -1,7 +1,8 @@
-"""Compiled causal attention over packed documents: cuDNN for bf16, plain kernels for fp32 and where cuDNN has none:
-a cap of scores, and heads of more than 128 but on the SM90.
+"""Compiled causal attention over packed documents: cuDNN for bf16, and kernels of this project for fp32 and where cuDNN
+has none: a cap of scores, the backward on SM8x and SM12x, and heads of more than 128 but on the SM90.
 
-SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
+SUROGATE_ATTENTION=plain selects the kernels of this project everywhere. They are deterministic. Those for bf16 compute
+by tensor cores (`mma.sync`), those for fp32 in fp32.
 
 Where documents are as long as rows, as in the variant of a program for full rows, cuDNN takes its dense graphs, which
 are faster. The sizes of an op tell (`Shape.dense`).
@@ -16,8 +17,9 @@ the workspace of one.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from surogate_core.api import DTYPES, BindContext, Call, ConfigError, KernelDef, Op, ProgramError, Support, Target
+from surogate_core.api import BindContext, Call, ConfigError, KernelDef, Op, ProgramError, Support, Target
 
 from .attention_route import (
     MAY_DIFFER,
@@ -33,65 +35,55 @@ from .attention_route import (
     score_sizes,
     shape_of,
 )
-from .dtypes import FLOATS, supports_write
+from .dtypes import supports_write
 
-# -------------------------------------------------------------------------------------------------------------- plain
+# ---------------------------------------------------------------------------------------------------------------- own
+
+
+def _own_supports(op: Op, target: Target) -> Support:
+    size = op.attrs["head_dim"]
+    if size % 8 or size > 256:
+        return Support(False, f"head_dim must be a multiple of 8 up to 256, got {size}")
+    return supports_write(op, target)
 
 
 def _plain_supports(op: Op, target: Target) -> Support:
     size = op.attrs["head_dim"]
-    if size % 8 or size > 256:
-        return Support(False, f"head_dim must be a multiple of 8 up to 256, got {size}")
     if op.kind == "attention_bwd" and size > 128 and target.device.sm in _LITTLE_SHARED_MEMORY:
-        return Support(False, f"head_dim must be at most 128 on {target.device.title}, got {size}")
-    return supports_write(op, target)
+        return Support(False, f"head_dim must be at most 128 in fp32 on {target.device.title}, got {size}")
+    return _own_supports(op, target)
 
 
 _LITTLE_SHARED_MEMORY = (86, 89, 120, 121)
-"""SMs whose blocks have at most 99 KiB. The backward kernels take 102.5 for heads of more than 128."""
+"""SMs whose blocks have at most 99 KiB. The backward kernels in fp32 take 102.5 for heads of more than 128."""
 
 
-def _plain_notice(op: Op, target: Target) -> str:
-    """Return a line about an op in bf16 that cuDNN does not serve for its shape or its scores."""
-    size, capped = op.attrs["head_dim"], op.attrs.get("softcap", 0.0) > 0
-    if op.ins[0].dtype != "bf16" or (size <= 128 and not capped):
-        return ""
-    what = f"heads of {size}" if size > 128 else "a cap of scores"
-    return f"attention with {what} is computed by plain kernels in fp32 arithmetic, many times slower than cuDNN's."
-
-
-def _bind_plain(op: Op, ctx: BindContext) -> Call:
+def _bind_own(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    if text := _plain_notice(op, ctx.target):
-        ctx.notice(text)
-    qkv, cu_seqlens = op.ins
-    out, lse = op.outs
-    return ctx.call(_C.attention_plain, qkv, cu_seqlens, out, lse, *shape_of(op).launch, DTYPES[qkv.dtype].code)
+    launcher = _C.attention_plain if op.ins[0].dtype == "fp32" else _C.attention_mma
+    return ctx.call(launcher, *op.ins, *op.outs, *shape_of(op).launch)
 
 
-def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
+def _bind_own_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    if text := _plain_notice(op, ctx.target):
-        ctx.notice(text)
-    dtype = DTYPES[op.ins[1].dtype].code
-    arguments = (*op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, _plain_chunks(op), dtype)
-    return ctx.call(_C.attention_plain_bwd, *arguments)
+    launcher = _C.attention_plain_bwd if op.ins[0].dtype == "fp32" else _C.attention_mma_bwd
+    return ctx.call(launcher, *op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, _own_chunks(op))
 
 
-def _plain_bwd_workspace(op: Op, target: Target) -> int:
-    """Bytes of rowsum(dout * out) and of the corrected lse, fp32 [H, T / chunks] each."""
+def _own_bwd_workspace(op: Op, target: Target) -> int:
+    """Bytes of rowsum(dout * out) and of lse, both corrected, fp32 [H, T / chunks] each."""
     shape = shape_of(op)
-    return 2 * 4 * shape.heads * shape.tokens // _plain_chunks(op)
+    return 2 * 4 * shape.heads * shape.tokens // _own_chunks(op)
 
 
 _TILE = 64
-"""Rows of a tile of the plain kernels."""
+"""Rows of a tile of the backward kernels."""
 
 
-def _plain_chunks(op: Op) -> int:
-    """Return the chunks of a plain backward: 1 if chunks would not begin at a tile, which would change its sums."""
+def _own_chunks(op: Op) -> int:
+    """Return the chunks of a backward: 1 if chunks would not begin at a tile, which would change its sums."""
     chunks = chunks_of(op)
     return 1 if shape_of(op).tokens // chunks % _TILE else chunks
 
@@ -110,7 +102,7 @@ query head, twice the bound of `algorithm_bytes`.
 def _cudnn_supports(op: Op, target: Target) -> Support:
     shape = shape_of(op)
     if os.environ.get("SUROGATE_ATTENTION") == "plain":
-        return Support(False, "SUROGATE_ATTENTION=plain selects the plain kernel")
+        return Support(False, "SUROGATE_ATTENTION=plain selects the kernel of this project")
     device = target.device
     most = 256 if device.sm == 90 else 128
     if shape.head_dim % 16 or shape.head_dim > most:
@@ -161,7 +153,7 @@ def _check_workspace(op: Op, needed: int, planned: int) -> None:
     if needed > planned:
         raise ProgramError(
             f"{op.kind}: cuDNN needs {needed} bytes of workspace, but the plan has {planned}. "
-            "Set SUROGATE_ATTENTION=plain to use the plain kernel instead, and please report these numbers."
+            "Set SUROGATE_ATTENTION=plain to use the kernel of this project instead, and please report these numbers."
         )
 
 
@@ -197,36 +189,46 @@ CUDNN: tuple[KernelDef, ...] = (
 )
 """cuDNN kernels, for bf16."""
 
-PLAIN: tuple[KernelDef, ...] = tuple(
-    kernel
-    for dtype in FLOATS
-    for kernel in (
+
+def _own(
+    dtype: str, forward: float, backward: float, supports: Callable[[Op, Target], Support]
+) -> tuple[KernelDef, ...]:
+    """Return the kernels of this project for a dtype, which compute at these shares of its rate."""
+    return (
         KernelDef(
             op="attention",
             dtypes=(*_ins("attention", dtype), *_outs("attention", dtype)),
             attrs=("window", "scale", "softcap"),
-            arithmetic=("fp32", 0.4),
-            supports=_plain_supports,
-            bind=_bind_plain,
-            notice=_plain_notice,
+            arithmetic=(dtype, forward),
+            supports=supports,
+            bind=_bind_own,
         ),
         KernelDef(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
             attrs=("window", "scale", "softcap", "chunks"),
-            arithmetic=("fp32", 0.2),
-            supports=_plain_supports,
-            bind=_bind_plain_bwd,
-            workspace=_plain_bwd_workspace,
-            notice=_plain_notice,
+            arithmetic=(dtype, backward),
+            supports=supports,
+            bind=_bind_own_bwd,
+            workspace=_own_bwd_workspace,
         ),
     )
-)
-"""Plain kernels, for fp32 and bf16.
 
-On an H100 (2026-11-25), rows of 2,048: 16.2, 24.0 and 15.7 TFLOP/s forward with heads of 64, 128 and 256, and 7.0, 11.9
-and 10.4 backward. Products in fp32 reach 49.5.
+
+MMA: tuple[KernelDef, ...] = _own("bf16", 0.4, 0.2, _own_supports)
+"""Kernels for bf16 by tensor cores.
+
+Their shares are estimates, to be measured: not more than half of what `mma.sync` allows, which has the peak rate on
+SM8x and SM12x and 0.6 of it on an H100. The backward computes 8 products, 10 with heads of more than 128, where an op
+counts 5. On SM100, where caps and large heads come here, the bound is near a quarter of the peak: there they are high.
 """
 
-KERNELS: tuple[KernelDef, ...] = (*CUDNN, *PLAIN)
+PLAIN: tuple[KernelDef, ...] = _own("fp32", 0.4, 0.2, _plain_supports)
+"""Plain kernels for fp32.
+
+On an H100 (2026-11-25), rows of 2,048, from and to bf16, which they also served then: 16.2, 24.0 and 15.7 TFLOP/s
+forward with heads of 64, 128 and 256, and 7.0, 11.9 and 10.4 backward. Products in fp32 reach 49.5.
+"""
+
+KERNELS: tuple[KernelDef, ...] = (*CUDNN, *MMA, *PLAIN)
 """In order of preference: the first supported kernel is used."""

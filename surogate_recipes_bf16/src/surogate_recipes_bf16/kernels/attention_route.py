@@ -239,7 +239,7 @@ def nondeterminism_note(cudnn: str) -> str:
         f"batches of many or long documents this may take more than {SCORE_BYTES_LIMIT / 2**30:.0f} GiB, even for one "
         "key/value head and its query heads. To make it deterministic: "
         f"pip install --upgrade 'nvidia-cudnn-cu13>={dotted(ORDERED_CUDNN)}', or reduce per_device_train_batch_size or "
-        "sequence_len, or set sample_packing: false, or set SUROGATE_ATTENTION=plain in the environment (slow)."
+        "sequence_len, or set sample_packing: false, or set SUROGATE_ATTENTION=plain in the environment (slower)."
     )
 
 

@@ -11,10 +11,18 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes to shared memory, or fills them with zeros and reads nothing. Both addresses are aligned to 16 bytes.
+// Copies 16 or 4 bytes to shared memory, or fills them with zeros and reads nothing. Both addresses are aligned to as many.
+template <int Bytes = 16>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool exists) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0)
-                 : "memory");
+    static_assert(Bytes == 16 || Bytes == 4);
+    if constexpr (Bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                     "r"(exists ? 16 : 0)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 4 : 0)
+                     : "memory");
+    }
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
