@@ -105,8 +105,8 @@ inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int
     SUROGATE_REQUIRE(heads % kv_heads == 0, op,
                      std::to_string(heads) + " heads cannot share " + std::to_string(kv_heads) + " kv_heads evenly");
     SUROGATE_REQUIRE(heads <= 65535, op, "heads must be at most 65535, got " + std::to_string(heads));
-    // The last tile may extend beyond the last token; its row indices must not overflow.
-    SUROGATE_REQUIRE(tokens <= INT_MAX - most_owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
+    // The last tile may extend beyond the last token, by less than 128; its row indices must not overflow.
+    SUROGATE_REQUIRE(tokens <= INT_MAX - 2 * most_owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
     SUROGATE_REQUIRE(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 256, op,
                      "head_dim must be a multiple of 8 up to 256, got " + std::to_string(head_dim));
     SUROGATE_REQUIRE(window >= 0, op, "window must not be negative, got " + std::to_string(window));
