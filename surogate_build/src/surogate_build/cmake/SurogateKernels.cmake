@@ -53,7 +53,8 @@ else()
 endif()
 
 # A clone, or a new environment, does not compile again what the machine has compiled before.
-find_program(SUROGATE_CCACHE ccache)
+cmake_path(GET Python_EXECUTABLE PARENT_PATH surogate_scripts)  # of the environment, which need not be on PATH
+find_program(SUROGATE_CCACHE ccache HINTS "${surogate_scripts}")
 if(SUROGATE_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${SUROGATE_CCACHE}")
   set(CMAKE_CXX_COMPILER_LAUNCHER "${SUROGATE_CCACHE}")
