@@ -72,6 +72,14 @@ def test_a_wheel_contains_one_module_and_no_other_library(folder: Path) -> None:
     assert binaries == [f"{folder.name}/_C.abi3.so"]
 
 
+def test_kernels_are_compiled_by_the_ccache_of_the_environment(folder: Path) -> None:
+    """`make install` installs it, and an environment that is not activated is not on PATH."""
+    wheel_of(folder)
+    (cache,) = folder.glob("build/cp311-abi3-*/CMakeCache.txt")
+    found = re.search(r"^SUROGATE_CCACHE:FILEPATH=(.*)$", cache.read_text(), re.M)
+    assert found and found[1] == str(Path(sys.executable).parent / "ccache")
+
+
 def targets(module: Path) -> Counter[str]:
     """Return {target in CMake's notation: number of source files of the module that are compiled for it}."""
     output = subprocess.run([CUOBJDUMP, module], capture_output=True, text=True, check=True).stdout
