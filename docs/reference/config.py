@@ -20,14 +20,13 @@ from surogate_core.config.keys import (
     ADAPTER_FLAG,
     ALIASES,
     DEAD,
-    DECIDED,
-    DIFFERS,
     IGNORED,
     MEANS,
     NOT_YET,
     NOT_YET_NAMES,
 )
 from surogate_core.config.schema import THEMES, DatasetEntry, TrainConfig
+from surogate_core.config.tables import read_table
 from surogate_core.plugins.discovery import load_registry
 
 _HEAD = """# Config reference
@@ -86,7 +85,8 @@ def _differs() -> str:
         known = key in TrainConfig.model_fields
         return _default(TrainConfig.model_fields[key].default if known else NOT_YET[key].default)
 
-    rows = ((f"`{entry.key}`", entry.original, today(entry.key), entry.why) for entry in DIFFERS)
+    differs = read_table("original.toml")["differs"]
+    rows = ((f"`{key}`", row["original"], today(key), row["why"]) for key, row in differs.items())
     return (
         "## Differs today\n\nDefaults of the original that change until their feature is built; today's is the nearest "
         "thing that works.\n\n" + _table(("Key", "Original", "Today", "Why"), rows)
@@ -94,11 +94,11 @@ def _differs() -> str:
 
 
 def _decided(options: Iterable[type[BaseModel]]) -> str:
-    known = {key: entry.default for key, entry in NOT_YET.items()}
+    known, decided = {key: entry.default for key, entry in NOT_YET.items()}, read_table("original.toml")["decided"]
     models: list[type[BaseModel]] = [TrainConfig, *options]
     for model in models:
         known |= {key: info.default for key, info in model.model_fields.items()}
-    rows = ((f"`{key}`", _default(known[key]), said) for key, said in DECIDED.items() if key in known)
+    rows = ((f"`{key}`", _default(known[key]), said) for key, said in decided.items() if key in known)
     return (
         "## Decided\n\nKeys on which the original's documents and code disagree.\n\n"
         + _table(("Key", "Default here", "The original says"), rows)

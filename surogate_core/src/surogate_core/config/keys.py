@@ -44,15 +44,6 @@ class Dead:
         return any(same_value(value, inert) for inert in (None, *self.accepted))
 
 
-@dataclass(frozen=True)
-class Differs:
-    """A key whose default differs from the original's, because that default is not built or not wanted."""
-
-    key: str
-    original: str
-    why: str
-
-
 def same_value(value: Any, inert: Any) -> bool:
     """Return whether a raw YAML value means `inert`: numbers may be strings, names are folded."""
     if isinstance(inert, list):
@@ -124,10 +115,6 @@ MEANS: dict[str, tuple[str, str]] = {key: (row["key"], row["value"]) for key, ro
 
 ALIASES: dict[str, str] = _TABLES["aliases"]
 """Other name of a key -> the key."""
-
-DIFFERS = tuple(Differs(key, row["original"], row["why"]) for key, row in _TABLES["differs"].items())
-DECIDED: dict[str, str] = _TABLES["decided"]
-"""Key on which the original's documents and code disagree -> what they say."""
 
 ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
 """`lora: true` means `adapter: lora`, and `surogate sft` sets it by default. Code of core that needs an adapter's name
