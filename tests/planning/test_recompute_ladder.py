@@ -74,7 +74,7 @@ def as_given(plan: Plan, recomputation: Recomputation) -> Plan:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_rung_keeps_fewer_bytes_than_the_one_below_at_a_price_that_rises(plan: Make, name: str) -> None:
     before = plan(**RUNS[name])
-    rungs = ladder(before.assembly, before.inputs)
+    rungs = ladder(before.recording, before.inputs)
     assert rungs[0].recomputation == Recomputation(before.inputs.recompute)
     steps = list(pairwise(rungs))
     assert len(steps) >= 2 * SIZES["num_hidden_layers"]
@@ -89,7 +89,7 @@ def test_a_rung_keeps_fewer_bytes_than_the_one_below_at_a_price_that_rises(plan:
 def test_the_price_of_a_rung_is_that_of_its_plan(plan: Make, name: str) -> None:
     """Blocks are priced apart from one another, without planning: bytes to the byte, seconds to their roundings."""
     before = plan(**RUNS[name])
-    rungs = ladder(before.assembly, before.inputs)
+    rungs = ladder(before.recording, before.inputs)
     for rung in Random(name).sample(rungs, 3):
         after = as_given(before, rung.recomputation)
         assert kept_bytes(after.assembly.programs["micro_first"]) == rung.kept, rung
@@ -99,7 +99,7 @@ def test_the_price_of_a_rung_is_that_of_its_plan(plan: Make, name: str) -> None:
 
 def test_a_ladder_without_a_better_choice_has_one_rung(plan: Make) -> None:
     before = plan(recompute_block=True)
-    assert len(ladder(before.assembly, before.inputs)) == 1
+    assert len(ladder(before.recording, before.inputs)) == 1
 
 
 # --------------------------------------------------------------------------------------------------------- the search
@@ -178,7 +178,7 @@ def test_no_set_of_keys_that_fits_is_cheaper_than_the_choice(plan: Make, name: s
         other = as_given(kept, Recomputation(kept.inputs.recompute | parts))
         cheaper = other.report.step.seconds < found.report.step.seconds
         assert not cheaper or other.report.device_bytes["total"] > limit, sorted(parts)
-    rungs = ladder(kept.assembly, kept.inputs)
+    rungs = ladder(kept.recording, kept.inputs)
     at = next(i for i, rung in enumerate(rungs) if rung.recomputation == found.inputs.recompute_chosen)
     below = as_given(kept, rungs[at - 1].recomputation)
     assert below.report.device_bytes["total"] > limit

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 from ..api import Family, Figure, Init, ParamInfo, WeightMap
 from ..memory.plan import plan_family
@@ -37,6 +39,7 @@ class RecordedPrograms:
     adapter_start
             what adapters compute of the loaded weights
     stored  {frozen param: the states that hold it in the run's weight format}
+    rungs   {parts recomputed in any case: the recomputation to choose from}, of runs planned so far
     """
 
     recorder: Recorder
@@ -50,6 +53,7 @@ class RecordedPrograms:
     reported: tuple[Reported, ...]
     grad_norm: Value
     cached: tuple[Value, ...]
+    rungs: dict[frozenset[str], Any] = field(default_factory=dict)
 
 
 def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Assembly:
@@ -97,8 +101,8 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     cu_seqlens, variants = finisher.variants(tuple(programs.values()))
     elsewhere = {param for staged in staging for param in staged.places if param.shard is None}
     allocated = [v for v in b.declared if v not in elsewhere]
-    every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
-    ops = dict.fromkeys(op for p in every for op in p.ops)  # programs share most of them
+    every = (*programs.values(), *chain.from_iterable(variants.values()))
+    ops = dict.fromkeys(chain.from_iterable(p.ops for p in every))  # programs share most of them
     kernels = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
     return Assembly(
         programs=programs,

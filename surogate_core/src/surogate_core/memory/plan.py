@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, compress
+from operator import is_not
 
 from ..program.op import Op, Program
 from ..program.value import Place, Value
@@ -124,15 +126,15 @@ def plan_family(
 
 def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
     """Lay out the values of each role. Parts come last: all before them is the same on every rank."""
-    ordered = sorted(values, key=lambda v: (v.shard is not None, v.owner is not None))
-    return {
-        role: lay_out(v for v in ordered if v.role == role and v.place == on)
-        for role in ("param", "grad", "state", "input")
-    }
+    by_role: dict[str, list[Value]] = {"param": [], "grad": [], "state": [], "input": []}
+    for value in sorted(values, key=lambda v: (v.shard is not None, v.owner is not None)):
+        if value.place == on:
+            by_role[value.role].append(value)
+    return {role: lay_out(found) for role, found in by_role.items()}
 
 
 def _uses_arena_of_host(program: Program) -> bool:
-    values = (v for op in program.ops for v in (*op.ins, *op.outs))
+    values = set(chain.from_iterable(values for op in program.ops for values in (op.ins, op.outs)))
     return any(v.place == "host" and v.role in ("act", "staged") for v in values)
 
 
@@ -143,14 +145,13 @@ def _arenas(
     planned: dict[Hashable, ArenaPlan] = {}
     for program in programs:
         fewer = variants.get(program.name, ())
-        scratch = workspace
-        if fewer:
-            others = ((op, other) for p in fewer for op, other in zip(program.ops, p.ops, strict=True))
-            nbytes = {op: workspace(op) for op in program.ops}
-            for op, other in others:
-                if other is not op:
-                    nbytes[op] = max(nbytes[op], workspace(other))
-            scratch = nbytes.__getitem__
+        nbytes = {op: workspace(op) for op in program.ops}
+        for other in fewer:
+            for before, after in compress(
+                zip(program.ops, other.ops, strict=True), map(is_not, program.ops, other.ops)
+            ):
+                nbytes[before] = max(nbytes[before], workspace(after))
+        scratch = nbytes.__getitem__
         touched = (program.outputs, *((op.ins, op.outs, *op.in_place.items(), scratch(op)) for op in program.ops))
         if touched not in planned:
             planned[touched] = plan(program, scratch)

@@ -134,7 +134,7 @@ def sketch_run(
     plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
     refuse_unstored(run, plan.assembly)
     with plan.assembly.passed.finding_causes():
-        rungs = ladder(plan.assembly, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
+        rungs = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
     return replace(plan, rungs=rungs if len(rungs) > 1 else ())
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..assembly.assembly import Assembly
+from ..assembly.assemble import RecordedPrograms
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import CHOICES, Recomputation
 from ..memory.alignment import align
@@ -41,9 +41,15 @@ class Rung:
     seconds: float
 
 
-def ladder(assembly: Assembly, inputs: PlanInputs) -> list[Rung]:
-    """Return the rungs of a run. The first is `inputs.recompute` in every block."""
-    points = _hull(_choices(assembly, inputs))
+def ladder(recording: RecordedPrograms, inputs: PlanInputs) -> list[Rung]:
+    """Return the rungs of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
+    if inputs.recompute not in recording.rungs:
+        recording.rungs[inputs.recompute] = _ladder(recording.family.micro, inputs)
+    return recording.rungs[inputs.recompute]
+
+
+def _ladder(program: Program, inputs: PlanInputs) -> list[Rung]:
+    points = _hull(_choices(program, inputs))
     rungs = [_rung(points[0], points[0], 0)]
     for light, strong in pairwise(points):
         between = (_rung(light, strong, count) for count in range(1, len(light.blocks) + 1))
@@ -121,10 +127,9 @@ def _hull(choices: Sequence[_Choice]) -> list[_Choice]:
         hull.append(min(smaller, key=lambda c: ((c.seconds - here.seconds) / (here.kept - c.kept), c.kept)))
 
 
-def _choices(assembly: Assembly, inputs: PlanInputs) -> list[_Choice]:
+def _choices(program: Program, inputs: PlanInputs) -> list[_Choice]:
     """Return what `inputs` ask for, then all choices that add to it. Alike blocks are priced once."""
     assert inputs.target is not None
-    program = assembly.micro
     by_block = _by_block(program)
     kind_of = [tuple(op.signature for op in ops) for ops in by_block]
     first_of_kind = dict(zip(reversed(kind_of), reversed(by_block), strict=True))
