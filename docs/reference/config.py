@@ -24,9 +24,9 @@ from surogate_core.config.keys import (
     MEANS,
     NOT_YET,
     NOT_YET_NAMES,
+    read_table,
 )
 from surogate_core.config.schema import THEMES, DatasetEntry, TrainConfig
-from surogate_core.config.tables import read_table
 from surogate_core.plugins.discovery import load_registry
 
 _HEAD = """# Config reference

@@ -9,9 +9,8 @@ from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
 from surogate_core.config.foreign import foreign
-from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, NOT_YET_NAMES, PACKAGES, read_table
 from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.config.tables import read_table
 from surogate_core.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
 

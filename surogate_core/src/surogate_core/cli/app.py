@@ -298,9 +298,15 @@ def schema(
         Path | None, typer.Option("--config", metavar="PATH", help="Also keys of the files that this YAML file names.")
     ] = None,
 ) -> int:
-    from .schema import schema_command
+    import json
 
-    return schema_command(config)
+    from ..config.json_schema import config_schema
+    from ..config.plugin_files import plugin_files, read_run
+    from ..plugins.discovery import load_registry
+
+    registry = load_registry(files=plugin_files(read_run(config, ())) if config else ())
+    print(json.dumps(config_schema(registry), indent=1))
+    return 0
 
 
 @app.command(help="Check this machine: versions, memory, GPUs.")

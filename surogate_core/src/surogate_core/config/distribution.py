@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .theme import Keys
-from .values import Flag, Int, Number, Text, Word
+from .values import Flag, Int, Keys, Number, Text, Word
 
 
 class DistributionKeys(Keys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .tables import read_table
+from .keys import read_table
 
 
 @cache

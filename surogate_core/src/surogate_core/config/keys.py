@@ -5,12 +5,13 @@ The tables are in `original.toml`. In core, only they, this file and `schema.py`
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .errors import FLAG_WORDS, fold
-from .tables import read_table
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Shorthand:
     name: str
     package: str
     title: str
+
+
+def read_table(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
 _TABLES = read_table("original.toml")

@@ -15,13 +15,13 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from ..api import Deterministic, PrecisionRequest, Sharding
 from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
-from .theme import Keys
 from .values import (
     Bytes,
     Flag,
     FlagOrAuto,
     GradientDtype,
     Int,
+    Keys,
     MatmulDtype,
     Names,
     Number,

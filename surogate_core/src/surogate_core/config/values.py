@@ -15,9 +15,17 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from .errors import FLAG_WORDS, fold
+
+
+class Keys(BaseModel):
+    """Base of the themes: classes of keys of the YAML file."""
+
+    # Validators are built on first use: most starts of the CLI never validate a theme by itself.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
+
 
 LARGEST_COUNT = 2**31 - 1
 """Upper bound of every `Int`: kernels count in 32 bits."""

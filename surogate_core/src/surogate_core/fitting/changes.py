@@ -62,11 +62,6 @@ def changed(run: Run, changes: Changes) -> Run:
     return open_run(again, run.registry) if opened & changes.keys() else replace(run, loaded=again)
 
 
-def yaml_lines(changes: Changes) -> list[str]:
-    """Return the changes as lines of YAML."""
-    return dump_yaml(changes).splitlines() if changes else []
-
-
 def batch_axis(config: TrainConfig) -> Axis:
     """Return the micro-batches of the same optimizer step: the same rows in more and more micro-steps."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -226,7 +221,7 @@ class Proposal:
     @property
     def lines(self) -> list[str]:
         """The changes as lines of YAML."""
-        return yaml_lines(self.changes)
+        return dump_yaml(self.changes).splitlines() if self.changes else []
 
     @property
     def seconds(self) -> float:

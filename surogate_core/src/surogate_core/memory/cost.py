@@ -77,7 +77,8 @@ def op_cost(
     bandwidth = device.bandwidth * ((kernel and kernel.memory_efficiency) or prices(device).memory)
     longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
-    host = _host_traffic(op) / link if traffic else 0.0
+    crossing = max(sum(v.nbytes for v in values if v.place == "host") for values in (op.ins, op.outs))  # each direction
+    host = crossing / link if traffic else 0.0
     waiting = max(0.0, host - longest)
     seconds = device.launch_seconds + longest + passes / bandwidth
     attention = seconds if definition.attention else 0.0
@@ -165,11 +166,6 @@ def _busiest(program: Program, costs: OpCosts) -> int | None:
         if op.owner is not None:
             seconds[op.owner] = seconds.get(op.owner, 0.0) + costs(op).seconds
     return max(seconds, key=seconds.__getitem__, default=None)
-
-
-def _host_traffic(op: Op) -> int:
-    """Return the bytes that an op reads from the host or writes to it, the larger: the link has both directions."""
-    return max(sum(v.nbytes for v in values if v.place == "host") for values in (op.ins, op.outs))
 
 
 def _traffic(op: Op) -> int:

@@ -109,8 +109,7 @@ def plan_run(
     """
     plan = recomputed(sketch_run(run, device, world_size, revise, host_memory, nodes=nodes))
     plan.verify()
-    lines = (*_overridden(run, plan.inputs.precision), *_undivided(plan.inputs), *_idle_choices(run, plan))
-    return replace(plan, overridden=lines)
+    return replace(plan, overridden=tuple(_remarks(run, plan)))
 
 
 def sketch_run(
@@ -297,20 +296,15 @@ def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | N
     return precision, lowering
 
 
-def _overridden(run: Run, precision: Precision) -> Iterator[str]:
+def _remarks(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield the lines of `Plan.overridden`, also about an optimizer whose states every rank holds whole."""
     for field, key in DTYPE_KEYS.items():
-        asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(precision, field)
+        asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(plan.inputs.precision, field)
         if asked is not None and asked != used:
             yield f"{key}: {asked} is overridden: recipe {run.config.recipe} uses {used}"
-
-
-def _undivided(inputs: PlanInputs) -> Iterator[str]:
-    """Yield a line about an optimizer whose states every rank holds whole."""
-    if inputs.sharding.states and inputs.optimizer.granularity is None:
-        yield f"optimizer {inputs.optimizer.name} declares no granularity: every rank holds all of its states"
-
-
-def _idle_choices(run: Run, plan: Plan) -> Iterator[str]:
+    optimizer = plan.inputs.optimizer
+    if plan.inputs.sharding.states and optimizer.granularity is None:
+        yield f"optimizer {optimizer.name} declares no granularity: every rank holds all of its states"
     for kind in sorted(run.config.kernel_choices.keys() - plan.kernels.providers.keys()):
         yield f"kernels: {kind}: has no effect, because this run has no such op"
 

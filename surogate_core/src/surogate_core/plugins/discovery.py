@@ -18,7 +18,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
@@ -27,6 +26,7 @@ import pluggy
 
 from .. import __version__
 from ..api import Finding, SystemInfo
+from ..config.errors import nearest
 from ..errors import PluginError, described
 from .definition_check import faults
 from .files import import_file, place_of, plugin_of
@@ -234,8 +234,8 @@ def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:
         return
     known = sorted((*HOOKS, "surogate_diagnose"))
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"hooks: {', '.join(known)}"
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"hooks: {', '.join(known)}"
         raise _failure(plugin, f"{name}()", f"is an unknown hook; {hint}")
     if options is None:
         raise _failure(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -32,7 +31,7 @@ from ..api import (
     Target,
     WeightFormatDef,
 )
-from ..config.errors import fold
+from ..config.errors import fold, nearest
 from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
 from ..origin import Origin
@@ -163,7 +162,8 @@ class Registry:
             f"{kind}: {name} — no installed plugin provides it. Installed: {', '.join(self.names(kind)) or 'none'}."
             f"{self._unloaded_hint()}"
         )
-        if any(_may_provide(plugin, name) for plugin in self._unloaded()):
+        unloaded = self._unloaded()
+        if any(fold(name) == fold(p.name) or fold(p.distribution).endswith(f"_{fold(name)}") for p in unloaded):
             return PluginError(text)
         if (kind, fold(name)) in DISTRIBUTIONS:
             text += f" Try: pip install {DISTRIBUTIONS[kind, fold(name)]}"
@@ -274,7 +274,9 @@ class Registry:
         """Raise ConfigError unless each distribution in `chosen`, by kind of op, has a kernel of that kind."""
         for kind, distribution in chosen.items():
             if kind not in self.ops:
-                raise ConfigError(f"kernels: {kind}: no installed plugin defines such an op{_hint(kind, self.ops)}.")
+                near = nearest(kind, self.ops)
+                hint = f"; did you mean {near}?" if near else "."
+                raise ConfigError(f"kernels: {kind}: no installed plugin defines such an op{hint}")
             have = sorted({item.plugin.distribution for item in self._kernels.get(kind, ())})
             if fold(distribution) not in map(fold, have):
                 raise ConfigError(
@@ -292,15 +294,6 @@ def _attributed(item: Provided) -> Provided:
 
 
 # ------------------------------------------------------------------------------------------------------------- lookups
-
-
-def _hint(name: str, names: Iterable[str]) -> str:
-    near = get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _may_provide(plugin: Plugin, name: str) -> bool:
-    return fold(name) == fold(plugin.name) or fold(plugin.distribution).endswith(f"_{fold(name)}")
 
 
 def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 
 from .. import __version__
+from ..config.errors import nearest
 from .hookspecs import HOOKS
 from .provided import CORE, Plugin
 
@@ -66,8 +66,8 @@ def mismatch(plugin: Plugin, declared: object, hooks: Sequence[str]) -> str:
         return f"{subject}{found}, not a number for each hook. {_write(wanted)}.{update}"
     for hook in numbers:
         if hook not in SERVED:
-            near = get_close_matches(str(hook), SERVED, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"hooks: {', '.join(SERVED)}"
+            near = nearest(str(hook), SERVED)
+            hint = f"did you mean {near}?" if near else f"hooks: {', '.join(SERVED)}"
             return f"{subject}has a number for {hook!r} in SUROGATE_API, which is no hook; {hint}"
     if missing := [hook for hook in hooks if hook not in numbers]:
         wanted = {**numbers, **{hook: SERVED[hook].newest for hook in missing}}
