@@ -27,6 +27,7 @@ MOE = {
     "initializer_range": 0.1,
 }
 LORA = {"lora": True, "lora_rank": 4, "learning_rate": 1e-2}
+EXPERTS = {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 ATTENTION = {f"{x}_proj" for x in "qkvo"}
 
 
@@ -84,6 +85,14 @@ def test_parts_of_experts_on_two_ranks_train_as_whole_ones(place: Workplace) -> 
 
 
 @pytest.mark.slow
+def test_parts_of_adapters_of_experts_on_two_ranks_train_as_whole_ones(place: Workplace) -> None:
+    keys: dict[str, Any] = {**LORA, **EXPERTS, "ranks_per_gpu": 2, "gradient_accumulation_steps": 1, "zero_level": 1}
+    whole, parts = (train(place, f"shards {on}", **keys, shard_weights=on) for on in (False, True))
+    one, other = (weights(folder / "adapter", "adapter_model") for folder in (whole, parts))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.slow
 def test_offloaded_experts_have_the_bits_of_others(place: Workplace) -> None:
     keys: dict[str, Any] = {"optimizer": "adamw", "recompute_block": True}
     plain, offloaded = (train(place, f"offload {on}", **keys, offload_optimizer=on) for on in (False, True))
@@ -115,6 +124,49 @@ def test_an_adapter_of_all_projections_is_one_of_attention(place: Workplace, key
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.parametrize("stored", [{}, {"qlora_bnb": True}, {"qlora_fp8": True}, {"qlora_fp4": True}], ids=str)
+def test_an_adapter_of_experts_is_pefts_and_merged(place: Workplace, stored: dict[str, Any]) -> None:
+    """With any form of the frozen experts. PEFT's model on the base is the merged one."""
+    from peft import PeftModel
+
+    folder = train(place, f"experts {' '.join(stored)}", **LORA, **EXPERTS, **stored, merge_adapter=True)
+    assert losses(folder)[-1] < losses(folder)[0]
+    base = AutoModelForCausalLM.from_pretrained(place.root / "model")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        before = base(tokens).logits
+        ours = AutoModelForCausalLM.from_pretrained(folder / "merged")(tokens).logits
+        theirs = PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
+    assert torch.allclose(ours, theirs, atol=1e-4) and not torch.allclose(before, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"recompute": True, "recompute_lora": True},
+        pytest.param({"recompute_block": True, "offload_optimizer": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_memory_is_saved_without_a_change_of_a_bit(place: Workplace, keys: dict[str, Any]) -> None:
+    plain, other = (train(place, f"bits {each}", **LORA, **EXPERTS, **each) for each in ({}, keys))
+    one, same = (weights(folder / "adapter", "adapter_model") for folder in (plain, other))
+    assert losses(plain) == losses(other) and all(torch.equal(tensor, same[name]) for name, tensor in one.items())
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(place: Workplace) -> None:
+    """Of experts alone, without an adapter of attention."""
+    keys: dict[str, Any] = {**LORA, **EXPERTS, "lora_target_modules": [], "save_steps": 2, "lora_dtype": "bf16"}
+    straight = train(place, "straight", **keys)
+    resumed = train(place, "resumed", **keys, resume_from_checkpoint=str(straight / "step_00000002"))
+    one, same = (weights(folder / "adapter", "adapter_model") for folder in (straight, resumed))
+    assert {name.split(".")[-3] for name in one} == {"experts", "base_layer"}
+    assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
+    still = {**keys, "learning_rate": 0, "max_steps": 1}
+    further = train(place, "further", **still, adapter_path=str(straight / "adapter"))
+    assert all(torch.equal(tensor, weights(further / "adapter", "adapter_model")[name]) for name, tensor in one.items())
+
+
 def test_a_base_that_is_stored_in_nf4_trains_as_one_that_the_run_stores(place: Workplace) -> None:
     """transformers 5 does not load such experts, which a notice says."""
     told: list[str] = []
@@ -140,7 +192,16 @@ def test_nf4_stores_every_expert_and_no_router(place: Workplace) -> None:
         ({**LORA, "lora_target_modules": ["gate_proj"]}, "is no linear projection .* It has q_proj, k_proj, v_proj"),
         ({**LORA, "lora_target_modules": ["gate"]}, "is no linear projection"),
         ({**LORA, "lora_modules_to_save": ["up_proj"]}, "is a linear projection of the blocks or of experts"),
-        ({**LORA, "lora_target_parameters": ["mlp.experts.down_proj"]}, "adapters of experts are not built"),
+        (
+            {**LORA, "lora_target_parameters": ["mlp.experts.up_proj"]},
+            "'mlp.experts.up_proj' is no parameter .* It",
+        ),
+        ({**LORA, **EXPERTS, "lora_dropout": 0.1}, "lora_target_parameters: .*needs lora_dropout: 0"),
+        ({**LORA, **EXPERTS, "lora_init": "pissa"}, "lora_target_parameters: .*needs lora_init: kaiming"),
+        (
+            {"adapter": "dora", "dora_target_parameters": ["down_proj"]},
+            "set lora_target_parameters, with adapter",
+        ),
         ({"ep_size": 2}, "ep_size.*expert parallelism"),
         ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef"),
     ],

@@ -147,7 +147,7 @@ class _Conversion:
             if value == {}:
                 self._done.unneeded.append((key, f"{_shown(chosen[0])} is the only one"))
                 return
-        elif rule.to in ("lora_target_modules", "lora_modules_to_save"):
+        elif rule.to in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
             value = _listed(value)
         changed = value if isinstance(value, Mapping) and rule.values else {rule.to: value}
         self._set(key, {**changed, **(rule.sets if value not in _OFF else {})}, rule)

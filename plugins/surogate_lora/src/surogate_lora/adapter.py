@@ -28,7 +28,7 @@ from surogate_core.api import (
 )
 from surogate_core.api.peft import PEFT_CONFIG, check_in_peft
 
-from . import saved_modules
+from . import experts, saved_modules
 from .files import load, merge, recognises, save
 from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
@@ -68,20 +68,26 @@ def apply(forward: Program, scalars: Scalars, context: AdapterContext[LoraOption
     """
     b, weights, options = context.builder, context.weights, context.options
     saved_modules.check(forward, weights, options.lora_modules_to_save)
+    of_experts = experts.chosen(b, forward, weights, options.lora_target_parameters)
     chosen = _chosen(forward, weights, options.lora_target_modules)
-    _check_patterns(options, [p.module for projections in chosen.values() for p in projections])
+    _check_patterns(options, [*(p.module for found in chosen.values() for p in found), *of_experts.values()])
     adapted = {op: chosen[op.ins[1].name] for op in forward.ops if op.kind == "linear" and chosen.get(op.ins[1].name)}
     matrices = _Matrices(b, context.precision, options)
+    stacks = experts.Stacks(b, context.precision.adapter, options)
     packed: dict[Op, _Packed] = {}
     ops: list[Op] = []
     for op in forward.ops:
-        if op not in adapted:
+        parameter = of_experts.get(op.ins[1].name) if len(op.ins) > 1 else None
+        if op not in adapted and parameter is None:
             ops.append(op)
             continue
         with b.record("forward", op.block) as emitted:
-            if op not in packed:
-                packed |= matrices.pack({each: p for each, p in adapted.items() if each.block == op.block})
-            _add_branches(b, op, adapted[op], packed[op], scalars, options)
+            if parameter is not None:
+                stacks.add_branch(op, parameter)
+            else:
+                if op not in packed:
+                    packed |= matrices.pack({each: p for each, p in adapted.items() if each.block == op.block})
+                _add_branches(b, op, adapted[op], packed[op], scalars, options)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -180,6 +186,7 @@ def _chosen(
             raise ConfigError(
                 f"lora_target_modules: {target!r} is no linear projection of this model's blocks. "
                 f"It has {', '.join(names)}. Name some of them, or all-linear."
+                + (" Experts are named by lora_target_parameters." if experts.are_in(weights) else "")
             )
     if any(target.lower() in ALL_LINEAR for target in targets):
         return found

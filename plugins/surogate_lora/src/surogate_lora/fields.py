@@ -15,6 +15,8 @@ from typing import Any
 from surogate_core.api import ConfigError
 from surogate_core.api.peft import OFF
 
+from .experts import are_parameters
+
 INITIAL = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base's weights alone. What the adapter computes is in its tensors."""
 
@@ -52,6 +54,7 @@ FIELDS: Mapping[str, Field] = {
     "rank_pattern": _READ,
     "alpha_pattern": _READ,
     "target_modules": _READ,
+    "target_parameters": Field(are_parameters),
     "exclude_modules": _READ,
     "layers_to_transform": _READ,
     "layers_pattern": _READ,
@@ -88,7 +91,6 @@ FIELDS: Mapping[str, Field] = {
     "arrow_config": _off(_NO_MERGE),
     "alora_invocation_tokens": _off(_NO_MERGE),
     "trainable_token_indices": _off(),
-    "target_parameters": _off(),
     "layer_replication": _off("It makes a model of other layers. Write that model first, and train the adapter on it"),
     "megatron_config": _off("Save it from a model of transformers"),
 }

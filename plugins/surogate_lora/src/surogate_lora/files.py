@@ -9,13 +9,14 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from surogate_core.api import ConfigError, Merge
 from surogate_core.api.peft import OFF, read_peft_config, read_peft_tensors, write_peft
 from surogate_core.api.peft import PEFT_CONFIG as CONFIG_FILE
 from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 
+from . import experts
 from .fields import check_fields, check_trainable
 from .matching import Selection, is_saved
 from .options import ALL_LINEAR, LoraOptions
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".weight"
 _KINDS = (".lora_A", ".lora_B")
+_STACKS = (experts.DOWN, experts.UP)
 _HEAD = f"{HEAD}{_SUFFIX}"
 
 _KEYS = {
@@ -56,7 +58,8 @@ def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: 
         (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
         tensors[_HEAD] = tensors[embedding].clone()
     config = _config(tensors, tied, base_model, options)
-    stored = {f"{name}{_SUFFIX if name.endswith(_KINDS) else ''}": tensor for name, tensor in tensors.items()}
+    named = experts.as_saved(tensors, options)
+    stored = {f"{name}{_SUFFIX if name.endswith(_KINDS) else ''}": tensor for name, tensor in named.items()}
     write_peft(folder, stored, config)
 
 
@@ -79,6 +82,7 @@ def _config(tensors: Mapping[str, Tensor], tied: bool, base_model: str, options:
         "lora_dropout": options.lora_dropout,
         "use_rslora": options.lora_use_rslora,
         "target_modules": sorted(targets),
+        **({"target_parameters": list(options.lora_target_parameters)} if options.lora_target_parameters else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
@@ -153,15 +157,8 @@ def merge(folder: Path) -> Merge:
     config = _read_config(folder)
     tensors = _read_tensors(folder, config)
     path = folder / TENSORS_FILE
-    changes: dict[str, Callable[[Tensor], Tensor]] = {}
-    for module in sorted({module_of(name) for name in tensors if name.endswith(_KINDS)}):
-        pair = [tensors.get(module + kind) for kind in _KINDS]
-        down, up = pair
-        rank = config.options.rank_of(module)
-        if down is None or up is None or not down.shape[0] == up.shape[1] == rank:
-            raise ConfigError(f"{path}: {module} has no lora_A [r, in] with a lora_B [out, r] of rank {rank}.")
-        changes[f"{module}{_SUFFIX}"] = _change(f"{path}: {module}", down, up, config.options.scale_of(module))
-    whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(_KINDS)}
+    changes = _changes(path, tensors, config.options)
+    whole = {name: tensor for name, tensor in tensors.items() if not name.endswith((*_KINDS, *_STACKS))}
     changes |= {name: _replacement(f"{path}: {name}", tensor) for name, tensor in whole.items()}
     ends = [name for name in changes if module_of(name).endswith((EMBEDDING, HEAD))]
     apart = [name for name in ends if name not in whole or not config.is_tied]
@@ -181,6 +178,22 @@ def merge(folder: Path) -> Merge:
         check=check,
         base_revision="" if revision in _MAIN_REVISIONS else str(revision),
     )
+
+
+def _changes(path: Path, tensors: Mapping[str, Tensor], options: LoraOptions) -> dict[str, Callable[[Tensor], Tensor]]:
+    changes = {}
+    for module in sorted({module_of(name) for name in tensors if name.endswith((*_KINDS, *_STACKS))}):
+        rank, factor = options.rank_of(module), options.scale_of(module)
+        down, up = (tensors.get(module + kind) for kind in _KINDS)
+        if down is not None and up is not None and down.shape[0] == up.shape[1] == rank:
+            changes[f"{module}{_SUFFIX}"] = _change(f"{path}: {module}", down, up, factor)
+            continue
+        down, up = (tensors.get(module + kind) for kind in _STACKS)
+        if down is None or up is None or up.shape[0] % (down.shape[0] // rank):
+            raise ConfigError(f"{path}: {module} has no lora_A [r, in] with a lora_B [out, r] of rank {rank}.")
+        for name, a, b in experts.of_projections(module, down, up, rank):
+            changes[name] = _change(f"{path}: {module}", a, b, factor)
+    return changes
 
 
 def _change(place: str, down: Tensor, up: Tensor, factor: float) -> Callable[[Tensor], Tensor]:
@@ -215,13 +228,15 @@ def _read_config(folder: Path) -> _Config:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ConfigError(f"{path}: lora_alpha must be a number (got {alpha!r}).")
     given = {ours: config.get(theirs) for theirs, ours in _KEYS.items()} | {
-        "lora_modules_to_save": config.get("modules_to_save")
+        "lora_modules_to_save": config.get("modules_to_save"),
+        "lora_target_parameters": config.get("target_parameters"),
     }
     try:
         options = LoraOptions(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         wrong = error.errors()[0]
-        theirs = next((theirs for theirs, ours in _KEYS.items() if ours == wrong["loc"][0]), "modules_to_save")
+        names = _KEYS | {"target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save"}
+        theirs = next(theirs for theirs, ours in names.items() if ours == wrong["loc"][0])
         raise ConfigError(f"{path}: {theirs} is {config[theirs]!r}: {wrong['msg']}.") from None
     base = config.get("base_model_name_or_path")
     return _Config(
@@ -234,15 +249,23 @@ def _read_config(folder: Path) -> _Config:
 
 
 class _Selected(BaseModel):
-    """The keys of PEFT that say which modules have an adapter."""
+    """The keys of PEFT that say which modules, and parameters of other modules, have an adapter."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    target_modules: str | list[str] = Field(min_length=1)
+    target_parameters: list[str] | None = None
+    target_modules: str | list[str] | None
     exclude_modules: str | list[str] | None = None
     layers_to_transform: int | list[int] | None = None
     layers_pattern: str | list[str] | None = None
     modules_to_save: list[str] | None = None
+
+    @field_validator("target_modules")
+    @classmethod
+    def _some(cls, value: Any, info: ValidationInfo) -> Any:
+        if not value and not info.data.get("target_parameters"):
+            raise ValueError("names no module")
+        return value
 
     @field_validator("target_modules", "exclude_modules", "layers_pattern", "modules_to_save")
     @classmethod
@@ -265,7 +288,8 @@ def _selection(config: Mapping[str, Any], path: Path) -> Selection:
         raise ConfigError(
             f"{path}: {key} is {brief(config.get(key))}: {wrong['msg']}. Name the adapter's modules."
         ) from None
-    return Selection(**{key: value for key, value in given.model_dump().items() if value is not None})
+    selected = given.model_dump(exclude={"target_parameters"})
+    return Selection(**{key: value for key, value in selected.items() if value is not None})
 
 
 def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
@@ -275,6 +299,11 @@ def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
     for name, tensor in read_peft_tensors(folder).items():
         module = name.removesuffix(_SUFFIX)
         if module.endswith(_KINDS) and tensor.dim() == 2:
+            holder, kind = module_of(module), module[-len(_KINDS[0]) :]
+            if parameter := experts.parameter_of(holder, config.options.lora_target_parameters):
+                stack, tensor = experts.in_run(f"{path}: {name}", kind, tensor, config.options.rank_of(parameter))
+                tensors[parameter + stack] = tensor
+                continue
             _check_selected(path, module_of(module), config.selection)
             if module in tensors:
                 raise ConfigError(f"{path}: {name} is there twice, with and without {_SUFFIX}. Remove one of them.")

@@ -45,7 +45,7 @@ class Selection:
     layers_pattern: what the list of blocks is called. modules_to_save: modules without an adapter, and all below them.
     """
 
-    target_modules: str | Sequence[str]
+    target_modules: str | Sequence[str] = ()
     exclude_modules: str | Sequence[str] = ()
     layers_to_transform: int | Sequence[int] = ()
     layers_pattern: str | Sequence[str] = ()

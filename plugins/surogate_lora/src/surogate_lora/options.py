@@ -44,10 +44,15 @@ class LoraOptions(BaseModel):
         "weight, whose rest stays frozen (Meng et al. 2024).",
     )
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
+    lora_target_parameters: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Parameters that get an adapter for each expert, by the end of their name in transformers "
+        "(mlp.experts.gate_up_proj, mlp.experts.down_proj).",
+    )
     lora_target_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         ("all-linear",),
         description="Projections that get an adapter, by the end of their name (q_proj, layers.0.mlp.up_proj); "
-        "all-linear: every one in the blocks.",
+        "all-linear: every one in the blocks; []: none, but experts (`lora_target_parameters`).",
     )
     lora_modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
@@ -62,11 +67,23 @@ class LoraOptions(BaseModel):
             raise ValueError("must be 0 with lora_init: pissa, because it would drop the largest part of each weight")
         return value
 
+    @field_validator("lora_target_parameters")
+    @classmethod
+    def _as_in_peft(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in value))
+        if not all(names):
+            raise ValueError("must name parameters: mlp.experts.gate_up_proj, mlp.experts.down_proj")
+        if names and info.data.get("lora_dropout"):
+            raise ValueError("needs lora_dropout: 0, because PEFT has no dropout of such adapters")
+        if names and info.data.get("lora_init") == "pissa":
+            raise ValueError("needs lora_init: kaiming, because PEFT has no pissa of such adapters")
+        return names
+
     @field_validator("lora_target_modules")
     @classmethod
-    def _some_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _some_targets(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(name.strip() for name in value))
-        if not names or not all(names):
+        if not all(names) or not (names or info.data.get("lora_target_parameters")):
             raise ValueError("must name projections, or all-linear")
         return names
 

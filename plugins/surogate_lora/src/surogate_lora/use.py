@@ -16,10 +16,12 @@ VLLM_RANK = 16
 def commands(folder: Path, base_model: str, options: LoraOptions) -> list[tuple[str, str]]:
     """(program, the line that loads the adapter), each to be copied; none for a program that cannot load it.
 
-    vLLM refuses adapters with `modules_to_save`, and gives every projection the scale of `r` and `lora_alpha`, whatever
-    the patterns say (vllm/lora/peft_helper.py): such an adapter is to be merged.
+    vLLM refuses adapters with `modules_to_save`, reads none of experts in this form, and gives every projection the
+    scale of `r` and `lora_alpha`, whatever the patterns say (vllm/lora/peft_helper.py): such an adapter is to be
+    merged.
     """
-    is_plain = not (options.lora_modules_to_save or options.lora_rank_pattern or options.lora_alpha_pattern)
+    whole = options.lora_modules_to_save or options.lora_target_parameters
+    is_plain = not (whole or options.lora_rank_pattern or options.lora_alpha_pattern)
     rank_saved = options.as_saved.lora_rank
     rank = f" --max-lora-rank {rank_saved}" if rank_saved > VLLM_RANK else ""
     name = shlex.quote(f"{folder.parent.name or 'adapter'}={folder}")

@@ -205,7 +205,7 @@ OPS: tuple[OpDef, ...] = (
     # The backward pass gathers again what it reads: k rows of a token are k times the memory of their source.
     _op("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True),
     _op("sum_rows", _sum_rows, attrs={"k": int}, vjp=_sum_rows_vjp, flops=lambda op: op.ins[0].size),
-    _op("grouped_linear", _grouped, vjp=_grouped_vjp, flops=_grouped_flops),
+    _op("grouped_linear", _grouped, vjp=_grouped_vjp, flops=_grouped_flops, groups=2),
     _op("grouped_linear_dgrad", _grouped_dgrad, flops=_grouped_flops),
     _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops),
     _op("weighted_swiglu", _weighted_swiglu, vjp=_weighted_swiglu_vjp, flops=lambda op: 4 * op.outs[0].size),

@@ -1,0 +1,103 @@
+"""Adapters of experts against PEFT's of the same parameters, in fp32, through the files that both read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.harness import (
+    PlannedModel,
+    as_stored,
+    hf_loss_sum,
+    packed_documents,
+    random_hf_model,
+    relative_error,
+    tiny_config,
+    valid_tokens,
+)
+
+from surogate_lora.adapter import LORA
+from surogate_lora.files import load, merge, save
+from surogate_lora.options import LoraOptions
+
+peft = pytest.importorskip("peft", reason="PEFT is what LoRA is compared with: pip install peft")
+
+TOLERANCE = 1e-5
+QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3}
+OLMOE: dict[str, Any] = QWEN3_MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
+BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "attention and experts": (QWEN3_MOE, {"lora_target_parameters": BOTH}),
+    "experts alone": (OLMOE, {"lora_target_modules": [], "lora_target_parameters": BOTH, "lora_use_rslora": True}),
+    "one of one layer": (
+        QWEN3_MOE,
+        {
+            "lora_target_modules": "q_proj",
+            "lora_target_parameters": ["layers.1.mlp.experts.gate_up_proj", "down_proj"],
+            "lora_rank_pattern": {"gate_up_proj": 3},
+            "lora_alpha_pattern": {"experts.down_proj": 5},
+        },
+    ),
+}
+
+
+class Pair:
+    """A model with an adapter whose B are drawn, its folder, and PEFT's of the folder."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        family, options = CASES[case]
+        self.folder, self.options = folder, LoraOptions(**{"lora_rank": 4, "lora_alpha": 6, **options})
+        self.config = tiny_config(**family, num_hidden_layers=2)
+        self.ours = PlannedModel(self.config, 3, 24, adapters=[(LORA, self.options)])
+        self.ours.load(random_hf_model(self.config).state_dict())
+        torch.manual_seed(7)
+        self.adapter = {v.name: self.ours.params[v.name] for v in self.ours.assembly.trainable}
+        for tensor in self.adapter.values():
+            tensor.normal_(0, 0.1)
+        folder.mkdir()
+        base = random_hf_model(self.config)
+        base.config.save_pretrained(folder.parent)  # where PEFT looks for the size of the vocabulary
+        save(self.adapter, folder, str(folder.parent), self.options)
+        self.theirs = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(request.param, tmp_path_factory.mktemp("pair") / "adapter")
+
+
+def test_losses_logits_and_every_gradient_are_pefts(pair: Pair, tmp_path: Path) -> None:
+    documents = [document for row in packed_documents() for document in row]
+    scale = 1 / valid_tokens(documents)
+    expected = hf_loss_sum(pair.theirs, documents) * scale
+    expected.backward()
+    assert pair.ours.micro_step(packed_documents(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    with torch.no_grad():
+        logits = pair.theirs(input_ids=torch.tensor(packed_documents()[1])).logits[0]
+    assert relative_error(pair.ours.logits(packed_documents())[24:48], logits) <= TOLERANCE
+    for name, parameter in pair.theirs.named_parameters():
+        assert (parameter.grad is not None) == (".lora_" in name)
+        if parameter.grad is not None:
+            parameter.data, parameter.grad = parameter.grad, parameter.data
+    pair.theirs.save_pretrained(tmp_path)
+    wanted = load(tmp_path, pair.options)
+    grads = {v.name.removeprefix("grad."): v for v in pair.ours.assembly.declared if v.role == "grad"}
+    assert grads.keys() == wanted.keys() == pair.adapter.keys()
+    errors = {name: relative_error(pair.ours.buffers.persistent(grads[name]), g) for name, g in wanted.items()}
+    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+
+
+def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
+    again = load(pair.folder, pair.options)
+    assert again.keys() == pair.adapter.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in pair.adapter.items())
+    base = as_stored(random_hf_model(pair.config).state_dict())
+    changes = merge(pair.folder).changes
+    ours = {name: changes[name](tensor) if name in changes else tensor for name, tensor in base.items()}
+    assert changes.keys() <= base.keys()
+    fresh = peft.PeftModel.from_pretrained(random_hf_model(pair.config), pair.folder)
+    theirs = as_stored(fresh.merge_and_unload().state_dict())
+    assert {name for name in base if not torch.equal(theirs[name], base[name])} == changes.keys()
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in base)
