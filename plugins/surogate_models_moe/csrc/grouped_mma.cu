@@ -18,10 +18,10 @@
 
 #include "grouped_gemm.h"
 #include "grouped_mma.h"
+#include "groups.cuh"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/mma.cuh"
-#include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
 namespace surogate {
@@ -61,36 +61,6 @@ __device__ __forceinline__ void load(uint4* stage, const Matrix& m, int row, int
         const T* from = exists ? m.data + (row + r) * m.stride + column + c * chunk : m.data;
         copy_async(stage + position<Columns>(r, c), from, exists);
     }
-}
-
-// The group of a tile of rows: its expert, and the rows from `start` on; -1 if no expert has the tile.
-struct Group {
-    int expert, start, rows, tile;
-};
-
-__device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int tile) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    int before = 0;  // tiles of the experts before these 32
-    for (int first = 0; first < experts; first += 32) {
-        const int e = first + lane;
-        const int start = e > 0 && e < experts ? ends[e - 1] : 0, end = e < experts ? ends[e] : start;
-        const int own = (end - start + side - 1) / side;
-        int through = own;
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int other = __shfl_sync(full_warp, through, lane >= distance ? lane - distance : 0);
-            through += lane >= distance ? other : 0;
-        }
-        const unsigned behind = __ballot_sync(full_warp, tile < before + through);
-        if (behind != 0) {
-            const int found = __ffs(behind) - 1;
-            const int at = before + through - own;
-            return {first + found, __shfl_sync(full_warp, start, found), __shfl_sync(full_warp, end - start, found),
-                    tile - __shfl_sync(full_warp, at, found)};
-        }
-        before += __shfl_sync(full_warp, through, 31);
-    }
-    return {-1, 0, 0, 0};
 }
 
 // d [m,n] = A B or += from row `row` and column `column` on, a tile. A is stored as [m,length], transposed as [length,m];
@@ -185,7 +155,7 @@ __device__ __forceinline__ void multiply(const Matrix& a, const Matrix& b, D* d,
 template <bool Dgrad>
 __global__ void __launch_bounds__(threads, 2)
     rows_kernel(const T* x, const T* w, const int32_t* ends, T* y, int n, int k, int experts) {
-    const Group group = group_of(ends, experts, static_cast<int>(blockIdx.y));
+    const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y));
     if (group.expert < 0) {
         return;
     }
@@ -228,7 +198,7 @@ void grouped_mma(const void* a, const void* b, const void* ends, void* d, int64_
             wgrad_kernel<<<grid, threads, 0, stream>>>(left, right, groups, dw, n_, k_, across, false);
         }
     } else {
-        const int64_t tiles = rows / side + (experts < rows ? experts : rows);
+        const int64_t tiles = tiles_of_groups(rows, side, experts);
         SUROGATE_REQUIRE(tiles <= 65535, "grouped_mma", "too many rows, got " + std::to_string(rows));
         const auto grid = [&](int64_t width) {
             return dim3(static_cast<unsigned>(ceil_div(width, side)), static_cast<unsigned>(tiles));

@@ -33,6 +33,12 @@ def products(n: int = 16, k: int = 24, experts: int = 3) -> list[Op]:
     ]
 
 
+def sums(terms: int) -> list[Op]:
+    rows, w, base = ("bf16", (8, terms)), ("bf16", (3 * 24, terms)), ("bf16", (8, 24))
+    ends, transposed = ("int32", (3,)), ("bf16", (3 * terms, 24))
+    return [op("grouped_linear_add", rows, w, ends, base), op("grouped_linear_dgrad_add", rows, transposed, ends, base)]
+
+
 def rounded(wgrad: Op) -> Op:
     """Return an op whose gradient is bf16, as `param_grad_dtype: bf16` makes it."""
     return replace(wgrad, outs=(replace(wgrad.outs[0], dtype="bf16"),))
@@ -46,6 +52,12 @@ def test_products_are_by_cutlass_on_an_sm90_alone(device: str, kernels: str) -> 
         assert choose(KERNELS, product, Target(DEVICES[device])) in getattr(grouped, kernels)
 
 
+@pytest.mark.parametrize("device", ["h100", "rtx4090"])
+def test_products_of_few_terms_add_to_a_base_on_every_gpu(device: str) -> None:
+    for total in sums(64):
+        assert choose(KERNELS, total, Target(DEVICES[device])) in grouped.THIN
+
+
 def test_what_a_kernel_does_not_serve_is_named() -> None:
     h100 = Target(DEVICES["h100"])
     experts = "int32", (4, 17)
@@ -53,6 +65,8 @@ def test_what_a_kernel_does_not_serve_is_named() -> None:
         *((product, "widths must be multiples of 8, got 12") for product in products(n=12)),
         (op("grouped_linear", *((v.dtype, v.shape) for v in products()[0].ins), accumulate=True), "cannot accumulate"),
         (replace(products()[-1], accumulate=frozenset({0})), "cannot accumulate"),
+        *((total, "widths must be multiples of 8, got 12") for total in sums(12)),
+        *((total, "at most 64 terms, got 72") for total in sums(72)),
         (op("route", ("bf16", (4, 257)), k=8, normalize=True), "at most 256 experts, got 257"),
         (op("route", ("bf16", (4, 64)), k=17, normalize=True), "at most 16 experts a token, got 17"),
         (op("expert_order", experts, n_experts=64), "at most 16 experts a token, got 17"),

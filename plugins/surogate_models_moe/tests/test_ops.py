@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surogate_core.api import Op, ProgramError, Value
 from surogate_core.testing.ops import check_op
-from surogate_models_moe.ops import OPS
+from surogate_models_moe.ops import MOST_THIN, OPS
 
 KINDS = {definition.kind: definition for definition in OPS}
 TOKENS, EXPERTS, K, WIDTH, HIDDEN = 7, 5, 3, 6, 4
@@ -93,6 +93,19 @@ def test_a_mixture_and_its_gradients_are_those_of_a_loop_over_tokens(used: int) 
     assert torch.allclose(run("grouped_linear_wgrad", d_both, rows, ends)[0], d_gate_up, rtol=1e-12)
     (d_rows,) = run("grouped_linear_dgrad", d_both, gate_up, ends)
     assert torch.allclose(run("sum_rows", d_rows, order, place, k=K)[0], d_x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["grouped_linear", "grouped_linear_dgrad"])
+def test_products_of_few_terms_take_over_an_addition(kind: str) -> None:
+    """A wide one does not: its time is not that of what it writes."""
+    *_, ends = routes(True)
+    x, w, base = draw(TOKENS * K, HIDDEN), draw(EXPERTS * WIDTH, HIDDEN), draw(TOKENS * K, WIDTH)
+    w = w if kind == "grouped_linear" else w.view(EXPERTS, HIDDEN, WIDTH).flatten(0, 1)
+    (product,), definition = run(kind, x, w, ends), KINDS[kind]
+    assert torch.equal(run(f"{kind}_add", x, w, ends, base)[0], product + base)
+    for terms, other in ((MOST_THIN, f"{kind}_add"), (MOST_THIN + 8, "")):
+        values = [Value("v", shape, "fp32", "act") for shape in ((8, terms), (EXPERTS * 8, terms))]
+        assert definition.rewrites.add_kind(Op(kind, tuple(values), ())) == other
 
 
 def test_only_the_experts_of_a_row_are_counted() -> None:

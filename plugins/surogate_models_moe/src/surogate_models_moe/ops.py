@@ -15,6 +15,9 @@ order[row] is the slot of a row, place[slot] the row of a slot, ends[e] the end 
 experts are rows one above another, as q, k and v are those of one param: the first N rows are of expert 0. The rows of
 gate_up are, for each expert, F of the gate and F of the value.
 
+Adapters of experts multiply by stacks of thin matrices [E r, K] and [E N, r]. Products over at most MOST_THIN terms add
+to a base, in place of an `add`: grouped_linear_add and grouped_linear_dgrad_add (the same inputs, base).
+
 The weights of the routes multiply what enters the down projection. That is their place because it is narrower than what
 leaves it, which no backward op reads then. So the sum of the experts of a token is `sum_rows`, and its gradient
 `gather_rows`, and the other way round.
@@ -25,12 +28,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value, accumulator
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
 
 _REFERENCE = "surogate_models_moe.reference"
+
+MOST_THIN = 64
+"""Most terms of a product whose time is that of what it writes, so that adding to a base is worth a kernel."""
 
 
 def _need(condition: bool, message: str) -> None:
@@ -154,6 +160,26 @@ def _grouped_wgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("d_weight", (ends.size * n, k), accumulator(dy.dtype))]
 
 
+def _added(product: Any) -> Any:
+    """Return the rule of the shape of a product that adds to its last input."""
+
+    def infer(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+        (spec,), base = product(ins[:3], attrs), ins[3]
+        _need((base.shape, base.dtype) == (spec.shape, spec.dtype), f"base is {base!r}, the product {list(spec.shape)}")
+        return [spec]
+
+    return infer
+
+
+def _adding(op: Op) -> str:
+    terms = op.ins[0].shape[1]
+    return f"{op.kind}_add" if terms <= MOST_THIN else ""
+
+
+def _grouped_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return *_grouped_vjp(b, op.changed(ins=op.ins[:3]), grads), grads[0]
+
+
 def _grouped_flops(op: Op) -> int:
     """2RNK: each row meets the weight of one expert."""
     other = op.ins[1] if op.kind == "grouped_linear_wgrad" else op.outs[0]
@@ -205,8 +231,28 @@ OPS: tuple[OpDef, ...] = (
     # The backward pass gathers again what it reads: k rows of a token are k times the memory of their source.
     _op("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True),
     _op("sum_rows", _sum_rows, attrs={"k": int}, vjp=_sum_rows_vjp, flops=lambda op: op.ins[0].size),
-    _op("grouped_linear", _grouped, vjp=_grouped_vjp, flops=_grouped_flops, groups=2),
-    _op("grouped_linear_dgrad", _grouped_dgrad, flops=_grouped_flops),
+    _op(
+        "grouped_linear",
+        _grouped,
+        vjp=_grouped_vjp,
+        flops=_grouped_flops,
+        groups=2,
+        rewrites=Rewrites(add_kind=_adding),
+    ),
+    _op(
+        "grouped_linear_add",
+        _added(_grouped),
+        vjp=_grouped_add_vjp,
+        flops=_grouped_flops,
+        may_overwrite=lambda op: {0: 3},
+    ),
+    _op("grouped_linear_dgrad", _grouped_dgrad, flops=_grouped_flops, rewrites=Rewrites(add_kind=_adding)),
+    _op(
+        "grouped_linear_dgrad_add",
+        _added(_grouped_dgrad),
+        flops=_grouped_flops,
+        may_overwrite=lambda op: {0: 3},
+    ),
     _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops),
     _op("weighted_swiglu", _weighted_swiglu, vjp=_weighted_swiglu_vjp, flops=lambda op: 4 * op.outs[0].size),
     _op(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surogate_core.reference.ops import up
+from surogate_core.reference.ops import add, up
 
 # ------------------------------------------------------------------------------------------------------------- routes
 
@@ -80,6 +80,16 @@ def grouped_linear_dgrad(dy: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     of_experts = w.view(ends.numel(), -1, w.shape[1])
     dx = [up(dy[rows]) @ up(of_experts[e]) for e, rows in enumerate(_groups(ends))]
     return torch.cat(dx).to(dy.dtype)
+
+
+def grouped_linear_add(x: Tensor, w: Tensor, ends: Tensor, base: Tensor) -> Tensor:
+    """add(grouped_linear(x, w, ends), base). A kernel need not round the product before the sum."""
+    return add(grouped_linear(x, w, ends), base)
+
+
+def grouped_linear_dgrad_add(dy: Tensor, w: Tensor, ends: Tensor, base: Tensor) -> Tensor:
+    """add(grouped_linear_dgrad(dy, w, ends), base). A kernel need not round the product before the sum."""
+    return add(grouped_linear_dgrad(dy, w, ends), base)
 
 
 def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:

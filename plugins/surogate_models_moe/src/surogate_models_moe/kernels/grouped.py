@@ -1,6 +1,7 @@
 """Products of experts: by CUTLASS on an SM90 (`csrc/grouped_gemm.h`), by mma.sync elsewhere (`csrc/grouped_mma.cu`).
 
-Both read the ends of the groups on the device, so that a launch does not depend on the routes.
+Those that add to a base have few terms and a kernel of their own (`csrc/grouped_thin.cu`). All read the ends of the
+groups on the device, so that a launch does not depend on the routes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.api.compiled import aligned
 
+from ..ops import MOST_THIN
 from .support import supports
 
 _KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad": 2}
@@ -95,5 +97,30 @@ PORTABLE: tuple[KernelDef, ...] = tuple(
     for kind, dtypes in _DTYPES
 )
 
-KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE)
+
+def _thin_sizes(op: Op) -> tuple[int, int, int, int]:
+    """Return rows, columns of the result, terms and the number of experts."""
+    (rows, terms), ends = op.ins[0].shape, op.ins[2]
+    return rows, op.outs[0].shape[1], terms, ends.size
+
+
+def _thin_supports(op: Op, target: Target) -> Support:
+    _, width, terms, _ = _thin_sizes(op)
+    if terms > MOST_THIN:
+        return Support(False, f"at most {MOST_THIN} terms, got {terms}")
+    return supports(op, target, width, terms)
+
+
+def _bind_thin(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.grouped_thin, *op.ins, *op.outs, *_thin_sizes(op), op.kind == "grouped_linear_dgrad_add")
+
+
+THIN: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=("bf16", "bf16", "int32", "bf16", "bf16"), supports=_thin_supports, bind=_bind_thin)
+    for kind in ("grouped_linear_add", "grouped_linear_dgrad_add")
+)
+
+KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE, *THIN)
 """In order of preference."""
