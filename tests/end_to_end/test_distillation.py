@@ -88,11 +88,12 @@ def test_a_run_reports_both_parts_of_its_loss(straight: list[dict[str, Any]]) ->
 
 
 @pytest.mark.slow
-def test_a_resumed_run_reads_no_teacher_and_has_the_same_bits(
+def test_a_run_that_resumes_with_recomputation_and_offloading_reads_no_teacher_and_has_the_same_bits(
     folder: Path, straight: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher, "Teacher", None)  # what is cached is not computed again
-    again = train(folder, "resumed", resume_from_checkpoint=str(folder / "straight/step_00000002"))
+    keys = {"recompute": "true", "offload_weights": 1, "offload_optimizer": True}
+    again = train(folder, "resumed", resume_from_checkpoint=str(folder / "straight/step_00000002"), **keys)
     assert [r["loss"] for r in again] == [r["loss"] for r in straight[-len(again) :]]
     saved = [load_file(folder / name / "model.safetensors") for name in ("straight", "resumed")]
     assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())

@@ -21,6 +21,8 @@ WORDS = ["to be", "or not", "that is", "the question", "whether", "nobler", "in 
 
 
 PROMPT = {"prompt_field": "prompt"}
+ELSEWHERE = {"recompute": "true", "offload_weights": 1, "offload_optimizer": True}
+"""Keys that change where values are kept, and no bit of them."""
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,32 @@ def test_a_loss_whose_reference_cannot_be_kept_is_refused(folder: Path, loss: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dpo_label_smoothing": 0.2},
+        {"dpo_loss": "hinge"},
+        {"dpo_loss": "ipo", "lora": False, "reference": "frozen"},
+        {"loss": "orpo", "lora": False},
+        {"loss": "simpo"},
+    ],
+    ids=["smoothed", "hinge", "ipo", "orpo", "simpo"],
+)
+def test_bits_are_those_of_a_run_that_resumes_with_recomputation_and_offloading(
+    folder: Path, keys: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id
+    keys |= {"max_steps": 2, "save_steps": 1, "learning_rate": 1e-3}
+    out, records = train(folder, name, **keys)
+    saved = str(out / "step_00000001")
+    other, found = train(folder, f"{name}-resumed", resume_from_checkpoint=saved, **ELSEWHERE, **keys)
+    assert [(r["loss"], r["figures"]) for r in found] == [(r["loss"], r["figures"]) for r in records[-len(found) :]]
+    (weights,) = (path.relative_to(out) for path in (*out.glob("*.safetensors"), *out.glob("adapter/*.safetensors")))
+    resumed = load_file(other / weights)
+    assert all(torch.equal(weight, resumed[n]) for n, weight in load_file(out / weights).items())
+
+
+@pytest.mark.slow
 def test_all_weights_train_against_a_cached_reference_on_two_ranks_as_on_one(folder: Path) -> None:
     keys = {"lora": False, "reference": "cached", "learning_rate": 1e-3}
     _, one = train(folder, "cached-full", **keys)
@@ -200,7 +228,8 @@ def test_kl_of_kto_is_of_the_whole_step_over_all_ranks(folder: Path) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
     saved = str(out / "step_00000002")
+    keys |= ELSEWHERE
     _, resumed = train(folder, "kto-resumed", resume_from_checkpoint=saved, gradient_accumulation_steps=4, **keys)
-    assert [r["figures"] for r in resumed] == [r["figures"] for r in one[-len(resumed) :]]
+    assert [(r["loss"], r["figures"]) for r in resumed] == [(r["loss"], r["figures"]) for r in one[-len(resumed) :]]
     with pytest.raises(ConfigError, match=r"datasets: loss: kto also reads each document of a row .* no row has two"):
         train(folder, "kto-alone", sample_packing=False, **keys)
