@@ -28,7 +28,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES, round_stochastic
 from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, initialise, plan_family, verify
 from surogate_optim_adamw_8bit.codes import BLOCK, ZERO, code_map
 from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, scales_of
-from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
+from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions, is_quantized
 from surogate_optim_adamw_8bit.reference import adamw_8bit, encoded
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -208,6 +208,14 @@ def test_the_models_matrices_have_8_bit_moments_and_all_else_has_fp32() -> None:
     states = sum(v.nbytes for v in ours.declared.values() if v.role == "state" and v.name.endswith("matrix"))
     assert states == 96 * 64 * (2 + 8 / BLOCK)
     assert not any(v.dtype == "uint8" for v in Updates(stored=False).declared.values())
+
+
+@pytest.mark.parametrize(("rows", "stored", "expected"), [(4, True, True), (1023, False, False), (1024, False, True)])
+def test_only_large_matrices_of_adapters_have_8_bit_moments(rows: int, stored: bool, expected: bool) -> None:
+    """Those of all experts of a layer: A of one projection has less than a million elements."""
+    param = Value("a", (rows, 1024), "fp32", "param")
+    p = ParamGrad(param=param, grad=param, master=param, stored=stored, kind="matrix", matrices=())
+    assert is_quantized(p) == expected
 
 
 def test_the_initial_moments_are_zero() -> None:

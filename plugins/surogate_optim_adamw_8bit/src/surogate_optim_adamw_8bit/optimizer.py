@@ -14,6 +14,9 @@ from .codes import BLOCK, ZERO, bits_of
 SMALLEST = 4096
 """Tensors with fewer elements have fp32 moments."""
 
+SMALLEST_OF_ADAPTER = 1 << 20
+"""Matrices of an adapter with fewer have fp32 moments: those of linear projections, not those of all experts."""
+
 
 class AdamW8bitOptions(BaseModel):
     """Config keys of the optimizer. They are also those of `adamw`."""
@@ -26,12 +29,12 @@ class AdamW8bitOptions(BaseModel):
 
 
 def is_quantized(p: ParamGrad) -> bool:
-    """Return whether the moments of `p` are stored in 8 bits: those of the model's matrices.
+    """Return whether the moments of `p` are stored in 8 bits: of the model's matrices, and of large ones of adapters.
 
-    The rows of an embedding and of the LM head have gradients of very different magnitudes, and vectors, small tensors
-    and adapters are few bytes.
+    The rows of an embedding and of the LM head have gradients of very different magnitudes, and vectors and small
+    tensors are few bytes.
     """
-    return p.stored and p.kind == "matrix" and prod(p.shape) >= SMALLEST
+    return p.kind == "matrix" and prod(p.shape) >= (SMALLEST if p.stored else SMALLEST_OF_ADAPTER)
 
 
 def update(context: UpdateContext[AdamW8bitOptions]) -> None:
