@@ -179,7 +179,7 @@ def test_plain_kernels_with_a_window_a_scale_and_a_cap_match_fp64(heads: tuple[i
     assert_close(dqkv, truth, torch.float32, case.length, 5 * float(truth.abs().max()))
 
 
-@pytest.mark.parametrize("scores", [{}, *SCORES.values()], ids=["", *SCORES])
+@pytest.mark.parametrize("scores", [{}, *SCORES.values()], ids=["plain", *SCORES])
 @pytest.mark.parametrize("heads", MMA_HEADS, ids=str)
 @pytest.mark.parametrize("lengths", DOCUMENTS)
 def test_tensor_cores_match_fp64(lengths: list[int], heads: tuple[int, int, int], scores: dict[str, float]) -> None:
