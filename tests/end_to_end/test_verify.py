@@ -19,7 +19,7 @@ from surogate_core.config.adapter import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.verification import Extent, Verification, transformers_side, verify
-from surogate_core.verification.transformers_side import KeepFloat64
+from surogate_core.verification.transformers_side import KeepFloat64, SameChoices
 from surogate_models.rope import Rope
 
 
@@ -237,6 +237,17 @@ def test_float64_stays_where_transformers_asks_for_float32() -> None:
         torch.testing.assert_close(norm(x), exact, rtol=1e-14, atol=0)
         assert torch.softmax(x, dim=-1, dtype=torch.float32).dtype == x.float().dtype == torch.float64
         assert x.bfloat16().float().dtype == torch.arange(3).float().dtype == torch.float32
+
+
+def test_experts_are_read_in_one_op_whose_gradient_is_written_once() -> None:
+    """By itself, the gradient of each expert would be a tensor of all experts."""
+    experts = torch.nn.Parameter(torch.ones(3, 2, 2))
+    with SameChoices([]):
+        one, other = (experts[torch.tensor(index)] for index in (0, 2))
+        assert experts[torch.tensor([0, 2])].shape == (2, 2, 2) and experts[0, 1].shape == (2,)
+    assert one.grad_fn is not None and one.grad_fn == other.grad_fn and one.grad_fn.name() == "UnbindBackward0"
+    (one + 2 * other).sum().backward()
+    assert experts.grad is not None and experts.grad[:, 0, 0].tolist() == [1.0, 0.0, 2.0]
 
 
 def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

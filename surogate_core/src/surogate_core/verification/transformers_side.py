@@ -39,7 +39,7 @@ def observe(
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     with quiet():
-        model = _load(subject, scratch, compute if compute == torch.bfloat16 else torch.float32)
+        model = _load(subject, scratch, compute if compute == torch.bfloat16 else torch.float32).to(device)
         if compute != torch.bfloat16:
             _convert(model, STORED[subject.plan.inputs.precision.model])
         wrapped, parameters = _adapted(subject, model, scratch)
@@ -179,16 +179,20 @@ class SameChoices(TorchFunctionMode):
 
     Two values that are closer than their rounding may be chosen either way, and the results then differ by all that
     depends on the choice. So the choices are compared by what they lose, and the results for equal choices.
+
+    Experts are read out of their common tensor in one op, whose gradient is written once.
     """
 
     def __init__(self, choices: Sequence[Tensor]) -> None:
         super().__init__()
         self._choices, self._next, self._stop, self._size = choices, 0, 0, 0
+        self._matrices: dict[Tensor, Sequence[Tensor]] = {}
         self.lost = 0.0
 
     def begin(self, size: int) -> None:
         """Begin the next document, of `size` tokens."""
         self._next, self._size, self._stop = 0, size, self._stop + size
+        self._matrices.clear()
 
     def end(self) -> None:
         """Raise ConfigError unless the document has used all choices."""
@@ -206,6 +210,12 @@ class SameChoices(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        is_expert = func is Tensor.__getitem__ and isinstance(args[0], torch.nn.Parameter) and args[0].ndim == 3
+        if is_expert and isinstance(args[1], Tensor) and not args[1].ndim:
+            # The gradient of one matrix, by itself, would be a tensor of all experts.
+            if args[0] not in self._matrices:
+                self._matrices[args[0]] = args[0].unbind()
+            return self._matrices[args[0]][int(args[1])]
         found = func(*args, **kwargs or {})
         if func not in (torch.topk, Tensor.topk) or self._next == len(self._choices):
             return found
