@@ -38,7 +38,8 @@ def find_device(name: str, devices: Mapping[str, DeviceInfo]) -> DeviceInfo:
                 f"device: {name!r} has compute capability {capability}. Kernels need 8.0 (Ampere) or newer, for "
                 "products in bf16."
             )
-    fits = [d for d in devices.values() if memory is None or _has(d, int(memory[1]))]
+    size = int(memory[1]) << 30 if memory else 0  # with which the card is sold: CUDA reports up to a tenth less
+    fits = [d for d in devices.values() if not memory or 0.9 * size <= d.memory_bytes <= size]
     found = [d for d in fits if _compact(text) in (_short(d.name), _compact(d.name))]
     for words in (_words(text), _words(text) - {"pcie"}):
         found = found or [d for d in fits if words and words <= _words(_plain(d.title))]
@@ -57,11 +58,6 @@ def _plain(text: str) -> str:
 
 def _short(name: str) -> str:
     return _compact(name).removeprefix("rtx")
-
-
-def _has(d: DeviceInfo, gigabytes: int) -> bool:
-    """Return whether this is the memory that the card is sold with: CUDA reports up to a tenth less."""
-    return 0.9 * gigabytes <= d.memory_bytes / (1 << 30) <= gigabytes
 
 
 def _compact(text: str) -> str:

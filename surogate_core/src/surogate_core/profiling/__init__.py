@@ -9,9 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from .. import run, training
-from ..assembly.inputs import PlanInputs
 from ..config.adapter import Mode
-from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from ..memory.cost import OpCosts, arithmetic_rate
@@ -59,10 +57,11 @@ def profile(
     batches = from_data(run.tokenize(loaded, notice), config, steps) if has_data else random_tokens(plan.inputs, steps)
     if not any(batch.valid_tokens for batch in batches.steps):
         raise ConfigError("datasets: no token of the profiled steps has a label. Use --random-tokens.")
-    times = _measure(opened, plan, batches, use_random_weights, notice)
+    times, precision = _measure(opened, plan, batches, use_random_weights, notice), plan.inputs.precision
     return StepProfile(
         model=config.model,
-        recipe=_recipe(config, plan.inputs),
+        recipe=f"{config.recipe}, model {precision.model}, products {precision.matmul}, optimizer {config.optimizer}"
+        + "".join(f", adapter {adapter.name}" for adapter, _ in plan.inputs.adapters),
         device=plan.report.device,
         weights="of the checkpoint" if reads_weights else "random",
         batches=batches.source,
@@ -104,11 +103,3 @@ def _op_times(plan: Plan, times: Times) -> list[OpTime]:
             share, rate = len(calls) / len(times.steps), arithmetic_rate(op, plan.inputs.ops[op.kind], device)
             found.append(OpTime(name, index, op, share, fmean(calls), cost_of(op), rate))
     return found
-
-
-def _recipe(config: TrainConfig, given: PlanInputs) -> str:
-    adapters = "".join(f", adapter {adapter.name}" for adapter, _ in given.adapters)
-    return (
-        f"{config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
-        f"optimizer {config.optimizer}{adapters}"
-    )

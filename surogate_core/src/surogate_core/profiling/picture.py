@@ -26,7 +26,9 @@ def draw(profile: StepProfile) -> bytes:
     def fill(figure: Figure) -> None:
         axes = figure.add_subplot()
         _draw_bars(axes, parts(profile), profile.seconds)
-        axes.set_title(_title(profile), loc="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+        rate = f"{profile.tokens / profile.seconds:,.0f} tokens/s"
+        title = f"{profile.model}, {profile.batches}\n{profile.device.title}, {rate}"
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
         figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8, labelcolor=INK)
 
     return drawn((11, 4.2), fill)
@@ -59,8 +61,3 @@ def _draw_bars(axes: Axes, found: list[tuple[str, float, float]], step: float) -
     axes.grid(axis="x", color="#e8eaed", linewidth=0.8)
     axes.set_axisbelow(True)
     leave_the_bottom(axes, QUIET)
-
-
-def _title(profile: StepProfile) -> str:
-    rate = f"{profile.tokens / profile.seconds:,.0f} tokens/s"
-    return f"{profile.model}, {profile.batches}\n{profile.device.title}, {rate}"
