@@ -1,4 +1,4 @@
-"""What `--json` prints: one document on stdout, the result of a command or why there is none. All else is on stderr."""
+"""Output of `--json`: one document on stdout, the result of a command or why there is none. All else is on stderr."""
 
 from __future__ import annotations
 

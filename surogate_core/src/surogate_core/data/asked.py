@@ -1,4 +1,4 @@
-"""What a run's loss asks of its data."""
+"""Requirements of a run's loss on its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the loss `loss` reads of a batch: columns, which `prepare` may make, groups, means (`LossDef`)."""
+    """The parts of a batch that the loss `loss` reads: columns, which `prepare` may make, groups, means (`LossDef`)."""
 
     loss: str = "next_token"
     columns: Sequence[Column] = ()

@@ -38,8 +38,8 @@ _CERTAIN = 0.9
 
 
 class Expected(NamedTuple):
-    """What recomputation makes of a plan: seconds of a step, of which it adds a share to those without it, infinite if
-    the plan does not fit. A sketch's is an estimate: not `certain` to fit if it needs most of what can be freed."""
+    """The seconds of a step with recomputation, which adds a share to those without it; infinite if the plan does not
+    fit. A sketch's is an estimate: not `certain` to fit if it needs most of what can be freed."""
 
     seconds: float
     share: float = inf

@@ -1,4 +1,4 @@
-"""What plugins may import of core: PUBLIC, with their modules. Everything else may change without notice."""
+"""The modules of core that plugins may import: PUBLIC, and those in them. Everything else may change without notice."""
 
 from __future__ import annotations
 

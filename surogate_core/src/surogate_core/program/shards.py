@@ -24,7 +24,7 @@ _CHUNKS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What each rank of a run holds a part of.
+    """The kinds of values of which each rank holds a part.
 
     parts      ranks that share the values
     states     the states of the optimizer and the masters (ZeRO 1)

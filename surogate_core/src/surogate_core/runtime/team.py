@@ -250,7 +250,7 @@ class Team:
 
 
 AnyWorker = Worker | Team
-"""What trains: the worker of one rank, or the workers of several."""
+"""The worker of one rank, or the workers of several."""
 
 
 class _TeamTable:

@@ -1,4 +1,4 @@
-"""What the processes of a run write together: each its own files, into one folder that all of them see."""
+"""Files that the processes of a run write together: each its own, into one folder that all of them see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of a run decide, exchange and compare. A run of one process exchanges nothing.
+"""Decisions, exchanges and comparisons of the processes of a run. A run of one process exchanges nothing.
 
 All processes make the same calls in the same order; the n-th call of one meets the n-th of the others. Values go
 through the store, never through a collective: they are exchanged between steps and where no device has work.

@@ -41,7 +41,7 @@ _FAILED = "failed"
 
 
 class Watched(Protocol):
-    """What the watch asks of the process: its heartbeat, and something that changes when it comes further."""
+    """The process as the watch sees it: its heartbeat, and something that changes when it comes further."""
 
     def heartbeat(self, count: int, idle: float, ended: bool) -> Heartbeat: ...
     def moves(self) -> object: ...

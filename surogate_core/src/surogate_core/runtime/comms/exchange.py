@@ -17,7 +17,7 @@ PIECE = 1 << 22
 """Elements that are combined at a time, because sums take memory of their own."""
 
 Item = tuple[Sequence[Span], Sequence[Span]]
-"""What a rank gives to each of the others, and spans of the sizes that each of them gives to it."""
+"""The spans that a rank gives to each of the others, and spans of the sizes that each of them gives to it."""
 
 Use = Callable[[Iterable[Sequence[Tensor]]], None]
 """Called with what the ranks gave, item by item."""
