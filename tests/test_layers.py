@@ -53,7 +53,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "api assembly config data dtypes errors hub machine memory planning plugins program reference "
             "reporting runtime"
         ),
-        "outputs": "checkpoint config errors hub machine planning plugins reporting",
+        "outputs": "api checkpoint config errors hub machine planning plugins reporting",
         "train": (
             "api assembly checkpoint config data dtypes errors machine memory outputs planning plugins reference "
             "reporting runtime world"

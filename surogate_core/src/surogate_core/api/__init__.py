@@ -29,7 +29,7 @@ from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
 from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
-from .models import Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
+from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, ParamGrad, UpdateContext
 from .recipes import (
@@ -61,6 +61,7 @@ from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
 
 __all__ = [
     "ADAPTER_LABEL",
+    "CAUSAL_LM",
     "DTYPES",
     "IN_OUTPUTS",
     "WEIGHT_LABEL",

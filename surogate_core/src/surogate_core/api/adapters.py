@@ -12,7 +12,7 @@ from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.value import Value
 from .base import Options
-from .models import WeightMap
+from .models import ModelDef, WeightMap
 from .recipes import Precision
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class AdapterDef(Definition, Generic[Options]):
                 no such adapter or one with different options.
     merge       folder -> Merge. Raises ConfigError as `load` does.
     config_file the file of `save` that identifies an adapter folder. It is moved to its place last.
+    headed      (the adapter, a model with the head of a loss, `LossDef.model`) -> one that trains new weights, and
+                whose files hold them and name the class that loads the model. None: such models are refused.
     recognises  (a folder with `config_file`) -> whether the adapter in it is one of these. Several kinds of adapters
                 may have files of one name. Never raises; false for a file that cannot be read.
     library     name on the hub of the library that loads such a folder ("peft")
@@ -87,6 +89,7 @@ class AdapterDef(Definition, Generic[Options]):
     commands: Callable[[Path, str, Options], Sequence[tuple[str, str]]]
     start: Callable[[Mapping[str, Value], AdapterContext[Options]], None] | None = None
     fuse: Callable[[Program, Options], Program] = lambda program, options: program
+    headed: Callable[[AdapterDef[Options], ModelDef[Any]], AdapterDef[Options]] | None = None
     recognises: Callable[[Path], bool] = lambda folder: True
 
 

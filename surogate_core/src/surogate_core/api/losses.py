@@ -12,7 +12,7 @@ from ..program.inputs import BatchInputs
 from ..program.value import Value
 from .base import NoOptions, Options
 from .data import Column
-from .models import Head
+from .models import Head, ModelDef
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -121,6 +121,9 @@ class Prepared:
 class LossDef(Definition, Generic[Options]):
     """A loss, selected by the key `loss`.
 
+    model      (a model, parsed config.json and folder of the run's base, options) -> the model that is trained in its
+               place, with another head. Called for every installed model, so it reads files later; a plan may have
+               none but config.json.
     build      (context) -> Loss. Emits the ops that follow the model's. `lm_head_ce` is the sum of the labels'
                cross-entropies; `lm_head_tokens` yields log-probabilities of labels, without ever holding all logits.
     columns    (options) -> the columns of the batch (`BatchInputs.columns`): of dataset types, or made by `prepare`
@@ -138,6 +141,7 @@ class LossDef(Definition, Generic[Options]):
     summary: str
     options: type[Options] = NoOptions  # type: ignore[assignment]
     build: Callable[[LossContext[Options]], Loss]
+    model: Callable[[ModelDef[Any], Mapping[str, Any], Path, Options], ModelDef[Any]] | None = None
     columns: Callable[[Options], Sequence[Column]] = field(default=lambda options: ())
     prepare: Callable[[PrepareContext[Options]], Prepared] | None = None
     group: int = 0

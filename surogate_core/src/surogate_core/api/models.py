@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ..program.builder import Builder
 
 
+CAUSAL_LM = "AutoModelForCausalLM"
+"""The class of transformers that loads language models."""
+
+
 @runtime_checkable
 class Dims(Protocol):
     """The sizes of a model, which its plugin derives from `config.json`. Core reads only these."""
@@ -79,11 +83,13 @@ class WeightMap(Declared):
     """A param that is the concatenation of the rows of checkpoint `tensors`. Export splits it again.
 
     kind: of the param, where neither its shape nor the ops that read it tell
+    new: a base may lack the tensors, and the param then starts as its `Init` says; adapters train and save it
     """
 
     param: str
     tensors: tuple[HFTensor, ...]
     kind: ParamKind | None = None
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class ModelDef(Definition, Generic[ModelDims]):
                     checkpoint in which the two differ is refused.
     in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
                     `surogate verify` can compare.
+    loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
+    saved           (config.json of the base) -> that of checkpoints
     """
 
     name: Name
@@ -138,3 +146,6 @@ class ModelDef(Definition, Generic[ModelDims]):
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
     in_transformers: bool = True
+    loaded_by: str = CAUSAL_LM
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    saved: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..origin import Declared
 from .adapters import AdapterDef, Merge
+from .models import CAUSAL_LM
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,13 @@ PEFT_TENSORS = "adapter_model.safetensors"
 
 OFF: tuple[Any, ...] = (None, False, "", [], {})
 """Values that PEFT writes for a feature that an adapter does not use."""
+
+PEFT_TASKS: Mapping[str, str] = {
+    CAUSAL_LM: "CAUSAL_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+}
+"""{class of transformers that loads a model: `task_type` of its adapters}."""
 
 _PREFIX = "base_model.model."  # PEFT's wrapper, and the model in it
 _WEIGHT = ".weight"
@@ -288,13 +296,17 @@ def check_in_peft(folder: Path, base_dir: Path) -> None:
     PEFT itself raises for another shape, or files that it cannot read.
     """
     import torch
+    import transformers
     from peft import PeftConfig, PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     config = PeftConfig.from_pretrained(str(folder))
+    loaded_by = next((loader for loader, task in PEFT_TASKS.items() if task == config.task_type), CAUSAL_LM)
+    score = read_peft_tensors(folder).get("score.weight")  # transformers' and PEFT's name for such a head
+    labels = {} if score is None else {"num_labels": len(score)}
     with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base_dir, local_files_only=True))
-        model = PeftModel(base, config)
+        base_config = AutoConfig.from_pretrained(base_dir, local_files_only=True, **labels)
+        model = PeftModel(getattr(transformers, loaded_by).from_config(base_config), config)
     report = model.load_adapter(str(folder), "default", low_cpu_mem_usage=True)
     for what, names in (("lacks", report.missing_keys), ("holds, unexpectedly,", report.unexpected_keys)):
         if names:
@@ -303,10 +315,14 @@ def check_in_peft(folder: Path, base_dir: Path) -> None:
         AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def load_in_peft(folder: Path, base_model: str) -> list[tuple[str, str]]:
-    """Return pairs of a program and the line that loads an adapter there, for programs that load it by PEFT."""
+def load_in_peft(folder: Path, base_model: str, loaded_by: str = CAUSAL_LM, **loading: object) -> list[tuple[str, str]]:
+    """Return pairs of a program and the line that loads an adapter there, by PEFT. The last two are of the model."""
+    given = "".join(f", {key}={value!r}" for key, value in loading.items())
+    peft = ("PEFT", f"peft.AutoPeft{loaded_by.removeprefix('Auto')}.from_pretrained({str(folder)!r}{given})")
+    if loaded_by != CAUSAL_LM:
+        return [peft]
     model_args = shlex.quote(f"pretrained={base_model},peft={folder}")
     return [
-        ("PEFT", f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"),
+        peft,
         ("lm-eval", f"lm_eval --model hf --model_args {model_args} --tasks gsm8k"),
     ]

@@ -208,7 +208,7 @@ class Recorder:
         found = {
             param: ParamInfo(
                 param=param,
-                stored=param.name in stored,
+                stored=param.name in stored and not stored[param.name].new,
                 kind=special.get(param) or param_kind(param, stored.get(param.name)),
                 matrices=logical_matrices(param, stored.get(param.name)),
                 grad=gradients.get(param),

@@ -218,7 +218,7 @@ def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces]) -> hf.Model
     return hf.ModelExport(
         weights=plan.assembly.weights,
         params=params,
-        config=run.model_config,
+        config=run.model.saved(run.model_config),
         source_dir=run.model_dir,
         dtype=plan.inputs.precision.model,
     )

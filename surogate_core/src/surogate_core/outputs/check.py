@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..api import CAUSAL_LM
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..errors import RunStopped
 from ..hub.files import WEIGHT_FILES
@@ -61,7 +62,8 @@ class OutputCheck:
         self.begin()
         assert self._process is not None and self._process.stdin is not None
         if self._prepared is None:
-            line = json.dumps([str(run.model_dir), *([run.adapter[0].library] if run.adapter else [])])
+            library = [run.adapter[0].library] if run.adapter else []
+            line = json.dumps([run.model.loaded_by, str(run.model_dir), *library])
             with suppress(BrokenPipeError):  # reported by `finish`
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
@@ -97,9 +99,9 @@ class OutputCheck:
         self._process = self._prepared = None
 
 
-def _requests(run: Run) -> list[tuple[str, str | None, str, Sequence[str]]]:
+def _requests(run: Run) -> list[tuple[str, str | None, str, str, Sequence[str]]]:
     """Return for each folder to load: its path, the name of its adapter's plugin, maybe one in a file of the last, None
-    for a model; the folder of the base model; the files of plugins."""
+    for a model; the class that loads a model; the folder of the base model; the files of plugins."""
     output = Path(run.config.output_dir)
     folders: dict[Path, str | None] = {output: None}
     if run.adapter is not None:
@@ -107,7 +109,7 @@ def _requests(run: Run) -> list[tuple[str, str | None, str, Sequence[str]]]:
         if run.config.merge_adapter:
             folders[output / MERGED_FOLDER] = None
     base, plugins = str(run.model_dir), run.config.plugins
-    return [(str(folder), name, base, plugins) for folder, name in folders.items()]
+    return [(str(folder), name, run.model.loaded_by, base, plugins) for folder, name in folders.items()]
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
@@ -123,19 +125,19 @@ def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> No
         ) from error
 
 
-def check_model(folder: Path, base: Path | None = None) -> None:
-    """Load a model with transformers: config, generation config, every weight by name and shape, tokenizer.
+def check_model(folder: Path, base: Path | None = None, loaded_by: str = CAUSAL_LM) -> None:
+    """Load a model with a class of transformers: configs, every weight by name and shape, tokenizer.
 
     Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape, and
     for a tokenizer with more tokens than the model. If the tokenizer of `base` has as many tokens, the output is as
     good as its base, and a run gives notice of it at its start. A model that is large for the free memory is loaded
     onto torch's meta device: names, shapes and files are checked, but no data is read.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     size = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern))
     device = None if size * MEMORY_SHARE < available_memory_bytes() else "meta"
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = getattr(transformers, loaded_by).from_pretrained(
         folder,
         local_files_only=True,
         dtype="auto",
@@ -146,7 +148,7 @@ def check_model(folder: Path, base: Path | None = None) -> None:
     model, report = loaded
     refuse_incomplete(report)
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
-        tokens = len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        tokens = _tokens_of(folder)
         if tokens > model.config.vocab_size and not (base and _tokens_of(base) == tokens):
             raise ValueError(f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}")
 
@@ -209,20 +211,21 @@ def _serve() -> None:
     print(json.dumps(problem), file=answers, flush=True)
 
 
-def _import_ahead(base: str, *libraries: str) -> None:
+def _import_ahead(loaded_by: str, base: str, *libraries: str) -> None:
     """Build a model without data, which imports the modules of transformers that its config selects."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     for library in libraries:
         import_module(library)
     with torch.device("meta"):
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
+        config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
+        getattr(transformers, loaded_by).from_config(config)
 
 
-def _check(folder: str, name: str | None, base: str, plugins: Sequence[str]) -> None:
+def _check(folder: str, name: str | None, loaded_by: str, base: str, plugins: Sequence[str]) -> None:
     if name is None:
-        check_loads(Path(folder), "transformers", lambda path: check_model(path, Path(base)))
+        check_loads(Path(folder), "transformers", lambda path: check_model(path, Path(base), loaded_by))
         return
     adapter = load_registry(files=plugins).adapter(name)
     check_loads(Path(folder), adapter.library, lambda path: adapter.check(path, Path(base)))

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ..api import CAUSAL_LM
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..hub.config_json import QUANTIZATION
 from ..planning.run import Run
@@ -21,9 +22,10 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
     config = run.config
     output = Path(config.output_dir)
     if run.adapter is None:
-        return model_commands(str(output))
+        return model_commands(str(output), run.model.loaded_by)
     found = adapter_commands(run, output / ADAPTER_FOLDER, config.model)
-    if QUANTIZATION in run.model_config:  # an adapter is merged into the original checkpoint
+    # an adapter is merged into the original checkpoint, and no head of a loss is
+    if QUANTIZATION in run.model_config or run.model.loaded_by != CAUSAL_LM:
         return found
     return (*found, *_merged_commands(output, {program for program, _ in found}, is_merged=config.merge_adapter))
 
@@ -57,10 +59,13 @@ def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) 
             yield program, line if is_merged else f"{merge} && {line}"
 
 
-def model_commands(model: str) -> tuple[tuple[str, str], ...]:
-    """Return (program, line) for a model: a folder, or a name on the hub."""
+def model_commands(model: str, loaded_by: str = CAUSAL_LM) -> tuple[tuple[str, str], ...]:
+    """Return (program, line) for a model: a folder, or a name on the hub. Only transformers if it writes no text."""
+    transformers = ("transformers", f"transformers.{loaded_by}.from_pretrained({model!r})")
+    if loaded_by != CAUSAL_LM:
+        return (transformers,)
     return (
-        ("transformers", f"transformers.AutoModelForCausalLM.from_pretrained({model!r})"),
+        transformers,
         ("vLLM", f"vllm serve {shlex.quote(model)}"),
         ("lm-eval", f"lm_eval --model hf --model_args {shlex.quote(f'pretrained={model}')} --tasks hellaswag"),
     )

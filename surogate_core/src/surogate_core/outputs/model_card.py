@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from ..api import CAUSAL_LM
 from ..checkpoint.adapter import ADAPTER_FOLDER
 from ..checkpoint.folders import stopping_when_disk_refuses
 from ..checkpoint.progress import Progress
@@ -69,11 +70,11 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
         base_model_relation=None if base is None else "adapter" if chosen else "finetune",
         datasets=list(dict.fromkeys(data)) or None,
         library_name=chosen[0].library if chosen else "transformers" if known else None,
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if run.model.loaded_by == CAUSAL_LM else None,
         tags=["surogate", *([chosen[0].name] if chosen else [])],
     )
     shown = base or Path(config.model).name  # a local path is private
-    commands = adapter_commands(run, Path(name), shown) if chosen else model_commands(name)
+    commands = adapter_commands(run, Path(name), shown) if chosen else model_commands(name, run.model.loaded_by)
     parts = [
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
         f"# {name.rpartition('/')[2]}",

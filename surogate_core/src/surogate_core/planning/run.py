@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..api import AdapterDef, Dims, LossDef, ModelDef, PrepareContext, Prepared, WeightFormatDef
+from ..api import CAUSAL_LM, AdapterDef, Dims, LossDef, ModelDef, PrepareContext, Prepared, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
@@ -26,7 +26,7 @@ class Run:
 
     model_dir     the folder of the model's files
     model_config  its parsed config.json, with the run's `rope_scaling`
-    model, dims   the model that the config.json names, and its sizes
+    model, dims   the model that the config.json names, with the head of the run's loss, and its sizes
     adapter       the adapter that is trained and its options; None if all weights are trained
     weight_format how frozen weights are stored, and its options; None: in the model's dtype
     """
@@ -54,13 +54,15 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     config = loaded.config
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = with_rope_scaling(read_config(model_dir), config.rope_scaling, config.max_model_len)
-    model = registry.model_for(model_config)
+    loss = chosen_loss(loaded, registry)
+    given = model_config, model_dir, loaded.options["loss", loss.name]
+    model = registry.model_for(model_config, lambda model: loss.model(model, *given) if loss.model else model)
     try:
         dims = model.dims(model_config)
     except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
-    adapters = [(registry.adapter(name), options) for name, options in loaded.adapters.items()]
+    adapters = [(_headed(registry.adapter(name), model, config), options) for name, options in loaded.adapters.items()]
     return Run(
         loaded=loaded,
         registry=registry,
@@ -71,6 +73,23 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
         adapter=next(iter(adapters), None),
         weight_format=_weight_format(loaded, registry, model_dir, model_config),
     )
+
+
+def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> AdapterDef:
+    """Return the adapter for a model that may have the head of a loss. Raises ConfigError if it cannot have."""
+    if model.loaded_by == CAUSAL_LM:
+        return adapter
+    if adapter.headed is None:
+        raise ConfigError(
+            f"loss: {config.loss} trains a head of its own, which adapter {adapter.name} does not save. Use another "
+            "adapter, or train all weights."
+        )
+    if config.merge_adapter:
+        raise ConfigError(
+            f"merge_adapter: true: is not built for the head of loss: {config.loss}. Remove the key, and merge the "
+            "adapter with its library."
+        )
+    return adapter.headed(adapter, model)
 
 
 def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:

@@ -180,25 +180,20 @@ class Registry:
 
     # -------------------------------------------------------------------------------------------------------- models
 
-    def model_for(self, config_json: Mapping[str, Any]) -> ModelDef:
-        """Return the model for a checkpoint, by `architectures` of its config.json, else by `model_type`.
+    def model_for(self, config_json: Mapping[str, Any], head: Callable[[ModelDef], ModelDef] = lambda m: m) -> ModelDef:
+        """Return the model for a checkpoint with `head` put on it, by `architectures` of config.json or `model_type`.
 
         Raises ConfigError, with what the file says and what is supported, if there is none.
         """
         named = config_json.get("architectures")
         architectures = [str(name) for name in named] if isinstance(named, list) else []
         model_type = config_json.get("model_type")
-        models: list[ModelDef] = [item.definition for item in self._by_name["model"].values()]
-        for architecture in architectures:
+        models: list[ModelDef] = [head(item.definition) for item in self._by_name["model"].values()]
+        asked = [("architecture", name) for name in architectures] or [("model type", str(model_type))]
+        for kind, name in asked:
             for model in models:
-                if architecture in model.architectures:
-                    self.refuse_rivals("architecture", architecture)
-                    self.refuse_rivals("model", model.name)
-                    return model
-        if not architectures:
-            for model in models:
-                if model_type in model.model_types:
-                    self.refuse_rivals("model type", str(model_type))
+                if name in (model.architectures if architectures else model.model_types):
+                    self.refuse_rivals(kind, name)
                     self.refuse_rivals("model", model.name)
                     return model
         supported = sorted(name for model in models for name in model.architectures)

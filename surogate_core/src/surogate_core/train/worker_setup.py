@@ -110,7 +110,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
 
     config = run.config
     view = worker.buffers.persistent
-    stored = {weight.param for weight in assembly.weights}
+    stored = {weight.param for weight in assembly.weights if not weight.new}
     initialise(
         (v for v in assembly.declared if v.init and (config.from_scratch or v.name not in stored)),
         view,
