@@ -51,7 +51,7 @@ class Refused:
 CHANGES_BASE = "path_initial_model_for_weight_conversion"
 
 CASES: dict[str, tuple[Same | Refused, ...]] = {
-    "task_type": (Same({"task_type": None}), Refused("SEQ_CLS", "causal language models")),
+    "task_type": (Same({"task_type": None}), Refused("SEQ_2_SEQ_LM", "an adapter of another task")),
     "peft_type": (Refused("LOHA"),),
     "auto_mapping": (Same(edit={"auto_mapping": {"base_model_class": "Qwen3ForCausalLM", "parent_library": "x"}}),),
     "peft_version": (Same(edit={"peft_version": "0.7.1"}),),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 from zlib import crc32
 
@@ -19,6 +20,7 @@ from surogate_core.api import (
     Builder,
     ConfigError,
     Init,
+    ModelDef,
     Op,
     Precision,
     Program,
@@ -26,7 +28,7 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
-from surogate_core.api.peft import PEFT_CONFIG, check_in_peft
+from surogate_core.api.peft import PEFT_CONFIG, PEFT_TASKS, check_in_peft
 
 from . import experts, saved_modules
 from .files import load, merge, recognises, save
@@ -220,12 +222,19 @@ def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> b
     """The adapter's own matrices but the first ones of PiSSA, and the modules that are trained in full."""
     if stored is None:
         return not param.name.endswith((FIRST_DOWN, FIRST_UP))
-    return saved_modules.is_trained(stored, options.lora_modules_to_save)
+    return stored.new or saved_modules.is_trained(stored, options.lora_modules_to_save)
 
 
 def fuse(program: Program, options: LoraOptions) -> Program:
     """Compute the gradients of a block by one op. With dropout that would keep what every branch sees in memory."""
     return program if options.lora_dropout else fuse_gradients(program)
+
+
+def headed(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[LoraOptions]:
+    """The adapter of a model with the head of a loss, which its files hold as one of PEFT's `modules_to_save`."""
+    task = PEFT_TASKS.get(model.loaded_by)
+    by = {"loaded_by": model.loaded_by, **model.loading}
+    return replace(adapter, save=partial(save, task=task), commands=partial(commands, **by))
 
 
 LORA = AdapterDef(
@@ -242,6 +251,7 @@ LORA = AdapterDef(
     merge=merge,
     library="peft",
     check=check_in_peft,
+    headed=headed,
     recognises=recognises,
     commands=commands,
 )

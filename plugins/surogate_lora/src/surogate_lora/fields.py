@@ -13,7 +13,7 @@ from reprlib import repr as brief  # a damaged file may hold a list of a million
 from typing import Any
 
 from surogate_core.api import ConfigError
-from surogate_core.api.peft import OFF
+from surogate_core.api.peft import OFF, PEFT_TASKS
 
 from .experts import are_parameters
 
@@ -27,7 +27,7 @@ _CONVERT = (
     "model.save_pretrained(folder, path_initial_model_for_weight_conversion=initial_adapter), or merge it there"
 )
 _LOFTQ = "It replaces the base's weights by quantised ones. Merge it in PEFT"
-_MERGE_THERE = "Merge it in PEFT (merge_and_unload), and train the merged model"
+MERGE_THERE = "Merge it in PEFT (merge_and_unload), and train the merged model"
 _NO_MERGE = "It depends on the text, so that no merged model has its effect. Use it in PEFT"
 
 
@@ -36,10 +36,10 @@ class Field:
     """is_known: whether a value is understood. remedy: a sentence, without its full stop, for any other value."""
 
     is_known: Callable[[Any], bool]
-    remedy: str = _MERGE_THERE
+    remedy: str = MERGE_THERE
 
 
-def _off(remedy: str = _MERGE_THERE) -> Field:
+def _off(remedy: str = MERGE_THERE) -> Field:
     return Field(lambda value: value in OFF, remedy)
 
 
@@ -64,7 +64,7 @@ FIELDS: Mapping[str, Field] = {
     "revision": _READ,
     # PEFT's class for a task wraps another model than the causal language model.
     "task_type": Field(
-        lambda value: value in (None, "CAUSAL_LM"), "Only causal language models are trained and merged"
+        lambda value: value in (None, *PEFT_TASKS.values()), "Train it in PEFT, or use an adapter of another task"
     ),
     "auto_mapping": _WITHOUT_EFFECT,  # the class of the base
     "peft_version": _WITHOUT_EFFECT,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from surogate_core.api import ConfigError, Merge
-from surogate_core.api.peft import OFF, read_peft_config, read_peft_tensors, write_peft
+from surogate_core.api import CAUSAL_LM, ConfigError, Merge
+from surogate_core.api.peft import OFF, PEFT_TASKS, read_peft_config, read_peft_tensors, write_peft
 from surogate_core.api.peft import PEFT_CONFIG as CONFIG_FILE
 from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 
 from . import experts
-from .fields import check_fields, check_trainable
+from .fields import MERGE_THERE, check_fields, check_trainable
 from .matching import Selection, is_saved
 from .options import ALL_LINEAR, LoraOptions
 from .principal import joined, parted
@@ -47,7 +47,13 @@ _MAIN_REVISIONS = (None, "", "main")
 # --------------------------------------------------------------------------------------------------------------- write
 
 
-def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: LoraOptions) -> None:
+def save(
+    trained: Mapping[str, Tensor],
+    folder: Path,
+    base_model: str,
+    options: LoraOptions,
+    task: str | None = PEFT_TASKS[CAUSAL_LM],
+) -> None:
     """Write an adapter that PEFT loads, and vLLM unless whole modules are in it.
 
     A weight that is tied is written under both names, as PEFT does where it is told to keep it tied.
@@ -57,7 +63,7 @@ def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: 
     if tied:
         (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
         tensors[_HEAD] = tensors[embedding].clone()
-    config = _config(tensors, tied, base_model, options)
+    config = _config(tensors, tied, base_model, options, task)
     named = experts.as_saved(tensors, options)
     stored = {f"{name}{_SUFFIX if name.endswith(_KINDS) else ''}": tensor for name, tensor in named.items()}
     write_peft(folder, stored, config)
@@ -67,13 +73,18 @@ def _names_head(options: LoraOptions) -> bool:
     return any(is_saved(HEAD, name) for name in options.lora_modules_to_save)
 
 
-def _config(tensors: Mapping[str, Tensor], tied: bool, base_model: str, options: LoraOptions) -> dict[str, Any]:
+def _config(
+    tensors: Mapping[str, Tensor], tied: bool, base_model: str, options: LoraOptions, task: str | None
+) -> dict[str, Any]:
     targets: list[str] = list(options.lora_target_modules)
     if any(target.lower() in ALL_LINEAR for target in targets):
         targets = list(dict.fromkeys(name.rsplit(".", 2)[-2] for name in tensors if name.endswith(_KINDS)))
+    saved = list(options.lora_modules_to_save)
+    whole = dict.fromkeys(module_of(name) for name in tensors if not name.endswith((*_KINDS, *_STACKS)))
+    saved += [module for module in whole if not any(is_saved(module, name) for name in (*saved, *([HEAD] * tied)))]
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base_model,
         "revision": None,
         "inference_mode": True,
@@ -86,7 +97,7 @@ def _config(tensors: Mapping[str, Tensor], tied: bool, base_model: str, options:
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": list(options.lora_modules_to_save) or None,
+        "modules_to_save": saved or None,
         **({"ensure_weight_tying": True} if tied else {}),
         "use_dora": False,
         "rank_pattern": options.lora_rank_pattern,
@@ -157,6 +168,9 @@ def merge(folder: Path) -> Merge:
     config = _read_config(folder)
     tensors = _read_tensors(folder, config)
     path = folder / TENSORS_FILE
+    if (task := config.raw.get("task_type")) not in (None, PEFT_TASKS[CAUSAL_LM]):
+        what = f"task_type is {task}: only language models are merged"
+        raise ConfigError(f"{folder / CONFIG_FILE}: {what}. {MERGE_THERE}.")
     changes = _changes(path, tensors, config.options)
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith((*_KINDS, *_STACKS))}
     changes |= {name: _replacement(f"{path}: {name}", tensor) for name, tensor in whole.items()}
