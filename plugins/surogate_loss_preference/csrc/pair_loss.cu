@@ -11,6 +11,8 @@
 //                ipo             (h - 1 / (2 beta))^2
 //                orpo            -p of the chosen - beta log sigmoid(o(p of the chosen) - o(p of the rejected)),
 //                                o(p) = p - log(1 - exp(p)), the log odds; p is at most -2^-23 in it
+// Every form adds center (p - r of the chosen + p - r of the rejected)^2 to the loss.
+//
 //   chosen, rejected, margin   beta (p - r) of both, and beta h
 //   accuracy     h > 0
 //
@@ -35,7 +37,7 @@ struct Pairs {
     const float* labels;
     const float* reference;
     int form;
-    float beta, smoothing, gamma;
+    float beta, smoothing, gamma, center;
 
     __device__ bool load(int64_t pair, float (&p)[2], float (&r)[2], float (&n)[2]) const {
 #pragma unroll
@@ -78,6 +80,8 @@ struct Pairs {
             const float z = beta * h - gamma;
             values[0] = -(1.0f - smoothing) * log_sigmoid(z) - smoothing * log_sigmoid(-z);
         }
+        const float off = chosen + rejected;
+        values[0] += center * (off * off);
         values[1] = beta * chosen;
         values[2] = beta * rejected;
         values[3] = beta * h;
@@ -90,7 +94,7 @@ struct Pairs {
         if (!load(pair, p, r, n)) {
             return false;
         }
-        const float h = (p[0] - r[0]) - (p[1] - r[1]);
+        const float chosen = p[0] - r[0], rejected = p[1] - r[1], h = chosen - rejected;
         if (form == orpo) {
             const float d = -beta * sigmoid<false>(log_odds(p[0]) - log_odds(p[1])).complement;
 #pragma unroll
@@ -111,29 +115,30 @@ struct Pairs {
             d_sums[0] = d;
             d_sums[1] = -d;
         }
-        d_sums[0] /= n[0];
-        d_sums[1] /= n[1];
+        const float off = 2.0f * center * (chosen + rejected);
+        d_sums[0] = (d_sums[0] + off) / n[0];
+        d_sums[1] = (d_sums[1] + off) / n[1];
         return true;
     }
 };
 
 Pairs checked(const char* op, const float* sums, const float* labels, const float* scale, const float* reference,
-              int64_t pairs, int form, double beta, double smoothing, double gamma) {
+              int64_t pairs, int form, double beta, double smoothing, double gamma, double center) {
     check_positive(pairs, op, "pairs");
     check_pointers(op, sums, labels, scale);
     SUROGATE_REQUIRE(is_aligned(reference, 4), op, "reference must be aligned to 4 bytes");
     SUROGATE_REQUIRE(form >= 0 && form < forms, op, "unknown form " + std::to_string(form));
     return {sums, labels, reference, form, static_cast<float>(beta), static_cast<float>(smoothing),
-            static_cast<float>(gamma)};
+            static_cast<float>(gamma), static_cast<float>(center)};
 }
 
 }  // namespace
 
 void pair_loss(const float* sums, const float* labels, const float* scale, const float* reference, float* loss,
                float* chosen, float* rejected, float* margin, float* accuracy, int64_t pairs, int form, double beta,
-               double smoothing, double gamma, int adds, cudaStream_t stream) {
+               double smoothing, double gamma, double center, int adds, cudaStream_t stream) {
     constexpr const char* op = "pair_loss";
-    const Pairs each = checked(op, sums, labels, scale, reference, pairs, form, beta, smoothing, gamma);
+    const Pairs each = checked(op, sums, labels, scale, reference, pairs, form, beta, smoothing, gamma, center);
     check_pointers(op, loss, chosen, rejected, margin, accuracy);
     const Figures figures{{loss, chosen, rejected, margin, accuracy}};
     sum_figures_kernel<<<1, group_threads, 0, stream>>>(each, scale, figures, pairs, adds);
@@ -142,9 +147,9 @@ void pair_loss(const float* sums, const float* labels, const float* scale, const
 
 void pair_loss_bwd(const float* d_loss, const float* sums, const float* labels, const float* scale,
                    const float* reference, float* d_sums, int64_t pairs, int form, double beta, double smoothing,
-                   double gamma, cudaStream_t stream) {
+                   double gamma, double center, cudaStream_t stream) {
     constexpr const char* op = "pair_loss_bwd";
-    const Pairs each = checked(op, sums, labels, scale, reference, pairs, form, beta, smoothing, gamma);
+    const Pairs each = checked(op, sums, labels, scale, reference, pairs, form, beta, smoothing, gamma, center);
     check_pointers(op, d_loss, d_sums);
     const int blocks = to_int(ceil_div(pairs, group_threads), op, "pairs / 256");
     group_gradients_kernel<<<blocks, group_threads, 0, stream>>>(each, scale, d_loss, d_sums, pairs);

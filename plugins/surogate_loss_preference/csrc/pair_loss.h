@@ -9,10 +9,10 @@ namespace surogate {
 
 void pair_loss(const float* sums, const float* labels, const float* scale, const float* reference, float* loss,
                float* chosen, float* rejected, float* margin, float* accuracy, int64_t pairs, int form, double beta,
-               double smoothing, double gamma, int adds, cudaStream_t stream);
+               double smoothing, double gamma, double center, int adds, cudaStream_t stream);
 
 void pair_loss_bwd(const float* d_loss, const float* sums, const float* labels, const float* scale,
                    const float* reference, float* d_sums, int64_t pairs, int form, double beta, double smoothing,
-                   double gamma, cudaStream_t stream);
+                   double gamma, double center, cudaStream_t stream);
 
 }  // namespace surogate

@@ -1,8 +1,10 @@
-"""Compiled kernels of the ops of documents, of pairs and of KTO, in fp32."""
+"""Compiled kernels of the ops of documents, of pairs and of KTO, in fp32; scores also of bf16."""
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+
+_OPTIONAL = ("smoothing", "gamma", "center")
 
 FORMS = ("sigmoid", "hinge", "ipo", "simpo", "orpo")
 """Forms of `pair_loss` by their numbers in pair_loss.cu."""
@@ -22,6 +24,19 @@ def _bind_sums_bwd(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.document_sums_bwd, d_sums, groups, d_values, targets.size, groups.size // 2)
 
 
+def _bind_scores(op: Op, ctx: BindContext) -> Call:
+    """Bind `document_scores` or a gradient of it. All launchers take the pointers in the order of ins and outs."""
+    from . import _C
+
+    gives, x = op.kind == "document_scores_dgrad", op.ins[1 if op.kind == "document_scores_wgrad" else 0]
+    tokens, width = op.outs[0].shape if gives else x.shape
+    dtypes = (op.ins[1], op.outs[0]) if gives else (x, op.outs[0] if x is op.ins[1] else op.ins[1])
+    codes = [DTYPES[value.dtype].code for value in dtypes]
+    sizes = (tokens, width, op.ins[3].size // 2, op.attrs["padding"])
+    adds = [0 in op.accumulate] if op.kind == "document_scores_wgrad" else []
+    return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, *sizes, *codes, *adds)
+
+
 def _bind_pairs(op: Op, ctx: BindContext) -> Call:
     """Bind `pair_loss` or `pair_loss_bwd`."""
     from . import _C
@@ -30,7 +45,7 @@ def _bind_pairs(op: Op, ctx: BindContext) -> Call:
     needed = 4 if backward else 3
     reference = op.ins[needed] if len(op.ins) > needed else 0
     attrs = op.attrs
-    options = FORMS.index(attrs["form"]), attrs["beta"], attrs.get("smoothing", 0.0), attrs.get("gamma", 0.0)
+    options = FORMS.index(attrs["form"]), attrs["beta"], *(attrs.get(name, 0.0) for name in _OPTIONAL)
     given = (*op.ins[:needed], reference, *op.outs, op.ins[needed - 2].shape[0], *options)
     if backward:
         return ctx.call(_C.pair_loss_bwd, *given)
@@ -52,7 +67,8 @@ def _bind_answers(op: Op, ctx: BindContext) -> Call:
 def _supports(op: Op, target: Target) -> Support:
     if target.device.sm is None:
         return Support(False, "needs a GPU")
-    if op.accumulate and op.kind not in ("pair_loss", "kto_loss"):
+    adds = op.kind in ("pair_loss", "kto_loss") or (op.kind == "document_scores_wgrad" and op.outs[0].dtype == "fp32")
+    if op.accumulate and not adds:
         return Support(False, f"cannot accumulate into {op.outs[0]!r}")
     if op.attrs.get("form", FORMS[0]) not in FORMS:
         return Support(False, f"computes the forms {', '.join(FORMS)}, not {op.attrs['form']}")
@@ -73,11 +89,19 @@ KERNELS: tuple[KernelDef, ...] = (
         bind=_bind_sums_bwd,
     ),
     *(
-        KernelDef(
-            op=kind, dtypes=("fp32",) * values, attrs=("smoothing", "gamma"), supports=_supports, bind=_bind_pairs
-        )
+        KernelDef(op=kind, dtypes=("fp32",) * values, attrs=_OPTIONAL, supports=_supports, bind=_bind_pairs)
         for kind, least in (("pair_loss", 8), ("pair_loss_bwd", 5))
         for values in (least, least + 1)  # without and with a reference
+    ),
+    *(
+        KernelDef(op=f"document_scores{which}", dtypes=dtypes, supports=_supports, bind=_bind_scores)
+        for a in ("fp32", "bf16")
+        for b in ("fp32", "bf16")
+        for which, dtypes in (
+            ("", (a, b, "int32", "int32", "fp32", "fp32")),
+            ("_dgrad", ("fp32", a, "int32", "int32", b)),
+            ("_wgrad", ("fp32", a, "int32", "int32", b)),
+        )
     ),
     KernelDef(op="kto_loss", dtypes=("fp32",) * 11, supports=_supports, bind=_bind_answers),
     KernelDef(op="kto_loss_bwd", dtypes=("fp32",) * 8, supports=_supports, bind=_bind_answers),

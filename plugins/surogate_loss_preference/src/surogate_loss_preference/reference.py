@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surogate_core.reference.ops import up
+from surogate_core.reference.rounding import TORCH_DTYPES
+
 
 def _documents(groups: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Return the document of each token, [T], and whether it is in one. Documents ascend; unused entries are empty."""
@@ -33,6 +36,43 @@ def document_sums_bwd(d_sums: Tensor, targets: Tensor, groups: Tensor) -> Tensor
     """The gradient of the values: that of their document's sum; 0 outside of documents."""
     document, inside = _documents(groups, len(targets))
     return torch.where(inside, d_sums.flatten()[document.clamp(min=0)], 0.0)
+
+
+def _score_rows(tokens: Tensor, groups: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Return the row of each document whose score it has, [D], and whether it is used: the last token but `padding`."""
+    starts, stops = groups.flatten(0, 1).long().unbind(-1)
+    document, inside = _documents(groups, len(tokens))
+    read = inside & (tokens != padding)
+    rows = starts.scatter_reduce(0, document[read], torch.arange(len(tokens))[read], "amax")
+    return rows, stops > starts
+
+
+def document_scores(
+    x: Tensor, weight: Tensor, tokens: Tensor, groups: Tensor, *, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Return [G, n]: x weight^T at the last token of each document that is not `padding`, and 1 where it is used.
+
+    A document of nothing but padding has the score of its first token. Unused entries of `groups` have 0.
+    """
+    rows, used = _score_rows(tokens, groups, padding)
+    scores = torch.where(used, (up(x[rows]) * up(weight)).sum(-1), 0.0)
+    return scores.view(groups.shape[:2]), used.to(scores.dtype).view(groups.shape[:2])
+
+
+def document_scores_dgrad(
+    d_scores: Tensor, weight: Tensor, tokens: Tensor, groups: Tensor, *, padding: int, dtype: str | None = None
+) -> Tensor:
+    """The gradient of x: that of its score times the weight in the row of each document, else 0."""
+    rows, used = _score_rows(tokens, groups, padding)
+    dx = torch.zeros(len(tokens), weight.shape[1], dtype=weight.dtype if dtype is None else TORCH_DTYPES[dtype])
+    dx[rows[used]] = (d_scores.flatten()[used, None] * up(weight)).to(dx.dtype)
+    return dx
+
+
+def document_scores_wgrad(d_scores: Tensor, x: Tensor, tokens: Tensor, groups: Tensor, *, padding: int) -> Tensor:
+    """The gradient of the weight: the sum over documents of the gradient of the score times its row of x."""
+    rows, used = _score_rows(tokens, groups, padding)
+    return d_scores.flatten()[used][None] @ up(x[rows[used]])
 
 
 def kto_loss(
@@ -96,6 +136,7 @@ def pair_loss(
     beta: float,
     smoothing: float = 0.0,
     gamma: float = 0.0,
+    center: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """Return scale times the sums over pairs of: the loss, both rewards, their margin, whether it is positive.
 
@@ -110,7 +151,7 @@ def pair_loss(
         simpo    as sigmoid, of beta h - gamma
         orpo     -p of the chosen - beta log sigmoid(log odds of the chosen - log odds of the rejected)
 
-    Rewards are beta (p - r).
+    Every form adds center (p - r of the chosen + p - r of the rejected)^2. Rewards are beta (p - r).
     """
     is_pair = (labels > 0).all(-1)
     p, n = sums[is_pair], labels[is_pair]
@@ -130,6 +171,7 @@ def pair_loss(
     else:
         z = beta * h - gamma
         loss = -(1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
+    loss = loss + center * (chosen + rejected).square()
     figures = (loss, beta * chosen, beta * rejected, beta * h, (h > 0).to(h.dtype))
     return tuple(scale * figure.sum() for figure in figures)
 
@@ -145,9 +187,10 @@ def pair_loss_bwd(
     beta: float,
     smoothing: float = 0.0,
     gamma: float = 0.0,
+    center: float = 0.0,
 ) -> Tensor:
     """Return the gradient of `sums`."""
-    attrs: dict[str, Any] = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma}
+    attrs: dict[str, Any] = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma, "center": center}
     with torch.enable_grad():
         leaf = sums.detach().requires_grad_()
         loss, *_ = pair_loss(leaf, labels, scale, reference, **attrs)

@@ -17,7 +17,7 @@ from surogate_loss_preference.kernels import FORMS, KERNELS
 
 pytestmark = pytest.mark.gpu
 
-_DTYPES = {torch.float32: "fp32", torch.int32: "int32"}
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "int32"}
 
 
 def values(*tensors: Tensor) -> dict[Value, Tensor]:
@@ -25,7 +25,8 @@ def values(*tensors: Tensor) -> dict[Value, Tensor]:
 
 
 def run(kind: str, ins: dict[Value, Tensor], shapes: Sequence[tuple[int, ...]], **how: Any) -> list[Tensor]:
-    outs = tuple(Value(f"out{i}", shape, "fp32", "act") for i, shape in enumerate(shapes))
+    dtype = how.pop("dtype", "fp32")
+    outs = tuple(Value(f"out{i}", shape, dtype, "act") for i, shape in enumerate(shapes))
     return run_kernel(KERNELS, Op(kind, tuple(ins), outs, how.pop("attrs", {})), ins, **how)
 
 
@@ -63,10 +64,58 @@ def test_sums_over_documents_and_their_gradient(name: str, tail: int, unused: in
     assert same_bits(found, reference.document_sums_bwd(d_sums, targets, spans))
 
 
+# -------------------------------------------------------------------------------------------------------------- scores
+
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PADDING = 3
+
+
+def scored_documents(count: int) -> tuple[Tensor, Tensor]:
+    """Return tokens, and the spans of pairs of documents. Up to 70 tokens at their ends pad, of some documents all."""
+    lengths = torch.randint(1, 150, (2 * count,))
+    ends = lengths.cumsum(0)
+    tokens = torch.randint(4, 99, (int(ends[-1]) + 5,), dtype=torch.int32)
+    tokens[torch.rand(len(tokens)) < 0.2] = PADDING
+    for end, length in zip(ends.tolist(), lengths.tolist(), strict=True):
+        tokens[end - min(length, int(torch.randint(71, ()))) : end] = PADDING
+    spans = torch.zeros(count + 2, 2, 2, dtype=torch.int32)
+    spans.view(-1, 2)[: 2 * count] = torch.stack([ends - lengths, ends], 1)
+    return tokens, spans
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 257), (150, 64)])
+@pytest.mark.parametrize("other", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_scores_of_documents_and_their_gradients(dtype: str, other: str, count: int, width: int, skew: int) -> None:
+    tokens, spans = scored_documents(count)
+    x, weight = torch.randn(len(tokens), width).to(FLOATS[dtype]), torch.randn(1, width).to(FLOATS[other])
+    attrs, rest = {"padding": PADDING}, (tokens, spans)
+    shape = spans.shape[:2]
+    scores, used = run("document_scores", values(x, weight, *rest), [shape] * 2, attrs=attrs, skew=skew)
+    wanted, expected = reference.document_scores(x.double(), weight.double(), *rest, **attrs)
+    terms, _ = reference.document_scores(x.double().abs(), weight.double().abs(), *rest, **attrs)
+    assert_close(scores, wanted, torch.float32, width // 256 + 16, terms)
+    assert same_bits(used, expected.float())
+    d = torch.randn(shape)
+    (dx,) = run("document_scores_dgrad", values(d, weight, *rest), [x.shape], attrs=attrs, skew=skew, dtype=dtype)
+    assert same_bits(dx, reference.document_scores_dgrad(d, weight, *rest, **attrs, dtype=dtype))
+    ins = values(d, x, *rest)
+    (dw,) = run("document_scores_wgrad", ins, [(1, width)], attrs=attrs, skew=skew, dtype=other)
+    exact = reference.document_scores_wgrad(d.double(), x.double(), *rest, **attrs)
+    terms = reference.document_scores_wgrad(d.double().abs(), x.double().abs(), *rest, **attrs)
+    assert_close(dw, exact, FLOATS[other], 2 * count, terms)
+    if other == "fp32":
+        out, before = Value("dw", (1, width), "fp32", "act"), torch.randn(1, width)
+        op = Op("document_scores_wgrad", tuple(ins), (out,), attrs, accumulate=frozenset({0}))
+        (added,) = run_kernel(KERNELS, op, ins | {out: before}, skew=skew)
+        torch.testing.assert_close(added, before + dw, rtol=1e-6, atol=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------------- pairs
 
 ATTRS: dict[str, dict[str, float]] = {
-    "sigmoid": {"beta": 0.1, "smoothing": 0.2},
+    "sigmoid": {"beta": 0.1, "smoothing": 0.2, "center": 0.01},
     "hinge": {"beta": 0.05},
     "ipo": {"beta": 0.1},
     "simpo": {"beta": 2.0, "gamma": 0.5},
