@@ -17,6 +17,7 @@ LOSSES = {
     "kto": [""],
     "orpo": [""],
     "simpo": ["simpo_gamma=0.5"],
+    "reward": ["", "lora=false reward_center=0.1"],
 }
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
 DATASETS = {"tokens": "weighted", "kto": "labelled"}
@@ -29,7 +30,7 @@ def unserved(folder: Path, loss: str, model: Path = EXAMPLE, keys: str = "") -> 
     given = {"model": str(model), "lora": True, "loss": loss, "datasets": datasets}
     config.write_text(json.dumps(given | {"sequence_len": 64, "output_dir": str(folder / "output")}))
     plan = run.plan(run.load(config, keys.split()), "h100")
-    assert "lm_head_tokens" in plan.kernels.providers
+    assert {"lm_head_tokens", "document_scores"} & plan.kernels.providers.keys()
     return unserved_ops(plan.kernels)
 
 

@@ -105,13 +105,13 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
-    """Return the model of transformers in fp32 with random weights.
+def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    """Return the model of transformers in fp32 with random weights, of the class `by`.
 
     Norm weights vary around 1 and biases around 0, so that an error in either changes the results.
     """
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+    model: PreTrainedModel = by.from_config(
         AutoConfig.for_model(**deepcopy(config)), dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():

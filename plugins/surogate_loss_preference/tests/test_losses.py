@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models.groups import gradients, step
 from models.harness import PlannedModel, random_documents, random_hf_model, relative_error, tiny_config
 from torch import Tensor
 
@@ -77,33 +78,6 @@ def fill(model: PlannedModel, theirs: Any) -> PlannedModel:
     return model
 
 
-def step(
-    model: PlannedModel,
-    rows: list[list[list[int]]],
-    program: str = "micro_first",
-    *,
-    units: int = len(PAIRS),
-    group: int = 2,
-) -> dict[str, float]:
-    """Run a program on rows of groups, and return the means of the figures over `units`, by name."""
-    model.write(rows, 1.0)
-    batch = model.assembly.batch
-    assert batch.groups is not None and batch.group_scale is not None
-    spans = []
-    for number, row in enumerate(rows):
-        at = 24 * number
-        for document in row:
-            spans.append((at, at + len(document)))
-            at += len(document)
-    groups = model.buffers.persistent(batch.groups)
-    groups.zero_()
-    groups[: len(spans) // group] = torch.tensor(spans, dtype=torch.int32).view(-1, group, 2)
-    model.buffers.persistent(batch.group_scale).fill_(1 / units)
-    model.executor.run(program)
-    held = "evaluation" if program == "evaluate" else "step"
-    return {f.name: float(model.buffers.persistent(getattr(f, held))) for f in model.assembly.reported}
-
-
 def log_probs(model: Any, document: list[int]) -> Tensor:
     ids = torch.tensor(document)[None]
     return -F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
@@ -141,11 +115,6 @@ def expected(case: str, theirs: Any) -> dict[str, Tensor]:
         every.append(torch.stack([loss, *rewards, rewards[0] - rewards[1], (rewards[0] > rewards[1]).float()]))
     names = ("loss", "reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
     return dict(zip(names, torch.stack(every).mean(0).unbind(), strict=True))
-
-
-def gradients(model: PlannedModel) -> dict[str, Tensor]:
-    declared = [v for v in model.assembly.declared if v.role == "grad"]
-    return {v.name.removeprefix("grad."): model.buffers.persistent(v).clone() for v in declared}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,7 +11,7 @@ from surogate_core.api import Column, Figure, Head, Loss, LossContext, LossDef, 
 REFERENCE = Column("reference_log_prob", "document")
 """The column with the log-probability of each document in a cached reference."""
 
-_FIGURES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+FIGURES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
 
 
 class DpoOptions(BaseModel):
@@ -47,7 +47,7 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
     loss, *figures = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
-    reported = [Figure(name, value, "group") for name, value in zip(_FIGURES, figures, strict=True)]
+    reported = [Figure(name, value, "group") for name, value in zip(FIGURES, figures, strict=True)]
     return Loss([Figure("loss", loss, "group")], reported, cached=sums)
 
 

@@ -1,0 +1,173 @@
+"""The loss `reward`: a head of one score in the place of the LM head, trained on pairs (Bradley-Terry).
+
+Checkpoints are those of transformers' sequence classification with one label. It reads the score at the last token of a
+document that is not `pad_token_id`, and so does training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import (
+    BatchInputs,
+    Builder,
+    ConfigError,
+    Figure,
+    Head,
+    HFTensor,
+    Init,
+    Loss,
+    LossContext,
+    LossDef,
+    ModelDef,
+    WeightMap,
+)
+
+from .losses import FIGURES
+
+SCORE = "score.weight"
+_LM_HEAD = "lm_head.weight"
+_LM, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
+_NAMED = {"Gemma3ForCausalLM": "Gemma3TextForSequenceClassification"}
+"""Names of classes that do not follow the others."""
+
+_WITHOUT = ("OlmoeForCausalLM",)
+"""Architectures of which transformers has no sequence classification."""
+
+_STD = 0.02
+"""`initializer_range` where config.json has none, as in transformers."""
+
+
+class RewardOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reward_center: float = Field(
+        0.0, ge=0, description="Weight of the square of the sum of both scores, which keeps scores around 0."
+    )
+
+
+def scored(model: ModelDef, base: Mapping[str, Any], folder: Path, options: RewardOptions) -> ModelDef:
+    """Return the model with a head of one score. `base` and `folder`: config.json and folder of the run's base."""
+    padding = cache(partial(_padding, folder, base))
+
+    def weights(dims: Any) -> list[WeightMap]:
+        trunk = [m for m in model.weights(dims) if not _is_lm_head(m)]
+        width = next(m.tensors[0].shape[-1] for m in trunk if len(m.tensors[0].shape) == 2)  # of the embedding
+        return [*trunk, WeightMap("score", (HFTensor(SCORE, (1, width)),), kind="head", new=True)]
+
+    def build(b: Builder, dims: Any, batch: BatchInputs) -> Head:
+        head = model.build(b, dims, batch)
+        lm_head = [m.param for m in model.weights(dims) if _is_lm_head(m)]
+        b.forget(value for value in b.declared if value.name in lm_head)
+        init = Init(kind="normal", std=float(base.get("initializer_range", _STD)))
+        score = b.param("score", (1, head.x.shape[1]), init)
+        return Head(head.x, score, head.losses, {"padding": padding()})
+
+    return replace(
+        model,
+        architectures=(*model.architectures, *(_classifier(name) for name in model.architectures)),
+        dims=lambda config: model.dims(_checked(model, config)),
+        build=build,
+        weights=weights,
+        ignored_tensors=lambda dims: (*model.ignored_tensors(dims), _LM_HEAD),
+        tied_copies=lambda dims: {},
+        loaded_by=f"AutoModel{_CLASSIFIER}",
+        loading={"num_labels": 1},
+        saved=lambda config: _saved(model.saved(config), padding()),
+    )
+
+
+def _is_lm_head(m: WeightMap) -> bool:
+    return any(tensor.name == _LM_HEAD for tensor in m.tensors)
+
+
+def _classifier(architecture: str) -> str:
+    if architecture.endswith(_CLASSIFIER):
+        return architecture
+    return _NAMED.get(architecture, architecture.removesuffix(_LM) + _CLASSIFIER)
+
+
+def _checked(model: ModelDef, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raise ConfigError for a model without such a class, and for a classifier of several labels."""
+    if not model.in_transformers or any(name in _WITHOUT for name in model.architectures):
+        raise ConfigError(
+            f"loss: reward: transformers has no sequence classification of {model.name}. Use another model"
+        )
+    named = config.get("architectures")
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+    if isinstance(named, list) and any(str(name).endswith(_CLASSIFIER) for name in named) and count != 1:
+        raise ConfigError(f"id2label: the model has {count} labels, and a reward model has one (got {labels!r:.80})")
+    return config
+
+
+def _saved(config: Mapping[str, Any], padding: int) -> Mapping[str, Any]:
+    named = config.get("architectures")
+    return {
+        **config,
+        "architectures": [_classifier(str(name)) for name in named or ()],
+        "num_labels": 1,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "pad_token_id": padding if padding >= 0 else None,
+    }
+
+
+def _padding(folder: Path, config: Mapping[str, Any]) -> int:
+    """Return the token that pads: of the tokenizer, else of config.json, else that which ends texts, as TRL does.
+
+    -1 if none is known, as in a plan, whose folder may lack the tokenizer.
+    """
+    eos = config.get("eos_token_id")
+    ids = (_tokenizer_padding(folder), config.get("pad_token_id"), *(eos if isinstance(eos, list) else [eos]))
+    return next((i for i in ids if isinstance(i, int) and 0 <= i < config["vocab_size"]), -1)
+
+
+def _tokenizer_padding(folder: Path) -> int | None:
+    """Return the id of the tokenizer's `pad_token`, from its files."""
+    told = _read(folder / "tokenizer_config.json")
+    token = told.get("pad_token")
+    token = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(token, str):
+        return None
+    for number, added in told.get("added_tokens_decoder", {}).items():
+        if added["content"] == token:
+            return int(number)
+    whole = _read(folder / "tokenizer.json")
+    listed = {added["content"]: int(added["id"]) for added in whole.get("added_tokens", ())}
+    vocabulary = whole.get("model", {}).get("vocab")
+    return listed.get(token, vocabulary.get(token) if isinstance(vocabulary, Mapping) else None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _build(context: LossContext[RewardOptions]) -> Loss:
+    b, batch, head = context.builder, context.batch, context.head
+    assert batch.groups is not None and batch.group_scale is not None, "the loss asks for groups"
+    scores, used = b.emit("document_scores", head.x, head.weight, batch.tokens, batch.groups, **head.attrs)
+    attrs: dict[str, Any] = {"form": "sigmoid", "beta": 1.0, "center": context.options.reward_center}
+    loss, *figures = b.emit("pair_loss", scores, used, batch.group_scale, **attrs)
+    reported = [Figure(name, value, "group") for name, value in zip(FIGURES, figures, strict=True)]
+    return Loss([Figure("loss", loss, "group")], reported)
+
+
+REWARD = LossDef(
+    name="reward",
+    summary="a reward model: a head of one score in the place of the LM head, trained on pairs",
+    options=RewardOptions,
+    model=scored,
+    build=_build,
+    group=2,
+)
