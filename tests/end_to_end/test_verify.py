@@ -109,6 +109,17 @@ def test_an_adapter_with_saved_modules_agrees_with_peft(here: Workplace, tied: b
     assert len([row for row in result.verdict.rows if row.kind == "gradient"]) == 7 * 2 + 1 + (1 if tied else 2)
 
 
+def test_an_adapter_of_experts_agrees_with_peft_for_equal_routes(here: Workplace) -> None:
+    pytest.importorskip("peft")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    names = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    place = base_of(here, num_hidden_layers=1, **names, **experts)
+    parameters = "lora_target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]"
+    result = verified(place, "lora=true", "lora_rank=4", parameters, "model_dtype=fp32")
+    assert result.passed, result.first_wrong
+    assert len([row for row in result.verdict.rows if row.kind == "gradient"]) == 6 * 2
+
+
 def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
     based: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:

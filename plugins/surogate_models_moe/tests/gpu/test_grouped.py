@@ -32,11 +32,15 @@ GROUPS: dict[str, tuple[Sequence[int], int, int]] = {
     "one has all": ([0, 0, 300, 0], 264, 40),
     "pairs of tiles beside each other": ([130, 0, 5], 512, 1024),
     "more experts than lanes": ([3, 0, 1, 2] * 18, 48, 136),
+    "A of adapters": ([130, 0, 5, 200], 16, 520),
+    "B of adapters": ([130, 0, 5, 200], 520, 16),
 }
 MORE: dict[str, tuple[Sequence[int], int, int]] = {
     "whole tiles": ([128, 256, 128], 256, 192),
     "Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(128)], 1536, 2048),
     "Qwen3-30B-A3B, down": ([i * 7 % 509 for i in range(128)], 2048, 768),
+    "Qwen3-30B-A3B, A of adapters": ([i * 7 % 509 for i in range(128)], 16, 2048),
+    "Qwen3-30B-A3B, B of adapters": ([i * 7 % 509 for i in range(128)], 1536, 16),
 }
 
 
