@@ -158,13 +158,17 @@ def refuse_checkpoints(checkpoints: Path, key: str, source: str) -> None:
         )
 
 
-def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str, ranks: int, batch_size: int) -> None:
+def refuse_another_run(
+    resumed: Resumed, facts: Mapping[str, Any], defaults: Mapping[str, Any], source: str, ranks: int, batch_size: int
+) -> None:
     """Raise ConfigError naming the facts that differ from the saved run's, with both values.
 
+    A saved run that lacks an option, because its version did not have it, has the value in `defaults`.
     For another number of rows, it says with which accumulation `ranks` ranks take the saved one, in micro-batches of at
     most `batch_size` rows.
     """
-    saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
+    now = json.loads(json.dumps(facts))
+    saved = {name: value for name, value in defaults.items() if name in now} | dict(resumed.manifest.facts)
     key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
     differing = [found for found in _differing(saved, now) if found[0] not in _NOT_COMPARED]
     changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in differing]

@@ -146,8 +146,8 @@ class SavedRun:
         saved_total = resumed.manifest.facts.get(TOTAL_STEPS)
         extended = self.facts[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total)
         common = {**self.facts, TOTAL_STEPS: saved_total} if extended else self.facts
-        inputs = self.plan.inputs
-        refuse_another_run(resumed, common, self.run.loaded.source, inputs.world_size, inputs.batch_size)
+        inputs, defaults = self.plan.inputs, option_defaults(self.run, self.plan)
+        refuse_another_run(resumed, common, defaults, self.run.loaded.source, inputs.world_size, inputs.batch_size)
         config = resolved(self.run.loaded)
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
@@ -248,6 +248,17 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "train_seed": config.train_seed,
         TOTAL_STEPS: total_steps,
         "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {identity(loader.rows)}",
+    }
+
+
+def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
+    """Return the options of the adapter and the loss that have their defaults."""
+    options = [plan.inputs.loss_options, *([run.adapter[1]] if run.adapter else [])]
+    return {
+        key: value
+        for each in options
+        for key, value in each.model_dump(mode="json").items()
+        if key not in each.model_dump(exclude_defaults=True)
     }
 
 
