@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
 }
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -65,6 +65,14 @@ class Example(NamedTuple):
     desirable: bool
 
 
+REWARDS = {
+    "reward_chosen": "rewards/chosen",
+    "reward_rejected": "rewards/rejected",
+    "reward_margin": "rewards/margins",
+    "reward_accuracy": "rewards/accuracies",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A loss: our keys, TRL's trainer and its settings, the data, and the examples of TRL's micro-batches."""
@@ -79,12 +87,6 @@ class Case:
     names: dict[str, str] = field(default_factory=lambda: REWARDS)
 
 
-REWARDS = {
-    "reward_chosen": "rewards/chosen",
-    "reward_rejected": "rewards/rejected",
-    "reward_margin": "rewards/margins",
-    "reward_accuracy": "rewards/accuracies",
-}
 DPO = {"loss": "dpo", "dpo_beta": 0.3}
 SIMPO = {"loss": "simpo", "simpo_beta": 2.0, "simpo_gamma": 0.7}
 ORPO = {"loss": "orpo", "orpo_beta": 0.4}
@@ -169,7 +171,7 @@ def prepare(folder: Path) -> int:
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(0, 0.1)
-        adapted.save_pretrained(place / "adapter")
+        adapted.save_pretrained(str(place / "adapter"))
     for name in ("pairs", "short", "answers"):
         lines = []
         for prompt, answers, desirable in examples(name):
@@ -187,7 +189,7 @@ def examples(name: str) -> list[Example]:
     generator = torch.Generator().manual_seed(1)
 
     def draw(length: int) -> list[int]:
-        return torch.randint(1, int(CONFIG["vocab_size"]), (length,), generator=generator).tolist()  # type: ignore[call-overload]
+        return torch.randint(1, int(CONFIG["vocab_size"]), (length,), generator=generator).tolist()
 
     found = []
     for number in range(PAIRS):
@@ -206,7 +208,7 @@ def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {"<end>": 0} | {f"w{token}": token for token in range(1, int(CONFIG["vocab_size"]))}  # type: ignore[call-overload]
+    vocabulary = {"<end>": 0} | {f"w{token}": token for token in range(1, int(CONFIG["vocab_size"]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<end>"])
@@ -285,7 +287,7 @@ def ours(folder: Path) -> int:
         state = load_file(next((out / "one").glob("step_*/training_state/*.safetensors")))
         moments = {n.removeprefix("adamw.m."): m / (1 - 0.9) for n, m in state.items() if n.startswith("adamw.m.")}
         saved = out / ("all/model.safetensors" if case.full else "all/adapter/adapter_model.safetensors")
-        gradients = {}
+        gradients: dict[str, Tensor] = {}
         if case.full:
             for weight in run.plan(run.open_run(loaded), "cpu").assembly.weights:
                 parts = moments[weight.param].split([t.rows[0] for t in weight.tensors])
@@ -305,7 +307,7 @@ def policy(place: Path, case: Case, dtype: torch.dtype) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32, attn_implementation="eager")
+    model: Any = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32, attn_implementation="eager")
     if not case.full:
         model = PeftModel.from_pretrained(model, place / "adapter", is_trainable=True)
     return model.to(dtype).train()
@@ -318,10 +320,10 @@ def trained(model: Any) -> dict[str, Tensor]:
 def theirs(folder: Path) -> int:
     import datasets
     import transformers
-    import trl
+    import trl  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
-    from trl.experimental.cpo import CPOConfig, CPOTrainer
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer  # type: ignore[import-not-found]
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer  # type: ignore[import-not-found]
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -332,7 +334,6 @@ def theirs(folder: Path) -> int:
         "cpo": (CPOConfig, CPOTrainer),
         "orpo": (ORPOConfig, ORPOTrainer),
     }
-    (folder / "versions.json").write_text(json.dumps({"trl": trl.__version__, "torch": torch.__version__}))
     for _, case, place, out in each(folder, "theirs"):
         config, trainer = trainers[case.trainer]
         model = policy(place, case, torch.float32)
@@ -354,7 +355,7 @@ def theirs(folder: Path) -> int:
         class Kept(TrainerCallback):
             def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
                 if state.global_step == 0:
-                    gradients.update({n: p.grad.clone() for n, p in trained(model).items()})  # noqa: B023
+                    gradients.update({n: p.grad.clone() for n, p in trained(model).items() if p.grad is not None})  # noqa: B023
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
                 logged.append(logs)  # noqa: B023
@@ -616,9 +617,9 @@ def compare(folder: Path) -> int:
     print("\nours from TRL / ours from float64 / TRL from float64 (of its own formula)\n")
     print("| | loss, rewards | gradients | losses of 20 steps | bound | weights after 20 | bound |")
     print("|---|---|---|---|---|---|---|")
-    for name, rows in worst.items():
-        first, gradients, losses, weights = (" / ".join(f"{row[n]:.1e}" for row in rows[:3]) for n in range(4))
-        bounds = [f"{bound:.1e}" for bound in rows[3][2:]]
+    for name, errors_of in worst.items():
+        first, gradients, losses, weights = (" / ".join(f"{row[n]:.1e}" for row in errors_of[:3]) for n in range(4))
+        bounds = [f"{bound:.1e}" for bound in errors_of[3][2:]]
         print(f"| {name} | {first} | {gradients} | {losses} | {bounds[0]} | {weights} | {bounds[1]} |")
     return int(failed)
 

@@ -96,7 +96,8 @@ def load(model: str) -> tuple[Any, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    return AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(device).eval(), tokenizer
+    answering: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    return answering.to(device).eval(), tokenizer
 
 
 def answers(model: Any, tokenizer: Any, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterator[str]:
