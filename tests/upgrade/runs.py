@@ -7,6 +7,7 @@ the release of that version, never again.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parents[1] / "examples/tiny-qwen3"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 HALF, ALL = 2, 4
 STEP = f"step_{HALF:08d}"
 
@@ -64,7 +66,7 @@ def write(root: Path, name: str, base: Path) -> Path:
     if name == "full":
         model.mkdir()
         (model / "config.json").write_text(json.dumps(MODEL))
-        for file in ("tokenizer.json", "tokenizer_config.json"):
+        for file in TOKENIZER_FILES:
             shutil.copy(TOKENIZER / file, model / file)
     data = root / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -90,6 +92,9 @@ def main() -> None:
             root = Path(folder)
             run.train(run.load(write(root, name, HERE / __version__ / "full" / STEP)))
             shutil.copytree(root / "out" / STEP, saved / STEP)
+            for file in TOKENIZER_FILES:
+                (saved / STEP / file).unlink()
+                (saved / STEP / file).symlink_to(os.path.relpath(TOKENIZER / file, saved / STEP))
             (saved / "losses.json").write_text(json.dumps(losses(root / "out")) + "\n")
 
 
