@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import ConfigError, SurogateError
-from .signals import INTERRUPTED
+from .signals import INTERRUPTED, received
 
 BROKEN_PIPE: Final = 141
 SILENT: Final = ("plan", "profile", "verify")
@@ -37,6 +37,8 @@ class CommandGroup(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
+            if code := received():  # a library raised its own error in place of the exception of a signal
+                raise typer.Exit(code) from None
             if as_json and not getattr(error, "told", False):
                 from .json_output import failure, print_json
 

@@ -43,10 +43,18 @@ class Interrupt:
                     continue
                 self._previous[number] = signal.signal(number, self._handle)
             self._previous[self.SAVE] = signal.signal(self.SAVE, self._handle_save)
+            self._raise_swallowed()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._restore_handlers()
+
+    def _raise_swallowed(self) -> None:
+        """Call a handler again whose signal came before training, and whose exception a library swallowed."""
+        for number, handler in self._previous.items():
+            if callable(handler) and getattr(handler, "raised", None) is not None:
+                self._restore_handlers()
+                handler(number, None)
 
     def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
