@@ -61,14 +61,13 @@ $(TOOLS_INSTALLED): $(INSTALLED)
 	$(PIP_INSTALL) $(CONSTRAIN) $(TOOLS)
 	touch $@
 
-# The quick tests; with MARKERS="not gpu" the slow ones too, in one session, which collects them once. Some tests wait, so
-# there is one process more than cores.
+# Some tests wait, so there is one process more than cores.
 test: install
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal $(if $(MARKERS),-m "$(MARKERS)")
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal
 
-# Whole runs that are stopped, killed, resumed and compared. Takes minutes.
+# Whole runs that are stopped, killed, resumed and compared. Takes 10 minutes on two cores.
 test-slow: install
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not gpu"
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not gpu"
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

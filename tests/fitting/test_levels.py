@@ -151,12 +151,7 @@ def test_what_ranks_cannot_divide_is_refused_by_the_plan_and_not_proposed(
     ("model", "keys", "sharding"),
     [
         ("qwen3-8b", {"device_memory_limit": "48GiB"}, Sharding(parts=8, states=True, gradients=True, weights=True)),
-        pytest.param(
-            "llama-3.1-70b",
-            {"lora": True},
-            Sharding(parts=8, states=True, weights=True),
-            marks=pytest.mark.large,
-        ),
+        ("llama-3.1-70b", {"lora": True}, Sharding(parts=8, states=True, weights=True)),
     ],
 )
 def test_the_level_decides(

@@ -245,11 +245,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
 """Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
 
 
-LARGE = (pytest.mark.slow, pytest.mark.large)
-MARKS = {"8b": LARGE[:1], "32b": LARGE, "70b": LARGE}
+SLOW = ("8b", "32b", "70b")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(size, ())) for n, (size, *_) in CASES.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if size in SLOW else []) for n, (size, *_) in CASES.items()]
+)
 def test_a_run_that_does_not_fit_has_suggestions(plan: Make, name: str) -> None:
     size, device, keys, missing = CASES[name]
     opened, before = plan(size, device, **keys)
@@ -381,7 +382,6 @@ def test_recomputation_that_makes_a_step_shorter_has_one_sign(plan: Make) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.large
 @pytest.mark.parametrize(
     ("size", "resort"),
     [("32b", "a base of 4 bits"), ("70b", "a base of 4 bits, also of embedding and LM head")],

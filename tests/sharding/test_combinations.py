@@ -130,7 +130,6 @@ def test_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.large
 @pytest.mark.parametrize("one", drawn(48, SEED + 1), ids=str)
 def test_more_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)

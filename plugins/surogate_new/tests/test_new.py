@@ -50,10 +50,7 @@ def test_there_is_a_kind_for_every_hook() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "op" else [pytest.mark.large]) for kind in KINDS if kind not in SHOWN],
-)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SHOWN])
 def test_the_commands_of_a_readme_run(kind: str, tmp_path: Path) -> None:
     """All but the installation, of which the documentation of plugins has a test. `surogate plugins test` is one."""
     package, folder = Package(kind, f"acme-{kind}"), tmp_path / "package"
