@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ..errors import ConfigError, SurogateError
+from ..errors import ConfigError, RunStopped, SurogateError
 from .signals import INTERRUPTED, received
 
 BROKEN_PIPE: Final = 141
@@ -37,8 +37,8 @@ class CommandGroup(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            if code := received():  # a library raised its own error in place of the exception of a signal
-                raise typer.Exit(code) from None
+            if (code := received()) and not isinstance(error, RunStopped):
+                raise typer.Exit(code) from None  # a library raised the error in place of the exception of the signal
             if as_json and not getattr(error, "told", False):
                 from .json_output import failure, print_json
 

@@ -86,7 +86,8 @@ def handled() -> Iterator[None]:
     SIGTERM and SIGHUP unwind like Ctrl-C, so that half-written files are removed. SIGHUP stays ignored if it is, as
     under nohup. SIGUSR1 asks a run to save; before its first step and after its last it only prints a message.
     A library may discard the exception. If Python learns of it, the signal is sent again, else `train.interrupt` raises
-    the exception before the first step. A command that a signal was sent to exits with its code in any case.
+    the exception before the first step. If a library raises an error in its place, the command ends with the code of
+    the signal all the same (`CommandGroup`).
     """
     unwinds = {number: Unwind() for number in ENDING}
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a shell's background jobs ignore it
@@ -106,7 +107,7 @@ def handled() -> Iterator[None]:
     sys.unraisablehook = send_again
     try:
         yield
-    except BaseException:
+    except Exception:
         if code := received():
             raise SystemExit(code) from None
         raise
