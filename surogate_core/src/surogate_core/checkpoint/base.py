@@ -41,8 +41,10 @@ def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence
     """
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
     base, filled = _base_format(run, assembly), dict[str, int]()
-    held = {name for names in locate(run.model_dir).values() for name in names}
-    maps = [m for m in assembly.weights if not m.new or any(tensor.name in held for tensor in m.tensors)]
+    maps = assembly.weights
+    if any(m.new for m in maps):
+        held = {name for names in locate(run.model_dir).values() for name in names}
+        maps = tuple(m for m in maps if not m.new or any(tensor.name in held for tensor in m.tensors))
     weights = open_weights(run.model_dir, maps, ignored, run.model.tied_copies(run.dims), base)
     weights.load({name: Pieces.of(view) for name, view in worker.params().items()})
     for part in assembly.staging:

@@ -253,13 +253,11 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
 
 def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the options of the adapter and the loss that have their defaults."""
-    options = [plan.inputs.loss_options, *([run.adapter[1]] if run.adapter else [])]
-    return {
-        key: value
-        for each in options
-        for key, value in each.model_dump(mode="json").items()
-        if key not in each.model_dump(exclude_defaults=True)
-    }
+    defaults: dict[str, Any] = {}
+    for options in (plan.inputs.loss_options, *([run.adapter[1]] if run.adapter else [])):
+        changed = options.model_dump(exclude_defaults=True).keys()
+        defaults |= options.model_dump(mode="json", exclude=set(changed))
+    return defaults
 
 
 def identity(rows: PackedRows) -> str:
