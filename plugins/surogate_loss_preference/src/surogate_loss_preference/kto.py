@@ -19,7 +19,6 @@ from surogate_core.api import (
     Document,
     Emitter,
     Encoded,
-    Figure,
     Gradients,
     Loss,
     LossContext,
@@ -33,7 +32,7 @@ from surogate_core.api import (
 )
 
 from .answers import AnswerOptions, encode_answers, named
-from .losses import document_sums
+from .losses import document_sums, loss_of_groups
 
 DESIRABLE = Column("desirable", "document")
 """1 for an answer to imitate, 0 for one to avoid."""
@@ -72,7 +71,7 @@ def _build(context: LossContext) -> Loss:
     assert reference is not None and batch.group_scale is not None, "the loss asks for both"
     sums, labels = document_sums(context, context.head)
     others = document_sums(context, reference)[0]
-    loss, *figures = context.builder.emit(
+    values = context.builder.emit(
         "kto_loss",
         sums,
         labels,
@@ -84,8 +83,7 @@ def _build(context: LossContext) -> Loss:
         desirable_weight=o.kto_desirable_weight,
         undesirable_weight=o.kto_undesirable_weight,
     )
-    reported = [Figure(name, value, "group") for name, value in zip(_FIGURES, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], reported)
+    return loss_of_groups(_FIGURES, values)
 
 
 KTO = LossDef(

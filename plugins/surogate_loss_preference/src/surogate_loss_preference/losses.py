@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,9 +47,15 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
     sums, labels = document_sums(context, context.head)
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
-    loss, *figures = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
-    reported = [Figure(name, value, "group") for name, value in zip(FIGURES, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], reported, cached=sums)
+    values = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
+    return loss_of_groups(FIGURES, values, cached=sums)
+
+
+def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached: Value | None = None) -> Loss:
+    """Return the loss of an op that sums over groups of documents: its first output, then the figures of `names`."""
+    loss, *figures = values
+    reported = [Figure(name, value, "group") for name, value in zip(names, figures, strict=True)]
+    return Loss([Figure("loss", loss, "group")], reported, cached=cached)
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:

@@ -19,7 +19,6 @@ from surogate_core.api import (
     BatchInputs,
     Builder,
     ConfigError,
-    Figure,
     Head,
     HFTensor,
     Init,
@@ -30,7 +29,7 @@ from surogate_core.api import (
     WeightMap,
 )
 
-from .losses import FIGURES
+from .losses import FIGURES, loss_of_groups
 
 SCORE = "score.weight"
 _LM_HEAD = "lm_head.weight"
@@ -158,9 +157,7 @@ def _build(context: LossContext[RewardOptions]) -> Loss:
     assert batch.groups is not None and batch.group_scale is not None, "the loss asks for groups"
     scores, used = b.emit("document_scores", head.x, head.weight, batch.tokens, batch.groups, **head.attrs)
     attrs: dict[str, Any] = {"form": "sigmoid", "beta": 1.0, "center": context.options.reward_center}
-    loss, *figures = b.emit("pair_loss", scores, used, batch.group_scale, **attrs)
-    reported = [Figure(name, value, "group") for name, value in zip(FIGURES, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], reported)
+    return loss_of_groups(FIGURES, b.emit("pair_loss", scores, used, batch.group_scale, **attrs))
 
 
 REWARD = LossDef(
