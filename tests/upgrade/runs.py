@@ -12,8 +12,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from surogate_core.checkpoint.manifest import MANIFEST, list_files, read_manifest, write_manifest
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parents[1] / "examples/tiny-qwen3"
@@ -81,6 +84,19 @@ def losses(out: Path) -> list[float]:
     return [record["loss"] for record in records if record["log"] == "step"]
 
 
+def forget_paths(step: Path, paths: Mapping[str, str]) -> None:
+    """Replace the paths of this machine in the texts of a checkpoint."""
+    for name in ("adapter_config.json", MANIFEST):
+        if (step / name).is_file():
+            text = (step / name).read_text()
+            for path, shown in paths.items():
+                text = text.replace(path, shown)
+            (step / name).write_text(text)
+    manifest = read_manifest(step)
+    names = manifest.files.keys()
+    write_manifest(step, replace(manifest, files={n: f for n, f in list_files(step, {}).items() if n in names}))
+
+
 def main() -> None:
     from surogate_core import __version__, run
 
@@ -95,6 +111,7 @@ def main() -> None:
             for file in TOKENIZER_FILES:
                 (saved / STEP / file).unlink()
                 (saved / STEP / file).symlink_to(os.path.relpath(TOKENIZER / file, saved / STEP))
+            forget_paths(saved / STEP, {str(root): "/run", str(HERE / __version__): "/base"})
             (saved / "losses.json").write_text(json.dumps(losses(root / "out")) + "\n")
 
 
