@@ -33,6 +33,9 @@ from .measured_rates import read_rates
 GIB = 1 << 30
 
 _SUSTAINED = 0.68
+_MMA_SYNC = {9: 0.62, 10: 0.25}
+"""Share of the rate of bf16 that the instruction `mma.sync` reaches, by the major version of an SM. Others have no
+faster one. SM90: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024. SM100: assumed."""
 _BANDWIDTH = 0.87
 _LINK = 0.8
 _NVLINK, _TAKEN = 0.4, 0.24
@@ -75,7 +78,9 @@ def _gpu(
     fp4        dense peak, TFLOP/s: half of the figure with sparsity, but for the B300; 0: the device has none
     network    Gb/s of a port for each GPU. Default: that of machines with NVLink, else an eighth of 100 Gb/s.
     """
-    flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
+    dense = bf16 * _SUSTAINED * 1e12
+    flops = {"bf16": dense, "mma.sync": dense * _MMA_SYNC.get(sm // 10, 1.0)}
+    flops |= {"fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     if sm >= 89:
         flops["fp8"] = 2 * flops["bf16"]
     if fp4:
@@ -105,7 +110,7 @@ def _gpu(
 
 _H100 = replace(
     _gpu("h100", "NVIDIA H100 80GB HBM3", 90, 79.1, 989, 67, 3.35, 450),
-    flops={"fp8": 1422e12, "bf16": 684.1e12, "fp32": 49.5e12, "fp64": 49.5e12},
+    flops={"fp8": 1422e12, "bf16": 684.1e12, "mma.sync": 424e12, "fp32": 49.5e12, "fp64": 49.5e12},
     bandwidth=2.988e12,
     launch_seconds=1.99e-6,
     host_bandwidth=41.95e9,
@@ -114,7 +119,7 @@ _H100 = replace(
 )
 _H200 = replace(
     _gpu("h200", "NVIDIA H200", 90, 139.8, 989, 67, 4.8, 450),
-    flops={"fp8": 1347e12, "bf16": 668e12, "fp32": 49.9e12, "fp64": 49.9e12},
+    flops={"fp8": 1347e12, "bf16": 668e12, "mma.sync": 414e12, "fp32": 49.9e12, "fp64": 49.9e12},
     bandwidth=4.206e12,
     host_bandwidth=50.6e9,
     source="measured 2026-11-22",

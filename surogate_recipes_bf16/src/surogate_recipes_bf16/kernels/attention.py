@@ -191,15 +191,15 @@ CUDNN: tuple[KernelDef, ...] = (
 
 
 def _own(
-    dtype: str, forward: float, backward: float, supports: Callable[[Op, Target], Support]
+    dtype: str, rate: str, forward: float, backward: float, supports: Callable[[Op, Target], Support]
 ) -> tuple[KernelDef, ...]:
-    """Return the kernels of this project for a dtype, which compute at these shares of its rate."""
+    """Return the kernels of this project for a dtype, which compute at these shares of a rate."""
     return (
         KernelDef(
             op="attention",
             dtypes=(*_ins("attention", dtype), *_outs("attention", dtype)),
             attrs=("window", "scale", "softcap"),
-            arithmetic=(dtype, forward),
+            arithmetic=(rate, forward),
             supports=supports,
             bind=_bind_own,
         ),
@@ -207,7 +207,7 @@ def _own(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
             attrs=("window", "scale", "softcap", "chunks"),
-            arithmetic=(dtype, backward),
+            arithmetic=(rate, backward),
             supports=supports,
             bind=_bind_own_bwd,
             workspace=_own_bwd_workspace,
@@ -215,15 +215,16 @@ def _own(
     )
 
 
-MMA: tuple[KernelDef, ...] = _own("bf16", 0.4, 0.2, _own_supports)
+MMA: tuple[KernelDef, ...] = _own("bf16", "mma.sync", 0.3, 0.18, _own_supports)
 """Kernels for bf16 by tensor cores.
 
-Their shares are estimates, to be measured: not more than half of what `mma.sync` allows, which has the peak rate on
-SM8x and SM12x and 0.6 of it on an H100. The backward computes 8 products, 10 with heads of more than 128, where an op
-counts 5. On SM100, where caps and large heads come here, the bound is near a quarter of the peak: there they are high.
+On an H200 (2026-11-26), rows of 2,048: 106, 152 and 109 TFLOP/s forward with heads of 64, 128 and 256, and 52, 115 and
+74 backward; with a cap 95 and 80 forward with heads of 128 and 256, and 96 and 65 backward. `mma.sync` allows 414
+there. The backward computes 8 products, 10 with heads of more than 128, where an op counts 5. On other cards they have
+not run: the share of a slower tensor core is not smaller.
 """
 
-PLAIN: tuple[KernelDef, ...] = _own("fp32", 0.4, 0.2, _plain_supports)
+PLAIN: tuple[KernelDef, ...] = _own("fp32", "fp32", 0.4, 0.2, _plain_supports)
 """Plain kernels for fp32.
 
 On an H100 (2026-11-25), rows of 2,048, from and to bf16, which they also served then: 16.2, 24.0 and 15.7 TFLOP/s
