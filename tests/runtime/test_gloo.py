@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,28 @@ def test_an_abort_frees_a_rank_that_waits() -> None:
     first, _ = gloo.connect(world_of(2))
     failed = error_after_abort(first, first)
     assert "barrier" in failed and "aborted" in failed, failed
+
+
+class Late:
+    """A transfer that is done at the moment in which the first wait gives up."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.done = error, False
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        was, self.done = self.done, True
+        if self.error or not was:
+            raise RuntimeError(self.error or "Operation timed out!")
+
+
+def test_a_transfer_that_is_done_when_a_wait_gives_up_is_no_error() -> None:
+    first, _ = gloo.connect(world_of(2))
+    assert first._is_done(Late())
+    with pytest.raises(RuntimeError, match="connection closed"):
+        first._is_done(Late("connection closed"))
 
 
 def test_gloo_and_copies_have_equal_bits() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -74,12 +75,11 @@ class GlooComm(ExchangingComm):
         if self._aborted:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for the transfer
             raise RuntimeError("the communicator was aborted")
-        try:
+        with suppress(RuntimeError):  # its time is up
             work.wait(_POLL)
-        except RuntimeError:
-            if work.is_completed():
-                raise
-        return bool(work.is_completed())
+        if done := bool(work.is_completed()):
+            work.wait()  # raises if it failed
+        return done
 
 
 def connect(world: World, seconds: float = SECONDS) -> tuple[GlooComm, ...]:
