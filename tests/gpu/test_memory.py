@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,10 +24,9 @@ from safetensors.torch import save_file
 from surogate_core.machine.devices import GIB
 from surogate_core.plugins.discovery import load_registry
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="measures the whole GPU: run without -n"),
-]
+from .alone import ALONE
+
+pytestmark = [pytest.mark.gpu, ALONE]
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "benchmarks" / "models"

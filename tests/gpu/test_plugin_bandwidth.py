@@ -7,7 +7,9 @@ import pytest
 from surogate_conformance import bench_of
 from surogate_conformance.bandwidth import VisibleCard, shares, unmeasured
 
-pytestmark = pytest.mark.gpu
+from .alone import ALONE
+
+pytestmark = [pytest.mark.gpu, ALONE]
 
 
 def test_a_kernel_that_moves_bytes_reaches_most_of_the_copy_rate_and_no_more() -> None:

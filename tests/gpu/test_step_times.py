@@ -9,7 +9,9 @@ import pytest
 import torch
 from end_to_end.product import make_workplace, records, write_model
 
-pytestmark = pytest.mark.gpu
+from .alone import ALONE
+
+pytestmark = [pytest.mark.gpu, ALONE]
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
