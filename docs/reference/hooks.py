@@ -14,22 +14,22 @@ A plugin says for which version of each of its hooks it was written, by the name
 `SUROGATE_API = {"ops": 1, "recipes": 1}`. A hook has a new version if plugins must change for it: a field of a
 definition has gone or means something else, or a function of it gets other arguments. What is added needs no new one.
 
-Core serves the versions in the table. It refuses a plugin for another one with a line that says what changed.
+Core serves the versions in the table. It refuses a plugin for another one with a line that says what changed. Version 1
+of each hook is that of release 0.2.0, the first one.
 [api.txt](api.txt) lists everything that plugins import. [Write a plugin](../write-a-plugin.md#every-hook) says what
 each hook is for.
 
-| hook | served | version | what a plugin has to change |
-|---|---|---|---|
+| hook | served | since version 1, a plugin has to change |
+|---|---|---|
 """
 
 
 def page() -> str:
     """Return the text of hooks.md."""
-    rows = [
-        f"| `surogate_{hook}` | {served} | {version} | {text} |"
-        for hook, served in SERVED.items()
-        for version, text in sorted(served.changes.items(), reverse=True)
-    ]
+    rows = []
+    for hook, served in SERVED.items():
+        changes = "; ".join(f"{version}: {text}" for version, text in sorted(served.changes.items()))
+        rows.append(f"| `surogate_{hook}` | {served} | {changes or 'nothing'} |")
     return HEAD + "\n".join(rows) + "\n"
 
 

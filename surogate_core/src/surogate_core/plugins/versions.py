@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from .. import __version__
@@ -23,36 +23,20 @@ PAGE: Final = "docs/reference/hooks.md"
 
 @dataclass(frozen=True)
 class Served:
-    """The versions of a hook that core serves. changes: what a plugin must change to reach each of them."""
+    """The versions of a hook that core serves. changes: what a plugin must change to reach each one after the first."""
 
-    oldest: int
-    newest: int
-    changes: Mapping[int, str]
+    oldest: int = 1
+    newest: int = 1
+    changes: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-_CHANGES: Final[Mapping[str, str]] = {
-    "models": "ModelDef.build returns Head(x, weight) in place of the result of lm_head_ce",
-    "ops": "rematerialise, recompute_kind, add_kind, pair_kind and narrowed are in OpDef.rewrites; memory_efficiency "
-    "is of KernelDef; is_attention is attention",
-    "adapters": "apply(program, scalars, context) and start(params, context) get an AdapterContext",
-    "weight_formats": "quantize(context), dequantize(states, context) and copies(states, op, outputs, context) get a "
-    "StorageContext",
-    "launchers": "task.work(world, notice) is what surogate_core.run.work was; start(task, notice, options) has its "
-    "options last; Member, join_members and TcpStore are in api",
-    "loggers": "Logger.report(report) takes the place of step, eval, gpu and numerics",
-}
-"""Changes of version 1, besides that each hook has a number."""
-
 SERVED: Final[Mapping[str, Served]] = {
-    (name := hook.removeprefix("surogate_")): Served(
-        1, 1, {1: "; ".join(filter(None, ("SUROGATE_API has a number for each hook", _CHANGES.get(name))))}
-    )
-    for hook in (*HOOKS, "surogate_diagnose")
+    hook.removeprefix("surogate_"): Served() for hook in (*HOOKS, "surogate_diagnose")
 }
-"""By the name of the hook without `surogate_`."""
+"""By the name of the hook without `surogate_`. Version 1 of each is that of release 0.2.0, the first one."""
 
 
 def mismatch(plugin: Plugin, declared: object, hooks: Sequence[str]) -> str:
@@ -60,7 +44,7 @@ def mismatch(plugin: Plugin, declared: object, hooks: Sequence[str]) -> str:
     update = "" if plugin.file else f" Try: pip install -U {plugin.distribution}"
     subject = "" if plugin.file else f"{plugin.module} "
     numbers = declared if isinstance(declared, Mapping) else {}
-    if not isinstance(declared, Mapping) or any(type(number) is not int for number in numbers.values()):
+    if not isinstance(declared, Mapping) or any(type(number) is not int or number < 1 for number in numbers.values()):
         found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r:.60}"
         wanted = {hook: SERVED[hook].newest for hook in hooks or ("ops",)}
         return f"{subject}{found}, not a number for each hook. {_write(wanted)}.{update}"
