@@ -103,7 +103,7 @@ def _class(name: str, node: ast.ClassDef) -> Iterator[str]:
     yield f"class {name}({bases})" if bases else f"class {name}"
     for member in node.body:
         if isinstance(member, ast.AnnAssign | ast.Assign):
-            if not (line := ast.unparse(member)).startswith("_"):
+            if not (line := ast.unparse(member)).startswith("_") or line == "_: KW_ONLY":
                 yield f"    {line}"
         elif isinstance(member, ast.FunctionDef) and (not member.name.startswith("_") or member.name == "__init__"):
             yield from (f"    {line}" for line in _function(member.name, member))

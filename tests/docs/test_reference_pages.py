@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import surogate_core.api
+from surogate_core import __version__
 from surogate_core.api import OpDef
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.reference.ops import load
@@ -98,6 +100,71 @@ def test_the_listing_has_every_public_name_of_the_api() -> None:
         if not any(f"\n{start}{name}" in listed for start in ("", "def ", "class "))
     ]
     assert not missing
+
+
+LISTING = """What plugins may import.
+
+
+acme.api
+
+def scale(x: int) -> int
+
+@dataclass(frozen=True, kw_only=True)
+class Thing(Definition)
+    name: str
+    size: int = 1
+    @property
+    def whole(self) -> bool
+
+LIMIT = 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differences"),
+    [
+        ("", "", []),
+        ("    size: int = 1\n", "    size: int = 1\n    place: str = ''\n", []),
+        ("    @property\n", "    @property\n    def part(self) -> int\n    @property\n", []),
+        ("    size: int = 1\n", "    size: int = 1\n    place: str\n", ["acme.api.Thing needs place: str"]),
+        ("    size: int = 1\n", "", ["acme.api.Thing: size: int = 1"]),
+        ("    name: str\n    size: int = 1\n", "    size: int = 1\n    name: str\n",
+         ["acme.api.Thing: its lines have another order"]),
+        ("    @property\n", "", ["acme.api.Thing: @property def whole(self) -> bool"]),
+        ("x: int)", "y: int)", ["acme.api.scale: def scale(x: int) -> int"]),
+        (", kw_only=True", "", ["acme.api.Thing: @dataclass(frozen=True, kw_only=True) class Thing(Definition)"]),
+        ("LIMIT = 8\n", "", ["acme.api.LIMIT has gone"]),
+        ("LIMIT = 8", "LEAST = 8", ["acme.api.LIMIT has gone"]),
+        ("def scale(x: int) -> int\n\n", "", []),
+        ("acme.api\n", "acme.api.deep\n", ["acme.api.Thing has gone", "acme.api.LIMIT has gone"]),
+    ],
+)  # fmt: skip
+def test_a_listing_keeps_every_line_of_an_earlier_one_or_warns(
+    old: str, new: str, differences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deprecated(name: str) -> object:
+        if name != "scale":
+            raise AttributeError(name)
+        warnings.warn("acme.api.scale is gone: use resize", DeprecationWarning, stacklevel=2)
+        return len
+
+    module = ModuleType("acme.api")
+    module.__getattr__ = deprecated  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "acme", ModuleType("acme"))
+    monkeypatch.setitem(sys.modules, "acme.api", module)
+    assert list(generator("released").differences(LISTING, LISTING.replace(old, new))) == differences
+
+
+def test_the_listing_has_what_the_last_release_had() -> None:
+    page = generator("released")
+    if __version__ == "0.1.0":
+        assert not page.RELEASED.exists(), "0.2.0 is the first release with a listing"
+        return
+    released = page.RELEASED.read_text()
+    assert released.startswith(f"Release {__version__}\n"), "write it: see Release in CONTRIBUTING.md"
+    assert set(page.differences(released, (REFERENCE / "api.txt").read_text())) == set(page.ACCEPTED), (
+        "plugins of the last release miss these. Keep the names, with a warning, or say in released.py why not"
+    )
 
 
 @pytest.mark.parametrize(

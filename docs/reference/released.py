@@ -1,0 +1,74 @@
+"""Compares what plugins may import with the last release: python docs/reference/released.py prints what differs.
+
+`released.txt` is api.txt of that release, below a line that says which one. Every line of it stays, in its order. Fields
+with a default and methods may be added. A name that has gone stays importable for one minor version, and warns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
+
+ACCEPTED: Mapping[str, str] = {}
+"""What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or
+that no plugin can notice, as of a further parameter with a default. A release empties it."""
+
+Entries = dict[tuple[str, str], list[str]]
+"""The lines of each name of a module. Those of decorators are one with the line below."""
+
+
+def differences(released: str, current: str) -> Iterator[str]:
+    """Yield the lines of a listing that another one lacks, and the fields that it needs in addition."""
+    old, new = entries(released), entries(current)
+    for (module, name), lines in old.items():
+        place = f"{module}.{name}"
+        elsewhere = [found for (_, other), found in new.items() if other == name]
+        if (module, name) in new:
+            yield from _changes(place, lines, new[module, name])
+        elif (warns := _warns(module, name)) is None or not (warns or elsewhere):
+            yield f"{place} has gone"
+        elif not warns:
+            yield from _changes(place, lines, elsewhere[0])
+
+
+def entries(listing: str) -> Entries:
+    """Parse a listing."""
+    found: Entries = {}
+    for part in listing.rstrip().split("\n\n\n")[1:]:
+        module, *texts = part.split("\n\n")
+        for text in texts:
+            lines = re.sub(r"^( *@.*)\n *", r"\1 ", text, flags=re.M).splitlines()
+            named = re.search(r"(?:^| )(?:def|class) (\w+)|^(\w+)", lines[0])
+            assert named is not None, lines[0]
+            found[module, named[1] or named[2]] = lines
+    return found
+
+
+def _changes(place: str, lines: list[str], now: list[str]) -> Iterator[str]:
+    missing = [line for line in lines if line not in now]
+    yield from (f"{place}: {line.strip()}" for line in missing)
+    if not missing and [line for line in now if line in lines] != lines:
+        yield f"{place}: its lines have another order"
+    added = (line for line in now[1:] if line not in lines)
+    yield from (f"{place} needs {line.strip()}" for line in added if "def " not in line and " = " not in line)
+
+
+def _warns(module: str, name: str) -> bool | None:
+    """Return whether the import of a name warns; None if there is no such name."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            return None
+    return any(issubclass(warning.category, DeprecationWarning) for warning in caught)
+
+
+if __name__ == "__main__":
+    print("\n".join(differences(RELEASED.read_text(), LISTING.read_text())))
