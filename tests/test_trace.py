@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from whole_plugin import MODEL, OPTIMIZER, whole_plugin, write_config
 
 from surogate_conformance.trace import Traced, traced
-from surogate_core import run
+from surogate_core import __version__, run
 from surogate_core.assembly.assemble import trace
 from surogate_core.assembly.passes import PASSES
 from surogate_core.cli.app import app
@@ -179,7 +179,7 @@ def test_the_trace_names_the_packages_of_ops_and_of_what_runs_them() -> None:
     assert kernels["qk_norm_rope"]["op_of"] == "surogate-models"
     assert shown["device"] == "h200" and shown["refusals"] == {}
     built = shown["passes"][0]
-    assert built["by"] == {"kind": "model", "name": "qwen3", "distribution": "surogate-models", "version": "0.1.0"}
+    assert built["by"] == {"kind": "model", "name": "qwen3", "distribution": "surogate-models", "version": __version__}
     linear = next(change for change in built["changes"] if change["op"] == "linear")
     assert linear["blocks"] == {"0": 4, "1": 4, "2": 4, "3": 4} and linear["count"] == 16
     on_cpu = json.loads(trace_of(QUICKSTART, "--device", "cpu", "--json").stdout)

@@ -24,6 +24,7 @@ import virtualenvs
 from filelock import FileLock
 from virtualenvs import Environment
 
+from surogate_core import __version__
 from surogate_new.package import LAYERS
 
 ROOT = Path(__file__).parents[2]
@@ -237,7 +238,7 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
         "loaded",
     )
     assert case.has("datasets")
-    assert case.surogate("--version").startswith("surogate 0.1")
+    assert case.surogate("--version").startswith(f"surogate {__version__}")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
     assert "Traceback" not in case.surogate("doctor")
 
