@@ -1,7 +1,7 @@
 """Compares what plugins may import with the last release: python docs/reference/released.py prints what differs.
 
-`released.txt` is api.txt of that release, below a line that says which one. Every line of it stays, in its order. Fields
-with a default and methods may be added. A name that has gone stays importable for one minor version, and warns.
+`released.txt` is api.txt of that release, below a line that says which one. Every line of it stays, in its order.
+Fields with a default and methods may be added. A name that has gone stays importable for one minor version, and warns.
 """
 
 from __future__ import annotations

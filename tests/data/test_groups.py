@@ -119,7 +119,9 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
         with pytest.raises(ConfigError, match=r"^key: 'nowhere' is neither a directory"):
             context.find("nowhere", where="key")
         assert context.trained(*context.offsets[:2]).tolist() == [False, False, True]
-        return Prepared({"own": np.stack([context.tokens, context.tokens + context.options], -1)}, {"seen": "all"})
+        return Prepared(
+            {"own": np.stack([context.tokens, context.tokens + context.options], -1)}, facts={"seen": "all"}
+        )
 
     asked = Asked("made", (own, *COLUMNS), 2, prepare=prepare, options=1)
     asked.check(TYPE, [TYPE], "datasets.0", "delete")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install surogate-la
 pytest.importorskip("surogate_launch_ray", reason="the plugin is not installed: pip install surogate-launch-ray")
 
 from ray_clusters import NODE, Driver, actors, cluster, wait_until
-
-from surogate_core import __version__
 
 pytestmark = pytest.mark.slow
 
@@ -38,5 +37,7 @@ def test_a_node_with_another_version_is_refused_by_name(tmp_path: Path) -> None:
     with cluster(nodes=1) as made:
         made.add_node(**NODE, env_vars={"PYTHONPATH": str(odd.parent)})
         done = place.surogate("train", place.write(), RAY_ADDRESS=made.address)
-    assert_refused(done, "nodes differ from this machine", f"surogate-lora is 9.9 there, {__version__} here", "node ")
+    assert_refused(
+        done, "nodes differ from this machine", f"surogate-lora is 9.9 there, {version('surogate-lora')} here", "node "
+    )
     assert not place.out.exists()

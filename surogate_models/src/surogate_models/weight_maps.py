@@ -74,7 +74,7 @@ def linear_weights(name: str, columns: int, bias: bool, *parts: tuple[str, int])
 
 def weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None = None) -> WeightMap:
     """Return the map of a param. `tensors`: names and shapes, one above another in the param. kind: see `WeightMap`."""
-    return WeightMap(param, tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors), kind)
+    return WeightMap(param, tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors), kind=kind)
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:

@@ -21,14 +21,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surogate_core import run, training
-from surogate_core.api import Definition, LossDef, ModelDef, Op
+from surogate_core.api import Definition, LossDef, ModelDef, Op, Sharding
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.data.loader import NO_LABEL, MicroBatch
 from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.program.shards import Sharding
 from surogate_core.reporting import picture
 from surogate_core.runtime.comms import copies
 from surogate_core.runtime.team import Team

@@ -35,7 +35,9 @@ def build(context: LossContext[DistillationOptions]) -> Loss:
         reverse=o.distillation_kl == "reverse",
         **head.attrs,
     )
-    return Loss([Figure("loss", loss)], [Figure("cross_entropy", cross_entropy), Figure("divergence", divergence)])
+    return Loss(
+        [Figure("loss", loss)], figures=[Figure("cross_entropy", cross_entropy), Figure("divergence", divergence)]
+    )
 
 
 def prepare(context: PrepareContext[DistillationOptions]) -> Prepared:

@@ -91,7 +91,7 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
                     found = cache.open()
     assert found is not None, "it was just written"
     # a resumed run needs the same teacher, wherever it lies, and not that it is run at the same time
-    return Prepared(found, {KEY: f"files of hash {identity['teacher'][:16]}", "distillation_run_teacher": None})
+    return Prepared(found, facts={KEY: f"files of hash {identity['teacher'][:16]}", "distillation_run_teacher": None})
 
 
 def refuse_other_tokenizer(model: Path, teacher: Path, name: str) -> None:

@@ -153,7 +153,7 @@ def _encode(row: Mapping[str, Any], tokenizer: Any, options: LabelledOptions) ->
     if document.left_out:
         return [document]
     columns = {DESIRABLE.name: desirable}
-    return [Encoded(document.tokens, document.trained, document.omissions, columns=columns)]
+    return [Encoded(document.tokens, document.trained, omissions=document.omissions, columns=columns)]
 
 
 LABELLED = DatasetFormatDef(

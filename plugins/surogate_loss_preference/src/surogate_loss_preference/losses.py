@@ -55,7 +55,7 @@ def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached: Value 
     """Return the loss of an op that sums over groups of documents: its first output, then the figures of `names`."""
     loss, *figures = values
     reported = [Figure(name, value, "group") for name, value in zip(names, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], reported, cached=cached)
+    return Loss([Figure("loss", loss, "group")], figures=reported, cached=cached)
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:

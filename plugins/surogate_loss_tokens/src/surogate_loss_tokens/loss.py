@@ -48,7 +48,7 @@ def build(context: LossContext) -> Loss:
         z=options.tokens_z_loss,
     )
     loss, z_loss, cross_entropy = map(Figure, ("loss", "z_loss", "cross_entropy"), sums)
-    return Loss([loss, z_loss] if options.tokens_z_loss else [loss], [cross_entropy])
+    return Loss([loss, z_loss] if options.tokens_z_loss else [loss], figures=[cross_entropy])
 
 
 TOKENS = LossDef(

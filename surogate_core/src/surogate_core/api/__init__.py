@@ -14,7 +14,7 @@ need a prefix (`adamw_beta1`), because all installed plugins share one flat name
 
 from __future__ import annotations
 
-from ..dtypes import DTYPES, Dtype, accumulator, wider
+from ..dtypes import DTYPES, Dtype, accumulator
 from ..errors import ConfigError, NonFiniteError, PluginError, ProgramError, RunStopped, SurogateError
 from ..origin import Definition
 from ..program.builder import Builder
@@ -164,5 +164,4 @@ __all__ = [
     "first_output",
     "part_size",
     "provides",
-    "wider",
 ]

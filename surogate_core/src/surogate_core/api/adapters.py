@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -107,6 +107,7 @@ class Merge:
 
     base_model: str
     changes: Mapping[str, Callable[[Tensor], Tensor]]
+    _: KW_ONLY
     may_lack: Sequence[str] = ()
     check: Callable[[Mapping[str, Any]], None] = lambda base: None
     base_revision: str = ""

@@ -17,6 +17,8 @@ from typing import Any, Final
 from . import Finding, KernelDef, SystemInfo
 from .hooks import hookimpl, provides
 
+__all__ = ["aligned", "compiled_hooks", "diagnose"]
+
 INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
 
 HEADERS: Final = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
 from ..origin import Declared, Definition, Name
@@ -34,6 +34,7 @@ class Column(Declared):
 
     name: Name
     per: Literal["token", "document"] = "token"
+    _: KW_ONLY
     shape: tuple[int, ...] = ()
     dtype: Literal["fp32", "int32"] = "fp32"
 
@@ -49,6 +50,7 @@ class Encoded:
 
     tokens: Sequence[int]
     trained: Sequence[bool]
+    _: KW_ONLY
     omissions: Sequence[Omission] = ()
     left_out: str = ""
     columns: Mapping[str, Sequence[float] | float] = field(default_factory=dict)

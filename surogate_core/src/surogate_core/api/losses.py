@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
@@ -45,6 +45,7 @@ class Loss(Declared):
     """
 
     terms: Sequence[Figure]
+    _: KW_ONLY
     figures: Sequence[Figure] = ()
     cached: Value | None = None
 
@@ -114,6 +115,7 @@ class Prepared:
     facts, {option: what a resumed run must have in common in place of its value, None for nothing}."""
 
     columns: Mapping[str, Any]
+    _: KW_ONLY
     facts: Mapping[str, str | None] = field(default_factory=dict)
 
 

@@ -46,7 +46,7 @@ Shape = tuple[int, ...]
 MAX_MATRICES = 256
 """Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
-E4M3_MULTIPLE = 16
+_E4M3_MULTIPLE = 16
 """Rows of each matrix and columns of a weight that is copied to E4M3 are multiples of this."""
 
 
@@ -120,7 +120,7 @@ class MatrixStorage(Generic[Options]):
         """
         b, info = context.builder, context.param
         sizes = (*(matrix.rows for matrix in info.matrices), info.param.shape[1])
-        if b.ops[op.kind].copies_to(op) != "e4m3" or any(size % E4M3_MULTIPLE for size in sizes):
+        if b.ops[op.kind].copies_to(op) != "e4m3" or any(size % _E4M3_MULTIPLE for size in sizes):
             return None
         attrs, scale = self._reading(info, context.options), len(op.outs) - 1
         made: dict[int, Value] = {}
@@ -209,8 +209,8 @@ class MatrixStorage(Generic[Options]):
         )
         for size in (*attrs["rows"], weight.shape[1]):
             need(
-                size % E4M3_MULTIPLE == 0,
-                f"rows of matrices and columns must be multiples of {E4M3_MULTIPLE}, got {size}",
+                size % _E4M3_MULTIPLE == 0,
+                f"rows of matrices and columns must be multiples of {_E4M3_MULTIPLE}, got {size}",
             )
         shape = weight.shape[::-1] if attrs["transposed"] else weight.shape
         return [OutSpec(WEIGHT_LABEL, shape, "e4m3"), OutSpec(WEIGHT_LABEL, (2,), "fp32")]

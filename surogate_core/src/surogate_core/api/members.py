@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from ..errors import ConfigError
 from .world import Store, StoreLost, World
 
+__all__ = ["Member", "join_members"]
+
 _REFUSED = "join/refused"
 
 

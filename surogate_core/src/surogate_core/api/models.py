@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import SkipValidation
@@ -88,6 +88,7 @@ class WeightMap(Declared):
 
     param: str
     tensors: tuple[HFTensor, ...]
+    _: KW_ONLY
     kind: ParamKind | None = None
     new: bool = False
 
@@ -113,6 +114,7 @@ class Head(Declared):
 
     x: Value
     weight: Value
+    _: KW_ONLY
     losses: Sequence[Value] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
 

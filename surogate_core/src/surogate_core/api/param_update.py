@@ -50,7 +50,7 @@ UPDATE_ATTRS: Mapping[str, Any] = {
 """The attributes that `emit_update` gives to an op."""
 SCALARS = 4
 """Number of inputs in front of the gradients."""
-ON_HOST = 32
+_ON_HOST = 32
 """Flag of a param with a value in host memory, in the table."""
 
 
@@ -137,7 +137,7 @@ def update_table(
         values = (grad, master, m, v, copies.get(i))
         found = [value for value in (*values, *(column.get(i) for column in more)) if value is not None]
         flags = sum(1 << bit for bit, value in enumerate(values) if value is not None and value.dtype == "bf16")
-        flags |= ON_HOST if any(value.place == "host" for value in found) else 0
+        flags |= _ON_HOST if any(value.place == "host" for value in found) else 0
         (weight_decay,) = struct.unpack("<q", struct.pack("<d", op.attrs["weight_decay"][i]))
         words += [
             *(0 if value is None else pointer(value) for value in (*values, amaxes.get(i))),

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from ..errors import ConfigError
 from .world import StoreLost
 
+__all__ = ["Address", "TcpStore", "listen"]
+
 _T = TypeVar("_T")
 _Call = tuple["Future[Any]", Callable[[Any], Any], Any]
 """Where its result goes, the call, and the store of torch that it is for."""

@@ -11,6 +11,8 @@ from typing import Any, Generic, Literal, Protocol, runtime_checkable
 from ..origin import Definition, Name
 from .base import NoOptions, Options
 
+__all__ = ["How", "LocalStore", "Position"]
+
 Span = tuple[int, int, str]
 """Elements in memory: (address, elements, dtype). On a GPU an address of the device, on a CPU of the host."""
 

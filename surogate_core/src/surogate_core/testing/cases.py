@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 
-Cases = Iterable[Any] | Mapping[str, Any]
 
-
-def cases(few: Cases, more: Cases = ()) -> list[Any]:
+def cases(few: Iterable[Any], more: Iterable[Any] = ()) -> list[Any]:
     """Return parameters for `parametrize`; `more` are marked `exhaustive`. The keys of a mapping are test ids."""
     return [*_params(few), *_params(more, pytest.mark.exhaustive)]
 
 
-def _params(values: Cases, *marks: pytest.MarkDecorator) -> list[Any]:
+def _params(values: Iterable[Any], *marks: pytest.MarkDecorator) -> list[Any]:
     if isinstance(values, Mapping):
         return [pytest.param(value, id=name, marks=marks) for name, value in values.items()]
     return [pytest.param(value, marks=marks) for value in values]

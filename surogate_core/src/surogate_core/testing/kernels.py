@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-GUARD_BYTES = int(os.environ.get("SUROGATE_GUARD_BYTES", 4096))
+_GUARD_BYTES = int(os.environ.get("SUROGATE_GUARD_BYTES", 4096))
 """Guard bytes before and after each buffer. Set it to 0 for tools that check accesses outside allocations."""
 _GUARD = 0xA5
 _POISON = 0xFF
@@ -59,8 +59,8 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, *, skew: int = 0, device: 
     """Return a tensor of NaN (all bits set) between guard bytes, `skew` elements after a multiple of 256 bytes."""
     shape = tuple(shape)
     size = torch.empty((), dtype=dtype).element_size()
-    start, count = GUARD_BYTES + skew * size, prod(shape) * size
-    raw = torch.full((start + count + GUARD_BYTES,), _GUARD, dtype=torch.uint8, device=device)  # torch aligns to 512
+    start, count = _GUARD_BYTES + skew * size, prod(shape) * size
+    raw = torch.full((start + count + _GUARD_BYTES,), _GUARD, dtype=torch.uint8, device=device)  # torch aligns to 512
     raw[start : start + count] = _POISON
     tensor = raw[start : start + count].view(dtype).view(shape)
     return Guarded(tensor, raw[:start], raw[start + count :])

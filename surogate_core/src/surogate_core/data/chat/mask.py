@@ -67,7 +67,7 @@ def encode_chat(
     except Untrainable as reason:
         return Encoded((), (), left_out=str(reason))
     encoded = encode_spans(chat.text, spans, tokenizer)
-    return Encoded(encoded.tokens, encoded.trained, (*lost, *omissions(chat, wanted)))
+    return Encoded(encoded.tokens, encoded.trained, omissions=(*lost, *omissions(chat, wanted)))
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:
