@@ -51,7 +51,7 @@ TYPE = DatasetFormatDef(
     encode=encode,
     truncation="delete",
     columns=COLUMNS,
-    group=2,
+    group_size=2,
 )
 
 
@@ -104,7 +104,7 @@ def test_steps_count_the_groups_of_all_ranks_and_keep_pairs_whole(tmp_path: Path
 
 
 def test_documents_of_which_none_is_a_group_are_groups_if_they_have_a_label(tmp_path: Path) -> None:
-    single = replace(TYPE, group=1, encode=lambda row, t, o: replace(encode(row, t, o)[0], trained=[False] * 3)
+    single = replace(TYPE, group_size=1, encode=lambda row, t, o: replace(encode(row, t, o)[0], trained=[False] * 3)
                      if row["text"] == "0" else encode(row, t, o)[0])  # fmt: skip
     rows = pack(tokenized(tmp_path, single), 24, asked=Asked("acme", (), group=1))
     batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)
@@ -117,7 +117,7 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
     def prepare(context: PrepareContext[Any]) -> Prepared:
         assert context.folder.name.endswith(".made") and not context.folder.exists()
         with pytest.raises(ConfigError, match=r"^key: 'nowhere' is neither a directory"):
-            context.find("nowhere", where="key")
+            context.find_model("nowhere", where="key")
         assert context.trained(*context.offsets[:2]).tolist() == [False, False, True]
         return Prepared(
             {"own": np.stack([context.tokens, context.tokens + context.options], -1)}, facts={"seen": "all"}
@@ -126,8 +126,8 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
     asked = Asked("made", (own, *COLUMNS), 2, prepare=prepare, options=1)
     asked.check(TYPE, [TYPE], "datasets.0", "delete")
     with pytest.raises(ConfigError, match=r"^datasets.0: truncation_strategy: left cuts off .* loss: made reads them"):
-        replace(asked, group=0).check(replace(TYPE, group=1), [TYPE], "datasets.0", "left")
-    of_run: dict[str, Any] = {"model_dir": tmp_path, "sequence_len": 24, "notice": print, "moved": print}
+        replace(asked, group=0).check(replace(TYPE, group_size=1), [TYPE], "datasets.0", "left")
+    of_run: dict[str, Any] = {"model_dir": tmp_path, "sequence_len": 24, "notice": print, "progress": print}
     (dataset,) = tokenized(tmp_path).corpus.datasets
     completed = asked.complete(dataset, **of_run)
     assert completed.facts == {"seen": "all"}
@@ -198,7 +198,7 @@ def test_a_type_that_does_not_fit_the_loss_is_refused(asked: Asked, strategy: st
 
 
 def test_a_loss_of_whole_documents_takes_no_parts_of_them() -> None:
-    single, alone = replace(TYPE, group=1), Asked("alone", COLUMNS, 1)
+    single, alone = replace(TYPE, group_size=1), Asked("alone", COLUMNS, 1)
     alone.check(single, [single], "datasets.0", "delete")
     replace(alone, group=0).check(single, [single], "datasets.0", "split")
     for strategy in ("split", "left", "right"):

@@ -369,7 +369,7 @@ def with_groups(batch: MicroBatch, inputs: PlanInputs, only: slice = slice(None)
 
     only: of the groups, or of the documents if it asks for none. The others lose their labels.
     """
-    loss, size = inputs.loss, max(1, inputs.loss.group)
+    loss, size = inputs.loss, max(1, inputs.loss.group_size)
     bounds = list(dict.fromkeys(batch.cu_seqlens.tolist()))
     labelled = [(a, b) for a, b in pairwise(bounds) if (batch.targets[a:b] >= 0).any()]
     every = np.array(labelled[: len(labelled) // size * size], np.int32).reshape(-1, size, 2)
@@ -379,7 +379,7 @@ def with_groups(batch: MicroBatch, inputs: PlanInputs, only: slice = slice(None)
         targets[start:stop] = batch.targets[start:stop]
     most = (inputs.max_documents - inputs.batch_size) // size
     asked: dict[str, Any] = {}
-    if loss.group:
+    if loss.group_size:
         asked["groups"] = np.zeros((most, size, 2), np.int32)
         asked["groups"][: len(chosen)] = chosen
     for column in loss.columns(inputs.loss_options):
@@ -394,7 +394,7 @@ def with_groups(batch: MicroBatch, inputs: PlanInputs, only: slice = slice(None)
             whole = np.zeros((most, size), np.float32)
             whole[: len(chosen)] = drawn[: len(every) * size].reshape(-1, size)[only]
             asked[f"column.{column.name}"] = whole
-    valid, groups = int((targets >= 0).sum()), len(chosen) if loss.group else 0
+    valid, groups = int((targets >= 0).sum()), len(chosen) if loss.group_size else 0
     return replace(batch, targets=targets, n_valid=valid, n_groups=groups, asked=asked)
 
 

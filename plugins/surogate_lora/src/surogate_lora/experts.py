@@ -2,8 +2,9 @@
 
     y = W_e x + s B_e (A_e x)    for the rows x of expert e
 
-A [E r, K] and B [E N, r] are stacked as the weights [E N, K] are, so that the op that multiplies these (`OpDef.groups`)
-multiplies A and B too: whatever has rows of groups computes them, forward and backward, and no B A is ever held.
+A [E r, K] and B [E N, r] are stacked as the weights [E N, K] are, so that the op that multiplies these
+(`OpDef.group_ends`) multiplies A and B too: whatever has rows of groups computes them, forward and backward, and no B A
+is ever held.
 
 PEFT has such adapters of parameters [E, N, K] (`target_parameters`). transformers holds all experts of a layer in them,
 in a module `experts` with two such parameters; checkpoints hold each projection of each expert.
@@ -48,7 +49,7 @@ def chosen(b: Builder, forward: Program, weights: Sequence[WeightMap], targets: 
 
     Raises ConfigError for a target that the model does not have, naming what it has.
     """
-    counts = {op.ins[1].name: op.ins[at].size for op in forward.ops if (at := b.ops[op.kind].groups) is not None}
+    counts = {op.ins[1].name: op.ins[at].size for op in forward.ops if (at := b.ops[op.kind].group_ends) is not None}
     known = {m.param: _parameter(m, counts[m.param]) for m in weights if m.param in counts}
     for target in targets:
         if not any(name and is_target(name, target) for name in known.values()):
@@ -105,7 +106,7 @@ class Stacks:
 
     def _pair(self, op: Op, parameter: str) -> tuple[Value, Value]:
         """Declare A, drawn as PEFT draws it, and B, zero."""
-        at, (rows, width), rank = self.b.ops[op.kind].groups, op.ins[1].shape, self.options.rank_of(parameter)
+        at, (rows, width), rank = self.b.ops[op.kind].group_ends, op.ins[1].shape, self.options.rank_of(parameter)
         assert at is not None
         drawn, zeros = Init(kind="uniform", bound=1 / sqrt(width)), Init(kind="zeros")
         down = self.b.param(parameter + DOWN, (op.ins[at].size * rank, width), drawn, self.dtype)

@@ -58,14 +58,14 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
     o = context.options
     if not o.distillation_teacher:
         raise ConfigError(f"loss: distillation needs a teacher. Set {KEY} to a model with the same tokenizer.")
-    context.moved(f"looking for the teacher {o.distillation_teacher}")
-    directory = context.find(o.distillation_teacher, where=KEY)
+    context.progress(f"looking for the teacher {o.distillation_teacher}")
+    directory = context.find_model(o.distillation_teacher, where=KEY)
     refuse_other_tokenizer(context.model_dir, directory, o.distillation_teacher)
     vocabulary = _vocabulary(context, directory)
     longest = int(np.diff(context.offsets).max(initial=0))
     identity: dict[str, Any] = {
         "format": FORMAT,
-        "teacher": content_hash(directory, context.moved),
+        "teacher": content_hash(directory, context.progress),
         "tokens": context.folder.name,
         "top_k": o.distillation_top_k,
         "temperature": o.distillation_temperature,
@@ -218,7 +218,7 @@ def _locked(path: Path, context: PrepareContext[DistillationOptions]) -> Iterato
     except Timeout:
         context.notice(f"{KEY}: waiting for another process that runs the teacher over the same data ({path})")
         while not lock.is_locked:
-            context.moved("waiting for another process that runs the teacher")
+            context.progress("waiting for another process that runs the teacher")
             with suppress(Timeout):
                 lock.acquire(timeout=5.0)
     try:
@@ -310,12 +310,12 @@ def _write(cache: Cache, context: PrepareContext[DistillationOptions], directory
         where = f", after the {files.done:,} of {len(batches):,} batches of an interrupted run" if files.done else ""
         context.notice(f"{KEY}: {name} reads {reads:,} tokens on {device}{where}; later runs use {cache.directory}")
         try:
-            context.moved(f"loading the teacher {name}")
+            context.progress(f"loading the teacher {name}")
             teacher = Teacher(directory, name, cache.vocabulary, device)
             for number, batch in enumerate(batches):
                 if number < files.done:
                     continue
-                context.moved(f"running the teacher, batch {number + 1:,} of {len(batches):,}")
+                context.progress(f"running the teacher, batch {number + 1:,} of {len(batches):,}")
                 _run(teacher, batch, files, context)
                 files.finished(number, number + 1 == len(batches))
         except torch.OutOfMemoryError as error:

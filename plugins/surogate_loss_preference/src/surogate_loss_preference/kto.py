@@ -92,7 +92,7 @@ KTO = LossDef(
     options=KtoOptions,
     build=_build,
     columns=lambda options: [DESIRABLE],
-    group=1,
+    group_size=1,
     reference=lambda options: True,
     prepass=Prepass(means=("log_ratio",), documents=mismatched),
 )

@@ -48,14 +48,14 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
     values = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
-    return loss_of_groups(FIGURES, values, cached=sums)
+    return loss_of_groups(FIGURES, values, cached_reference=sums)
 
 
-def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached: Value | None = None) -> Loss:
+def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached_reference: Value | None = None) -> Loss:
     """Return the loss of an op that sums over groups of documents: its first output, then the figures of `names`."""
     loss, *figures = values
     reported = [Figure(name, value, "group") for name, value in zip(names, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], figures=reported, cached=cached)
+    return Loss([Figure("loss", loss, "group")], figures=reported, cached_reference=cached_reference)
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
@@ -85,22 +85,22 @@ LOSSES: tuple[LossDef, ...] = (
         summary="direct preference optimization, with the model without its adapter as the reference",
         options=DpoOptions,
         build=_dpo,
-        group=2,
+        group_size=2,
         reference=lambda options: True,
-        cached=REFERENCE,
+        cached_reference=REFERENCE,
     ),
     LossDef(
         name="orpo",
         summary="cross-entropy of chosen answers and odds ratio of pairs, without a reference",
         options=OrpoOptions,
         build=_orpo,
-        group=2,
+        group_size=2,
     ),
     LossDef(
         name="simpo",
         summary="difference of mean log-probabilities of pairs, without a reference",
         options=SimpoOptions,
         build=_simpo,
-        group=2,
+        group_size=2,
     ),
 )

@@ -46,5 +46,5 @@ PREFERENCE = DatasetFormatDef(
     guess=_guess,
     guess_named=True,
     truncation="delete",
-    group=2,
+    group_size=2,
 )

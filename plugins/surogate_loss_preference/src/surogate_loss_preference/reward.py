@@ -166,5 +166,5 @@ REWARD = LossDef(
     options=RewardOptions,
     model=scored,
     build=_build,
-    group=2,
+    group_size=2,
 )

@@ -236,7 +236,7 @@ OPS: tuple[OpDef, ...] = (
         _grouped,
         vjp=_grouped_vjp,
         flops=_grouped_flops,
-        groups=2,
+        group_ends=2,
         rewrites=Rewrites(add_kind=_adding),
     ),
     _op(

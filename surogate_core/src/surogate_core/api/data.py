@@ -83,15 +83,15 @@ class DatasetFormatDef(Definition, Generic[Options]):
 
     options     pydantic model of the type's keys in an entry of `datasets:` ("text_field" ...)
     matches     (names of the columns with content in at least one row) -> whether `type: auto` should select this type
-    encode      (row, tokenizer, options) -> Encoded; of a type with groups `group` of them, each with a trained token
-                after its first, or one that is left out
+    encode      (row, tokenizer, options) -> Encoded; of a type with groups `group_size` of them, each with a trained
+                token after its first, or one that is left out
     fields      (options) -> names of the columns that `encode` reads
     optional    (options) -> those of `fields` that a row may lack; `encode` then gets None
     guess       (the same names as `matches`) -> keys that `type: auto` sets if the entry does not
     guess_named whether an entry that names the type gets these keys too
     truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
     columns     what `Encoded.columns` of each document has
-    group       documents of a row, which stay together: losses take them as a group
+    group_size  documents of a row, which stay together: losses take them as a group
     """
 
     name: Name
@@ -105,4 +105,4 @@ class DatasetFormatDef(Definition, Generic[Options]):
     truncation: Literal["split", "delete"] = "split"
     optional: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
     columns: Sequence[Column] = ()
-    group: int = 1
+    group_size: int = 1

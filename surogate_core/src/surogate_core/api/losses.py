@@ -15,6 +15,8 @@ from .data import Column
 from .models import Head, ModelDef
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..program.builder import Builder
 
 Unit = Literal["token", "group"]
@@ -41,13 +43,14 @@ class Loss(Declared):
     terms    the gradient is that of their sum: no op may add them. The first is reported as the loss, and `name`
              of it is not used; the others are reported as figures.
     figures  what is reported besides
-    cached   numbers of the documents, [G, n], that `LossDef.cached` holds later
+    cached_reference
+             numbers of the documents, [G, n], that the column `LossDef.cached_reference` holds later
     """
 
     terms: Sequence[Figure]
     _: KW_ONLY
     figures: Sequence[Figure] = ()
-    cached: Value | None = None
+    cached_reference: Value | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +95,21 @@ class PrepareContext(Generic[Options]):
 
     options    the loss's validated options
     tokens     ids [n_tokens]; document d is offsets[d] to offsets[d + 1]. trained(a, b): which of a to b are, bool
-    folder     for what the loss keeps of these tokens. find(model, where=key): the folder of another model
+    folder     for what the loss keeps of these tokens. find_model(model, where=key): the folder of another model
     model_dir  the folder of the run's model, with its tokenizer. sequence_len: of rows, and of pieces of documents
-    notice     prints a line for the user. moved: to be called with what is being done, again and again
+    notice     prints a line for the user. progress: to be called with what is being done, again and again
     """
 
     options: Options
-    tokens: Any
-    offsets: Any
-    trained: Callable[[int, int], Any]
+    tokens: np.ndarray[Any, Any]
+    offsets: np.ndarray[Any, Any]
+    trained: Callable[[int, int], np.ndarray[Any, Any]]
     folder: Path
     model_dir: Path
     sequence_len: int
-    find: Callable[..., Path]
+    find_model: Callable[..., Path]
     notice: Callable[[str], None]
-    moved: Callable[[str], None]
+    progress: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,13 @@ class LossDef(Definition, Generic[Options]):
                cross-entropies; `lm_head_tokens` yields log-probabilities of labels, without ever holding all logits.
     columns    (options) -> the columns of the batch (`BatchInputs.columns`): of dataset types, or made by `prepare`
     prepare    (context) -> columns that it makes of a dataset
-    group      documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
+    group_size documents of a group (`BatchInputs.groups`), which lie in one row: 2 for pairs. 1: groups are documents
                with a label. 0: the loss asks for no groups. Dataset types whose rows give another number are refused.
     reference  (options) -> whether `LossContext.reference` is wanted
-    cached     with `reference: cached`, a column per document in place of the reference: `Loss.cached` before the first
-               step. Only of a loss whose groups have several documents.
-    prepass    figures of the whole step that `build` reads; only of a loss with `group=1`
+    cached_reference
+               with `reference: cached`, a column per document in place of the reference: `Loss.cached_reference` before
+               the first step. Only of a loss whose groups have several documents.
+    prepass    figures of the whole step that `build` reads; only of a loss with `group_size=1`
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
 
@@ -146,8 +150,8 @@ class LossDef(Definition, Generic[Options]):
     model: Callable[[ModelDef[Any], Mapping[str, Any], Path, Options], ModelDef[Any]] | None = None
     columns: Callable[[Options], Sequence[Column]] = field(default=lambda options: ())
     prepare: Callable[[PrepareContext[Options]], Prepared] | None = None
-    group: int = 0
+    group_size: int = 0
     reference: Callable[[Options], bool] = field(default=lambda options: False)
-    cached: Column | None = None
+    cached_reference: Column | None = None
     prepass: Prepass | None = None
     in_nats: bool = False

@@ -157,7 +157,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     values = [figure.value for figure in (first, *others)]
     totals = {value: figure.step for value, figure in zip(values, reported, strict=True)}
     evaluated = {value: figure.evaluation for value, figure in zip(values, reported, strict=True)}
-    kept = (loss.cached,) if inputs.loss.cached and loss.cached else ()
+    kept = (loss.cached_reference,) if inputs.loss.cached_reference and loss.cached_reference else ()
     cached = tuple(b.state("cached_reference", v.shape, v.dtype, Init(kind="zeros")) for v in kept)
     evaluated |= zip(kept, cached, strict=True)
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))

@@ -43,7 +43,7 @@ class Assembly:
     passed      the passes that ran; `passed.verify` runs the checks of a draft
     reported    the loss, then the other figures of the run's loss
     numerics    what the programs of the purpose "report" write; None: there are none
-    cached      what an evaluation writes of each document (`LossDef.cached`), if anything
+    cached      what an evaluation writes of each document (`LossDef.cached_reference`), if anything
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
 

@@ -103,8 +103,8 @@ class Recorder:
         context = LossContext(builder=self.b, head=head, reference=reference, batch=self.batch, options=options)
         with self.b.record("forward") as emitted:
             loss = definition.build(context)
-        if definition.cached and not loss.cached:
-            raise definition.failed("build", "returned no Loss.cached, which LossDef.cached holds later")
+        if definition.cached_reference and not loss.cached_reference:
+            raise definition.failed("build", "returned no cached_reference, the numbers of that column of LossDef")
         outputs = (*(term.value for term in loss.terms), *head.losses)
         after = replace(forward, ops=(*forward.ops, *emitted), outputs=outputs)
         return self.passed("loss", forward, after, (definition, "build")), loss, x, copies

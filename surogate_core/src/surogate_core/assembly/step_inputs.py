@@ -13,7 +13,7 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
     tokens, precision = inputs.tokens, inputs.precision
     of_logits = wider(precision.model, precision.matmul)
     chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, of_logits)
-    group, columns = inputs.loss.group, inputs.loss.columns(inputs.loss_options)
+    group, columns = inputs.loss.group_size, inputs.loss.columns(inputs.loss_options)
     groups = ((inputs.max_documents - inputs.batch_size) // group, group) if group else ()  # of each row one is padding
     if not group and (alone := [column.name for column in columns if column.per == "document"]):
         raise ProgramError(f"loss {inputs.loss.name}: {alone[0]} is a column per document, but LossDef.group is 0")

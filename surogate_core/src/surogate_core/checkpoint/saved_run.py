@@ -238,7 +238,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "optimizer": config.optimizer,
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
-        **({"reference": config.reference} if loss.cached else {}),
+        **({"reference": config.reference} if loss.cached_reference else {}),
         **{key: fact for dataset in loader.rows.corpus.datasets for key, fact in dataset.facts.items()},
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),

@@ -38,7 +38,7 @@ class Asked:
             offsets=dataset.offsets,
             trained=dataset.trained,
             folder=dataset.path.with_name(f"{dataset.path.name}.{self.loss}"),
-            find=partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES)),
+            find_model=partial(resolve_model_dir, patterns=(*TOKENIZER_FILES, *WEIGHT_FILES)),
             **of_run,
         )
         made = self.prepare(context)
@@ -75,8 +75,8 @@ class Asked:
             )
 
     def _lacks(self, chosen: DatasetFormatDef) -> str:
-        if chosen.group != max(1, self.group):
-            return f"makes {chosen.group} documents of a row, but loss: {self.loss} takes {max(1, self.group)}"
+        if chosen.group_size != max(1, self.group):
+            return f"makes {chosen.group_size} documents of a row, but loss: {self.loss} takes {max(1, self.group)}"
         missing = [column for column in self.columns if column not in chosen.columns and self.prepare is None]
         named = ", ".join(f"{column.name} (one number per {column.per})" for column in missing)
         return f"has no {named}, which loss: {self.loss} reads" if missing else ""

@@ -149,7 +149,7 @@ def _documents(
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
         of_run = {"model_dir": tokenizer.directory, "sequence_len": config.sequence_len}
-        dataset = asked.complete(dataset, **of_run, notice=notice, moved=moved)
+        dataset = asked.complete(dataset, **of_run, notice=notice, progress=moved)
         spans = truncate(DocumentSpans.of([dataset]), config.sequence_len, strategy, where, notice)
         if len(spans) == 0:
             raise ConfigError(

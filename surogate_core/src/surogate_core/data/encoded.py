@@ -16,8 +16,8 @@ from .tokenizer import Tokenizer
 def documents_of(format_def: DatasetFormatDef, result: Encoded | Sequence[Encoded], row: Row) -> Sequence[Encoded]:
     """Return the documents that `encode` made of a row. Raises PluginError if it made another number."""
     documents = [result] if isinstance(result, Encoded) else list(result)
-    if len(documents) != format_def.group and not any(document.left_out for document in documents):
-        raise _wrong_result(row, format_def, f"{len(documents)} documents; its group is {format_def.group}")
+    if len(documents) != format_def.group_size and not any(document.left_out for document in documents):
+        raise _wrong_result(row, format_def, f"{len(documents)} documents; its group is {format_def.group_size}")
     return documents
 
 
@@ -35,7 +35,7 @@ def arrays_of(
         span = f" from {ids.min()} to {ids.max()}" if ids.size else ""
         found = f"{ids.size} tokens{span} and {mask.size} mask entries"
         raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
-    if format_def.group > 1 and not mask[1:].any():
+    if format_def.group_size > 1 and not mask[1:].any():
         raise _wrong_result(row, format_def, "a document without a trained token after its first in a group")
     sizes = {column.name: ids.shape if column.per == "token" else (1,) for column in format_def.columns}
     if {name: values.shape for name, values in columns.items()} != sizes:

@@ -104,7 +104,7 @@ def tokenize_dataset(
         dataset = _open(directory, notice=None)  # damage is checked again and reported under the lock
         if dataset is None:
             dtype, columns = token_dtype(tokenizer.vocab_size), {c.name: c.per for c in format_def.columns}
-            writer = partial(TokenWriter, directory, dtype, columns, format_def.group)
+            writer = partial(TokenWriter, directory, dtype, columns, format_def.group_size)
             dataset = _written(directory, writer, write, where, notice, moved)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")

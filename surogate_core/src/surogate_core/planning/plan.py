@@ -222,7 +222,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         nodes=nodes,
         ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
         max_documents=config.per_device_train_batch_size
-        * documents_in_row(config.sequence_len, config.sample_packing, registry.loss(config.loss).group),
+        * documents_in_row(config.sequence_len, config.sample_packing, registry.loss(config.loss).group_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,
         zero_copy=config.use_zero_copy,

@@ -96,15 +96,15 @@ def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:
     """Return what the run's loss asks of its data."""
     loss = chosen_loss(loaded, registry)
     options = loaded.options["loss", loss.name]
-    return Asked(loss.name, tuple(loss.columns(options)), loss.group, loss.prepass, loss.prepare, options)
+    return Asked(loss.name, tuple(loss.columns(options)), loss.group_size, loss.prepass, loss.prepare, options)
 
 
 def chosen_loss(loaded: LoadedConfig, registry: Registry) -> LossDef:
     """Return the run's loss. With `reference: cached`, it reads a column, which training fills, and no reference."""
     loss = registry.loss(loaded.config.loss)
     if loaded.config.reference != "cached":
-        return replace(loss, cached=None)
-    if (column := loss.cached) is None or loss.group < 2:
+        return replace(loss, cached_reference=None)
+    if (column := loss.cached_reference) is None or loss.group_size < 2:
         raise ConfigError(f"reference: cached: loss: {loss.name} reads no reference that can be kept. Remove the key.")
 
     def prepare(context: PrepareContext[Any]) -> Prepared:

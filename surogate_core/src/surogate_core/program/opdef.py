@@ -148,7 +148,7 @@ class OpDef(Definition):
                 gather these (`assembly/quantized_parts.py`)
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
-    groups      of an op x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each: the index of the input
+    group_ends  of an op x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each: the index of the input
                 with the ends of the groups. Adapters emit the op again, with other matrices in place of w.
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
                 their scale by the largest magnitude, fp32 [2] (decode, encode). "": it does anything else. Weight
@@ -182,7 +182,7 @@ class OpDef(Definition):
     elementwise: Callable[[Op], bool] = lambda op: False
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
-    groups: int | None = None
+    group_ends: int | None = None
     copies_to: Callable[[Op], str] = lambda op: ""
     math: Callable[[Op], str] | None = None
 

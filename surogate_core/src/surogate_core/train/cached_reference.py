@@ -23,11 +23,11 @@ from .steps import Steps
 def fill_reference(
     saved: SavedRun, steps: Steps, worker: AnyWorker, processes: Processes, begun: bool, notice: Notice
 ) -> None:
-    """Fill the column `LossDef.cached` of all documents, from a file or by evaluations. All processes call this.
+    """Fill `LossDef.cached_reference` of all documents, from a file or by evaluations. All processes call this.
 
     Raises ConfigError if a run that has `begun` lacks the file: its model is not that of before the first step.
     """
-    column, world, size = saved.plan.inputs.loss.cached, processes.world, steps.loader.batch_size
+    column, world, size = saved.plan.inputs.loss.cached_reference, processes.world, steps.loader.batch_size
     for rows in filter(None, (steps.data.train, steps.data.validation)):
         documents, tokens = rows.corpus.documents(rows.start), rows.corpus.datasets[0].path
         assert column is not None and tokens is not None, "the loss reads the column of a dataset in the token cache"

@@ -87,7 +87,7 @@ def train_planned(
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
-        if plan.inputs.loss.cached:
+        if plan.inputs.loss.cached_reference:
             from .cached_reference import fill_reference
 
             fill_reference(saved_run, steps, worker, processes, bool(progress.step), notice)

@@ -96,8 +96,8 @@ def it_reads_the_columns_that_it_names(definition: DatasetFormatDef, bench: Benc
     "format", remedy="A run names the row that it cannot read. Examples of rows may have 64 tokens, which are bytes."
 )
 def a_run_trains_on_it(definition: DatasetFormatDef, bench: Bench) -> None:
-    if definition.group > 1:
-        raise NotApplicable(f"only losses of groups of {definition.group} documents train on it")
+    if definition.group_size > 1:
+        raise NotApplicable(f"only losses of groups of {definition.group_size} documents train on it")
     path = bench._new("rows") / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in _rows(definition, bench) * 24))
     data = [{"path": str(path), "type": definition.name}]

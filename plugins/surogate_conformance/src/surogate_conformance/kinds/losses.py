@@ -24,7 +24,7 @@ def _runs(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
 def _on_text(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
     """Return the runs that train on data that fits the loss."""
     runs = _runs(definition, bench)
-    asks = definition.group > 1 or definition.columns(definition.options())
+    asks = definition.group_size > 1 or definition.columns(definition.options())
     if asks and not all("datasets" in keys for keys in runs):
         raise NotApplicable("plain text does not fit it: give examples of its keys with datasets")
     return runs
