@@ -11,7 +11,7 @@ import torch
 from models.harness import PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate_core.api import Matrix, ParamGrad, PrecisionRequest, UpdateContext
+from surogate_core.api import Matrix, PrecisionRequest, TrainedParam, UpdateContext
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import Grouping, Groups, by_block, one_group
 from surogate_core.runtime.initialise import initialise
@@ -39,9 +39,9 @@ def trained(steps: int = 2, **settings: Any) -> dict[str, Tensor]:
 
 
 def at_random(seed: int) -> Grouping:
-    def groups(params: Sequence[ParamGrad]) -> Groups:
+    def groups(params: Sequence[TrainedParam]) -> Groups:
         random = Random(seed)
-        parts: dict[int, list[ParamGrad]] = {}
+        parts: dict[int, list[TrainedParam]] = {}
         for p in random.sample(list(params), len(params)):
             parts.setdefault(random.randrange(5), []).append(p)
         return tuple(parts.values())
@@ -79,9 +79,9 @@ def test_the_optimizer_is_called_once_for_each_group() -> None:
     assert blocks(by_block) == [{-1}, {0}, {1}, {2}, {-1}, {-1}]  # embedding, blocks, norm, LM head
 
 
-def grouped(config: Mapping[str, Any] = CONFIG, **settings: Any) -> dict[str, ParamGrad]:
+def grouped(config: Mapping[str, Any] = CONFIG, **settings: Any) -> dict[str, TrainedParam]:
     """Return the trained params of a config as the optimizer gets them, by name."""
-    params: dict[str, ParamGrad] = {}
+    params: dict[str, TrainedParam] = {}
 
     def update(context: UpdateContext) -> None:
         params.update({p.param.name: p for p in context.params})

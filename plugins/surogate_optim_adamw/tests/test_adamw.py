@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Builder, Init, ParamGrad, Precision, Scalars, UpdateContext, Value
+from surogate_core.api import Builder, Init, Precision, Scalars, TrainedParam, UpdateContext, Value
 from surogate_core.api.param_update import update_table
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, plan_family, verify
@@ -78,11 +78,11 @@ class Updates:
         self.buffers = Buffers(memory, poison=True)
         self.executor = ReferenceExecutor({"update": program}, OPS, self.buffers, poison=True)
 
-    def _param(self, b: Builder, name: str, shape: tuple[int, ...], grad: str, master: str) -> ParamGrad:
+    def _param(self, b: Builder, name: str, shape: tuple[int, ...], grad: str, master: str) -> TrainedParam:
         param = b.param(name, shape, Init(kind="ones"))
         own = param if param.dtype == master else b.state(f"master.{name}", shape, master, None)
         amax = b.activation("amax", (), "fp32") if self.measured else None
-        return ParamGrad(
+        return TrainedParam(
             param=param,
             grad=b.grad(param, grad),
             master=own,
@@ -126,7 +126,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def draw_like(values: Sequence[ParamGrad], gen: torch.Generator) -> list[Tensor]:
+def draw_like(values: Sequence[TrainedParam], gen: torch.Generator) -> list[Tensor]:
     return [torch.randn(p.param.shape, generator=gen, dtype=torch.float64) for p in values]
 
 

@@ -16,10 +16,10 @@ from surogate_core.api import (
     ConfigError,
     Init,
     Matrix,
-    ParamGrad,
     ParamKind,
     Precision,
     Scalars,
+    TrainedParam,
     UpdateContext,
     Value,
 )
@@ -71,11 +71,11 @@ class Updates:
             b.input("seed", (), "int64"),
         )
         self.clip_coef = b.input("clip_coef", (), "fp32")
-        self.params: dict[str, ParamGrad] = {}
+        self.params: dict[str, TrainedParam] = {}
         for name, (shape, kind) in shapes.items():
             param = b.param(name, shape, Init(kind="ones"))
             own = param if model == (master or model) else b.state(f"master.{name}", shape, master or model, None)
-            self.params[name] = ParamGrad(
+            self.params[name] = TrainedParam(
                 param=param,
                 grad=b.grad(param, grad),
                 master=own,
@@ -214,7 +214,7 @@ def test_the_models_matrices_have_8_bit_moments_and_all_else_has_fp32() -> None:
 def test_only_large_matrices_of_adapters_have_8_bit_moments(rows: int, stored: bool, expected: bool) -> None:
     """Those of all experts of a layer: A of one projection has less than a million elements."""
     param = Value("a", (rows, 1024), "fp32", "param")
-    p = ParamGrad(param=param, grad=param, master=param, stored=stored, kind="matrix", matrices=())
+    p = TrainedParam(param=param, grad=param, master=param, stored=stored, kind="matrix", matrices=())
     assert is_quantized(p) == expected
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, TrainedParam, UpdateContext, Value
 from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 
@@ -21,7 +21,7 @@ class AdamWOptions(BaseModel):
 def update(context: UpdateContext[AdamWOptions]) -> None:
     """Emit one `adamw` op over the params. Moments are states in `optimizer_state_dtype`. Only matrices have decay.
 
-    The op also writes `ParamGrad.amax`, where the recipe reads it.
+    The op also writes `TrainedParam.amax`, where the recipe reads it.
     """
     params, options = context.params, context.options
     emit_update(
@@ -36,7 +36,7 @@ def update(context: UpdateContext[AdamWOptions]) -> None:
     )
 
 
-def _moment(context: UpdateContext[AdamWOptions], name: str, p: ParamGrad) -> Value:
+def _moment(context: UpdateContext[AdamWOptions], name: str, p: TrainedParam) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
     return context.builder.state(f"adamw.{name}.{p.name}", p.param.shape, dtype, Init(kind="zeros"))
 

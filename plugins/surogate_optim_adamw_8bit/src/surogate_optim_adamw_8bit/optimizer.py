@@ -6,7 +6,7 @@ from math import prod
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import ConfigError, Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
+from surogate_core.api import ConfigError, Init, Op, OpDef, OptimizerDef, TrainedParam, UpdateContext, Value
 from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 from .codes import BLOCK, ZERO, bits_of
@@ -28,7 +28,7 @@ class AdamW8bitOptions(BaseModel):
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def is_quantized(p: ParamGrad) -> bool:
+def is_quantized(p: TrainedParam) -> bool:
     """Return whether the moments of `p` are stored in 8 bits: of the model's matrices, and of large ones of adapters.
 
     The rows of an embedding and of the LM head have gradients of very different magnitudes, and vectors and small
@@ -40,8 +40,8 @@ def is_quantized(p: ParamGrad) -> bool:
 def update(context: UpdateContext[AdamW8bitOptions]) -> None:
     """Emit one `adamw_8bit` op over the params. Only matrices have decay.
 
-    The op also writes `ParamGrad.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments, and
-    for betas that are 1 in fp32.
+    The op also writes `TrainedParam.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments,
+    and for betas that are 1 in fp32.
     """
     for key in ("adamw_beta1", "adamw_beta2"):
         if bits_of(getattr(context.options, key)) == bits_of(1.0):
@@ -72,7 +72,7 @@ def update(context: UpdateContext[AdamW8bitOptions]) -> None:
     )
 
 
-def _moment(context: UpdateContext[AdamW8bitOptions], name: str, p: ParamGrad, zero: int) -> Value:
+def _moment(context: UpdateContext[AdamW8bitOptions], name: str, p: TrainedParam, zero: int) -> Value:
     """Declare a moment: the codes of zeros, or fp32 zeros."""
     state, shape = f"adamw_8bit.{name}.{p.name}", p.param.shape
     if is_quantized(p):
@@ -80,7 +80,7 @@ def _moment(context: UpdateContext[AdamW8bitOptions], name: str, p: ParamGrad, z
     return context.builder.state(state, shape, "fp32", Init(kind="zeros"))
 
 
-def _scale(context: UpdateContext[AdamW8bitOptions], name: str, p: ParamGrad) -> Value:
+def _scale(context: UpdateContext[AdamW8bitOptions], name: str, p: TrainedParam) -> Value:
     """Declare the scales of a moment: the largest magnitude of each block."""
     blocks = -(-p.param.size // BLOCK)
     return context.builder.state(f"adamw_8bit.{name}_scale.{p.name}", (blocks,), "fp32", Init(kind="zeros"))

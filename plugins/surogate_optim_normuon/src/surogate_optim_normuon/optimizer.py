@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, ParamInfo, UpdateContext, Value
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamInfo, TrainedParam, UpdateContext, Value
 from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 from . import batches
@@ -39,7 +39,7 @@ class NorMuonOptions(BaseModel):
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def is_orthogonalized(p: ParamGrad | ParamInfo) -> bool:
+def is_orthogonalized(p: TrainedParam | ParamInfo) -> bool:
     """Return whether NorMuon updates `p`: a matrix of the model. AdamW updates adapters."""
     return p.stored and p.kind == "matrix" and bool(p.matrices)
 
@@ -54,7 +54,7 @@ def update(context: UpdateContext[NorMuonOptions]) -> None:
         _adamw(context, others)
 
 
-def _normuon(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]) -> None:
+def _normuon(context: UpdateContext[NorMuonOptions], params: Sequence[TrainedParam]) -> None:
     options = context.options
     momenta = [_state(context, "momentum", p, p.param.shape) for p in params]
     b = context.builder
@@ -74,7 +74,7 @@ def _normuon(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]
     )
 
 
-def _adamw(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]) -> None:
+def _adamw(context: UpdateContext[NorMuonOptions], params: Sequence[TrainedParam]) -> None:
     options = context.options
     moments = [[_state(context, f"adamw.{name}", p, p.param.shape) for p in params] for name in ("m", "v")]
     emit_update(
@@ -89,7 +89,7 @@ def _adamw(context: UpdateContext[NorMuonOptions], params: Sequence[ParamGrad]) 
     )
 
 
-def _state(context: UpdateContext[NorMuonOptions], name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
+def _state(context: UpdateContext[NorMuonOptions], name: str, p: TrainedParam, shape: Sequence[int]) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
     return context.builder.state(f"normuon.{name}.{p.name}", shape, dtype, Init(kind="zeros"))
 

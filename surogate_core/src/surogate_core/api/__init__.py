@@ -31,7 +31,7 @@ from .kernels import BindContext, Call, KernelDef, Launch
 from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
 from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
-from .optimizers import OptimizerDef, ParamGrad, UpdateContext
+from .optimizers import OptimizerDef, TrainedParam, UpdateContext
 from .recipes import (
     Family,
     LowerContext,
@@ -121,7 +121,6 @@ __all__ = [
     "OpDef",
     "OptimizerDef",
     "OutSpec",
-    "ParamGrad",
     "ParamInfo",
     "ParamKind",
     "Place",
@@ -154,6 +153,7 @@ __all__ = [
     "Target",
     "Task",
     "Tokenizer",
+    "TrainedParam",
     "UpdateContext",
     "Value",
     "WeightFormatDef",

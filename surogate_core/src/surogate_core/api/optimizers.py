@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParamGrad:
+class TrainedParam:
     """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`.
 
     On several ranks these values may be this rank's part of them, consecutive elements in one dimension. A param that
@@ -66,7 +66,7 @@ class UpdateContext(Generic[Options]):
     """
 
     builder: Builder
-    params: Sequence[ParamGrad]
+    params: Sequence[TrainedParam]
     clip_coef: Value
     scalars: Scalars
     precision: Precision

@@ -38,7 +38,7 @@ from ..program.op import Op
 from ..program.opdef import OutSpec
 from ..program.value import Value
 from .base import Support
-from .optimizers import ParamGrad, UpdateContext
+from .optimizers import TrainedParam, UpdateContext
 
 UPDATE_ATTRS: Mapping[str, Any] = {
     "n": int,
@@ -55,7 +55,11 @@ _ON_HOST = 32
 
 
 def emit_update(
-    context: UpdateContext[Any], kind: str, params: Sequence[ParamGrad], states: Sequence[Sequence[Value]], **attrs: Any
+    context: UpdateContext[Any],
+    kind: str,
+    params: Sequence[TrainedParam],
+    states: Sequence[Sequence[Value]],
+    **attrs: Any,
 ) -> None:
     """Emit the op `kind` over `params`, with the states column by column and with the attrs of the optimizer."""
     kept = [p.master for p in params] + [state for column in states for state in column]

@@ -16,11 +16,11 @@ from ..api import (
     OffloadDef,
     OpDef,
     OptimizerDef,
-    ParamGrad,
     ParamKind,
     Precision,
     RecipeDef,
     Target,
+    TrainedParam,
     WeightFormatDef,
 )
 from ..program.shards import Sharding
@@ -119,21 +119,21 @@ class PlanInputs:
         return self.batch_size * self.seq_len
 
 
-Groups = Sequence[Sequence[ParamGrad]]
-Grouping = Callable[[Sequence[ParamGrad]], Groups]
+Groups = Sequence[Sequence[TrainedParam]]
+Grouping = Callable[[Sequence[TrainedParam]], Groups]
 """Splits the trained params into groups. Each param is in exactly one, and no group is empty."""
 
 
-def one_group(params: Sequence[ParamGrad]) -> Groups:
+def one_group(params: Sequence[TrainedParam]) -> Groups:
     return (params,)
 
 
-def by_block(params: Sequence[ParamGrad]) -> Groups:
+def by_block(params: Sequence[TrainedParam]) -> Groups:
     """Return one group for each block and for each param outside of blocks, in order of their first params.
 
     Params outside of blocks are few and large: an embedding of 8B models has three times the size of a block.
     """
-    groups: dict[int | Value, list[ParamGrad]] = {}
+    groups: dict[int | Value, list[TrainedParam]] = {}
     for p in params:
         groups.setdefault(p.param.block if p.param.block >= 0 else p.param, []).append(p)
     return tuple(groups.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import ParamGrad, ParamInfo, Scalars, UpdateContext
+from ..api import ParamInfo, Scalars, TrainedParam, UpdateContext
 from ..errors import ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
@@ -22,7 +22,7 @@ class Update:
 
     program: Program
     clip_coef: Value
-    measured: Sequence[ParamGrad]
+    measured: Sequence[TrainedParam]
     states: Sequence[Value]
 
 
@@ -78,7 +78,7 @@ def update_flops(b: Builder, inputs: PlanInputs, scalars: Scalars, info: ParamIn
 
 
 def _emit_owned(
-    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[ParamGrad], owner: int, coef: Value
+    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[TrainedParam], owner: int, coef: Value
 ) -> dict[Value, Value]:
     """Emit the update of params that one rank owns. Return {what the optimizer declared or made: as the owner's}."""
     found: dict[Value, Value] = {}
@@ -93,16 +93,16 @@ def _emit_owned(
     return found
 
 
-def _by_owner(params: Sequence[ParamGrad]) -> tuple[list[ParamGrad], dict[int, list[ParamGrad]]]:
+def _by_owner(params: Sequence[TrainedParam]) -> tuple[list[TrainedParam], dict[int, list[TrainedParam]]]:
     """Return the params without owners, and those of each owner, in order of rank."""
-    found: dict[int | None, list[ParamGrad]] = {None: []}
+    found: dict[int | None, list[TrainedParam]] = {None: []}
     for p in params:
         found.setdefault(p.param.owner, []).append(p)
     return found[None], {owner: found[owner] for owner in sorted(o for o in found if o is not None)}
 
 
 def _context(
-    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[ParamGrad], coef: Value
+    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[TrainedParam], coef: Value
 ) -> UpdateContext:
     return UpdateContext(
         builder=b,
@@ -143,13 +143,13 @@ def _states_of_wholes(
     return alone.declared[len(b.declared) :]
 
 
-def _block(group: Sequence[ParamGrad]) -> int:
+def _block(group: Sequence[TrainedParam]) -> int:
     """Return the block of all params of a group; -1 if they are of several."""
     first, *others = {p.param.block for p in group}
     return -1 if others else first
 
 
-def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
+def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> TrainedParam:
     """Return what the optimizer updates. The amax of a part is a state, because ranks combine it in its place.
 
     That of a param which one rank owns is not seen: the recipe reads the param.
@@ -162,7 +162,7 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
         amax = b.activation("amax", (), "fp32")
     elif reads_amax:
         amax = b.state(f"amax.{info.param.name}", (), "fp32", None, collects="max", derived=True)
-    return ParamGrad(
+    return TrainedParam(
         param=info.part or info.param,
         grad=info.grad_part or info.grad,
         master=info.master,
@@ -173,13 +173,13 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
     )
 
 
-def _check_complete(inputs: PlanInputs, trained: Sequence[ParamGrad], written: Collection[Value]) -> None:
+def _check_complete(inputs: PlanInputs, trained: Sequence[TrainedParam], written: Collection[Value]) -> None:
     forgotten = [v.name for p in trained for v in dict.fromkeys((p.master, p.param)) if v not in written]
     if forgotten:
         raise ProgramError(f"optimizer {inputs.optimizer.name} never writes: {', '.join(forgotten)}")
 
 
-def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[ParamGrad], program: Program, coef: Value) -> None:
+def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[TrainedParam], program: Program, coef: Value) -> None:
     """Check that ops that write weights know of `coef`, directly or by what is made of it: else none can be skipped."""
     weights = {v for p in trained for v in (p.master, p.param)}
     known = {coef}
