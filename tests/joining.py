@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from surogate_core.api import Here, World
+from surogate_core.api import JoinContext, World
 from surogate_core.errors import SurogateError
 from surogate_core.plugins.discovery import load_registry
 
@@ -26,7 +26,7 @@ SECONDS = 180.0
 def join(environment: Mapping[str, str], seconds: float, **here: Any) -> World:
     """Return the world of this process, joined by the launcher `env` as the registry has it."""
     launcher = load_registry().launcher("env")
-    place = Here(environment=environment, **{"devices": 1, "on_gpu": False, **here})
+    place = JoinContext(environment=environment, **{"device_count": 1, "on_gpu": False, **here})
     return launcher.join(place, launcher.options(join_seconds=seconds))
 
 

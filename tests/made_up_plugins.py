@@ -235,7 +235,7 @@ class LauncherOptions(NoOptions):
 
 def join(here, options):
     if options.acme_record:
-        open(options.acme_record, "a").write(f"{here.devices} device\\n")
+        open(options.acme_record, "a").write(f"{here.device_count} device\\n")
     return World()
 
 LAUNCHER = LauncherDef(name="acme", summary="", options=LauncherOptions, join=join)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import ConfigError, Here, World
+from surogate_core.api import ConfigError, JoinContext, World
 from surogate_launch_env.join import devices_of, join
 from surogate_launch_env.place import find_place
 from surogate_launch_env.rendezvous import find_rendezvous
@@ -18,7 +18,7 @@ def torchrun(rank: int, size: int, **more: str) -> dict[str, str]:
 
 
 def devices(environment: Mapping[str, str], gpus: int, **here: Any) -> list[int]:
-    place = Here(environment=environment, devices=gpus, on_gpu=True, **here)
+    place = JoinContext(environment=environment, device_count=gpus, on_gpu=True, **here)
     return list(devices_of(place, find_place(environment)))
 
 
@@ -63,13 +63,13 @@ def test_processes_and_gpus_that_do_not_fit_are_refused(
 
 def test_a_process_without_a_gpu_is_a_cpu_and_no_more() -> None:
     place = find_place(ALONE)
-    assert devices_of(Here(environment=ALONE, devices=1, on_gpu=False, wanted=0), place) == [0]
+    assert devices_of(JoinContext(environment=ALONE, device_count=1, on_gpu=False, wanted=0), place) == [0]
     with pytest.raises(ConfigError, match=r"gpus is 3, but no GPU is visible here, and only one CPU can train\."):
-        devices_of(Here(environment=ALONE, devices=1, on_gpu=False, wanted=3), place)
+        devices_of(JoinContext(environment=ALONE, device_count=1, on_gpu=False, wanted=3), place)
 
 
 def test_a_single_process_is_a_world_of_its_own() -> None:
-    here = Here(environment=torchrun(0, 1), devices=4, on_gpu=True, wanted=2, ranks_per_device=2)
+    here = JoinContext(environment=torchrun(0, 1), device_count=4, on_gpu=True, wanted=2, ranks_per_device=2)
     world = join(here, 1)
     assert world == World(
         size=4, ranks=range(4), devices=[0, 0, 1, 1], started_by="torchrun (RANK, WORLD_SIZE)", store=world.store
@@ -130,5 +130,5 @@ def test_an_address_that_cannot_be_known_is_an_error(
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 0)
     with pytest.raises(ConfigError) as caught:
-        join(Here(environment=environment, devices=1, on_gpu=False), 0.2)
+        join(JoinContext(environment=environment, device_count=1, on_gpu=False), 0.2)
     assert str(caught.value).startswith("launcher: env: ") and message in str(caught.value)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .api import DeviceInfo, Here, Report, Task, World
+from .api import DeviceInfo, JoinContext, Report, Task, World
 from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .assembly.resolve import KernelTable
 from .checkpoint.folder_lock import locked
@@ -67,9 +67,9 @@ def train(
         return result
     here = usable_device()
     if world is None:
-        place = Here(
+        place = JoinContext(
             environment=os.environ,
-            devices=here.count,
+            device_count=here.count,
             on_gpu=here.device.sm is not None,
             wanted=config.gpus,
             ranks_per_device=config.ranks_per_gpu,

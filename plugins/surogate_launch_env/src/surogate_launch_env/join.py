@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from surogate_core.api import ConfigError, Here, World
+from surogate_core.api import ConfigError, JoinContext, World
 from surogate_core.api.members import Member, join_members
 from surogate_core.api.tcp_store import TcpStore
 
@@ -13,7 +13,7 @@ from .place import SLURM, TORCHRUN, Environment, Place, find_place
 from .rendezvous import find_rendezvous
 
 
-def join(here: Here, seconds: float) -> World:
+def join(here: JoinContext, seconds: float) -> World:
     """Return the world of this process when all have joined. Raises ConfigError if the environment does not allow it,
     or if a process does not come within `seconds`."""
     try:
@@ -27,7 +27,7 @@ def join(here: Here, seconds: float) -> World:
         raise ConfigError(f"launcher: env: {error}") from None
 
 
-def _joined(here: Here, place: Place, devices: Sequence[int], seconds: float) -> World:
+def _joined(here: JoinContext, place: Place, devices: Sequence[int], seconds: float) -> World:
     me = Member(
         process=place.rank,
         processes=place.size,
@@ -44,36 +44,36 @@ def _joined(here: Here, place: Place, devices: Sequence[int], seconds: float) ->
         found.end()
 
 
-def devices_of(here: Here, place: Place) -> Sequence[int]:
+def devices_of(here: JoinContext, place: Place) -> Sequence[int]:
     """Return the devices of this process: all that `gpus` asks for if it is alone on its machine, otherwise one."""
     if not here.on_gpu:
         if here.wanted not in (0, 1, place.on_node):
             raise ConfigError(f"gpus is {here.wanted}, but no GPU is visible here, and only one CPU can train.")
         return [0]
     if place.on_node == 1:
-        count = here.wanted or here.devices
-        if count > here.devices:
+        count = here.wanted or here.device_count
+        if count > here.device_count:
             raise ConfigError(
-                f"gpus is {count}, but {here.devices} are visible here. Use gpus: {here.devices}, or 0 "
+                f"gpus is {count}, but {here.device_count} are visible here. Use gpus: {here.device_count}, or 0 "
                 "for all visible GPUs."
             )
         return range(count)
-    if here.wanted not in (1, place.on_node) and not (here.wanted == 0 and here.devices in (1, place.on_node)):
-        what = f"0, which means all {here.devices}" if here.wanted == 0 else str(here.wanted)
+    if here.wanted not in (1, place.on_node) and not (here.wanted == 0 and here.device_count in (1, place.on_node)):
+        what = f"0, which means all {here.device_count}" if here.wanted == 0 else str(here.wanted)
         raise ConfigError(
             f"gpus is {what}, but {place.on_node} processes run on this machine "
             f"({place.starter.on_node}), and each trains on one GPU. Start one process a machine, or as many as it has "
             "GPUs, with gpus: 1."
         )
-    if here.devices == 1:
+    if here.device_count == 1:
         return [0]  # its own, hidden from the others; if not, their UUIDs are equal
-    if place.local >= here.devices and here.ranks_per_device == 1:
+    if place.local >= here.device_count and here.ranks_per_device == 1:
         raise ConfigError(
-            f"{place.starter.local} is {place.local}, but {here.devices} GPUs are visible here: there "
-            f"are more processes ({place.starter.on_node} is {place.on_node}) than GPUs. Start {here.devices} "
+            f"{place.starter.local} is {place.local}, but {here.device_count} GPUs are visible here: there "
+            f"are more processes ({place.starter.on_node} is {place.on_node}) than GPUs. Start {here.device_count} "
             f"processes a machine, or let several share a GPU with ranks_per_gpu."
         )
-    return [place.local % here.devices]
+    return [place.local % here.device_count]
 
 
 def _machine(environment: Environment, place: Place) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Here, LauncherDef, World, provides
+from surogate_core.api import JoinContext, LauncherDef, World, provides
 
 from .place import recognised
 
@@ -21,7 +21,7 @@ class EnvOptions(BaseModel):
     )
 
 
-def _join(here: Here, options: EnvOptions) -> World:
+def _join(here: JoinContext, options: EnvOptions) -> World:
     from .join import join
 
     return join(here, options.join_seconds)

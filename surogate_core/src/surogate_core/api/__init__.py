@@ -57,7 +57,7 @@ from .running import (
     SystemInfo,
 )
 from .weight_formats import CheckpointForm, StorageContext, WeightFormatDef
-from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
+from .world import Comm, JoinContext, LauncherDef, Span, Store, StoreLost, Task, World
 
 __all__ = [
     "ADAPTER_LABEL",
@@ -92,8 +92,8 @@ __all__ = [
     "Gradients",
     "HFTensor",
     "Head",
-    "Here",
     "Init",
+    "JoinContext",
     "KernelDef",
     "Launch",
     "LauncherDef",

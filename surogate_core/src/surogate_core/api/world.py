@@ -201,11 +201,11 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class JoinContext:
     """What a launcher knows of this process when it joins.
 
     environment       variables of the process
-    devices           devices that the process may use: visible GPUs, or 1 if the CPU trains
+    device_count      devices that the process may use: visible GPUs, or 1 if the CPU trains
     on_gpu            whether they are GPUs
     wanted            the key `gpus`: devices of this machine to train on, 0: all
     ranks_per_device  the key `ranks_per_gpu`
@@ -213,7 +213,7 @@ class Here:
     """
 
     environment: Mapping[str, str]
-    devices: int
+    device_count: int
     on_gpu: bool
     wanted: int = 1
     ranks_per_device: int = 1
@@ -260,7 +260,7 @@ class LauncherDef(Definition, Generic[Options]):
     name: Name
     summary: str
     options: type[Options] = NoOptions  # type: ignore[assignment]
-    join: Callable[[Here, Options], World] | None = None
+    join: Callable[[JoinContext, Options], World] | None = None
     recognises: Callable[[Mapping[str, str]], str] = lambda environment: ""
     key: str = ""
     start: Callable[[Task, Callable[[str], None], Options], Any] | None = None

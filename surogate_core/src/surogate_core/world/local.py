@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..api import Here, LauncherDef, World
+from ..api import JoinContext, LauncherDef, World
 from ..errors import ConfigError
 
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Variables by which torchrun, MPI and Slurm tell a process how many there are."""
 
 
-def join_local(here: Here, options: object = None) -> World:
+def join_local(here: JoinContext, options: object = None) -> World:
     """Return the world of this process alone. Raises ConfigError if another program has started several."""
     for name in _SIZES:
         if here.environment.get(name, "1") not in ("", "0", "1"):
@@ -18,9 +18,9 @@ def join_local(here: Here, options: object = None) -> World:
                 "train alone. To train as one run: pip install surogate-launch-env and launcher: auto. To train alone "
                 f"nevertheless: env -u {name}."
             )
-    count = here.wanted or here.devices
-    if count > here.devices:
-        visible = here.devices if here.on_gpu else 0
+    count = here.wanted or here.device_count
+    if count > here.device_count:
+        visible = here.device_count if here.on_gpu else 0
         seen = f"{visible} {'is' if visible == 1 else 'are'} visible" if visible else "no GPU is visible"
         alone = "" if visible else ", and only one CPU can train"
         raise ConfigError(f"gpus: {count}: {seen} here{alone}. Use gpus: {max(visible, 1)}, or 0 for all visible GPUs.")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import Here, LauncherDef, World
+from surogate_core.api import JoinContext, LauncherDef, World
 from surogate_core.errors import ConfigError, SurogateError
 
 from ..bench import Bench
@@ -29,7 +29,7 @@ def without_its_processes_it_is_one_or_is_refused(definition: LauncherDef, bench
     if definition.join is None:
         raise NotApplicable("it starts processes, and joins none")
     try:
-        world = definition.join(Here(environment={}, devices=1, on_gpu=False), definition.options())
+        world = definition.join(JoinContext(environment={}, device_count=1, on_gpu=False), definition.options())
     except ConfigError:
         return
     assert isinstance(world, World), f"join returns {world!r:.60}, expected a World"

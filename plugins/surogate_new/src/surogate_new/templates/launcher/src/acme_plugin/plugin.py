@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import ConfigError, Here, LauncherDef, World, provides
+from surogate_core.api import ConfigError, JoinContext, LauncherDef, World, provides
 
 SUROGATE_API = {"launchers": 1}
 VARIABLE = "ACME_TOY_DEVICE"
@@ -20,11 +20,11 @@ class Options(BaseModel):
     acme_toy_device: int = Field(0, ge=0, description=f"Index of the device, unless {VARIABLE} is set.")
 
 
-def join(here: Here, options: Options) -> World:
+def join(here: JoinContext, options: Options) -> World:
     """Return the processes of the run. This one is alone; several share a `Store`."""
     given = here.environment.get(VARIABLE, str(options.acme_toy_device))
-    if not given.isdecimal() or int(given) >= here.devices:
-        raise ConfigError(f"{VARIABLE} or acme_toy_device is {given}; this machine has {here.devices}, from 0 on.")
+    if not given.isdecimal() or int(given) >= here.device_count:
+        raise ConfigError(f"{VARIABLE} or acme_toy_device is {given}; this machine has {here.device_count}, from 0 on.")
     return World(devices=(int(given),), started_by="acme_toy")
 
 
