@@ -440,10 +440,8 @@ FAULTS = [
     case(
         "fields is text", 'change("FORMAT", fields=lambda o: "acme")', f"{FORMAT} .*fields: returned 'acme'", "tokenize"
     ),
-    case("recognises raises", 'change("LAUNCHER", recognises=boom)', f"{LAUNCHER} failed in recognises: {BOOM}"),
-    case(
-        "recognises is a number", 'change("LAUNCHER", recognises=lambda e: 1)', f"{LAUNCHER} .*recognises: returned 1"
-    ),
+    case("matches raises", 'change("LAUNCHER", matches=boom)', f"{LAUNCHER} failed in matches: {BOOM}"),
+    case("matches is a number", 'change("LAUNCHER", matches=lambda e: 1)', f"{LAUNCHER} .*matches: returned 1"),
     # while a run trains
     case(
         "launcher raises",

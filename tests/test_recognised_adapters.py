@@ -103,7 +103,7 @@ def test_what_is_saved_is_loaded_and_merged(saved: Path) -> None:
         "kind": "rows",
         "bias": "none",
     }
-    assert FORMAT.recognises(saved)
+    assert FORMAT.matches(saved)
     assert [*load_file(saved / PEFT_TENSORS)] == [f"base_model.model.{MODULE}.ia3_l"]
     loaded = FORMAT.load(saved, Options())
     assert loaded.keys() == {f"{MODULE}.ia3_l"}

@@ -73,10 +73,10 @@ def test_contradictory_and_unknown_names_are_refused(
 
 
 def test_an_error_in_recognises_names_the_plugin(tmp_path: Path, install: Install) -> None:
-    install("acme", "0.1.0", "zz", 'change("ADAPTER", recognises=boom)')
+    install("acme", "0.1.0", "zz", 'change("ADAPTER", matches=boom)')
     (tmp_path / "acme.json").write_text("{}")
     printed = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
-    assert "adapter acme of acme 0.1.0 failed in recognises: KeyError: 'boom'" in printed
+    assert "adapter acme of acme 0.1.0 failed in matches: KeyError: 'boom'" in printed
 
 
 @pytest.mark.parametrize(

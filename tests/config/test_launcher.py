@@ -27,7 +27,7 @@ class WithLaunchers(FakeRegistry):
                 name=name,
                 summary="",
                 join=lambda here, options: World(),
-                recognises=lambda environment: name if name in environment else "",
+                matches=lambda environment: name if name in environment else "",
             )
 
         return super().launchers() | {name: launcher(name) for name in ("ONE", "TWO")}

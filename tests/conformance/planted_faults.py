@@ -612,7 +612,7 @@ FAULTS = [
     # ---- launchers
     Fault(
         "a launcher that takes every run",
-        "change('LAUNCHER', recognises=lambda environment: 'always')",
+        "change('LAUNCHER', matches=lambda environment: 'always')",
         "launcher",
         "it is chosen only in its own environment",
         "would start every run",

@@ -73,7 +73,7 @@ def train(
             on_gpu=here.device.sm is not None,
             wanted=config.gpus,
             ranks_per_device=config.ranks_per_gpu,
-            uuids=_uuids(here) if launcher.recognises(os.environ) else (),
+            uuids=_uuids(here) if launcher.matches(os.environ) else (),
         )
         assert launcher.join is not None, "a launcher has `start` or `join`"
         world = launcher.join(place, options)

@@ -34,7 +34,7 @@ surogate_launchers = provides(
             summary="joins processes that torchrun, mpirun or srun has started, by their environment variables",
             options=EnvOptions,
             join=_join,
-            recognises=recognised,
+            matches=recognised,
         )
     ]
 )

@@ -31,7 +31,7 @@ from surogate_core.api import (
 from surogate_core.api.peft import PEFT_CONFIG, PEFT_TASKS, check_in_peft
 
 from . import experts, saved_modules
-from .files import load, merge, recognises, save
+from .files import load, matches, merge, save
 from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
@@ -230,7 +230,7 @@ def fuse(program: Program, options: LoraOptions) -> Program:
     return program if options.lora_dropout else fuse_gradients(program)
 
 
-def headed(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[LoraOptions]:
+def with_head(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[LoraOptions]:
     """The adapter of a model with the head of a loss, which its files hold as one of PEFT's `modules_to_save`."""
     task = PEFT_TASKS.get(model.loaded_by)
     by = {"loaded_by": model.loaded_by, **model.loading}
@@ -251,7 +251,7 @@ LORA = AdapterDef(
     merge=merge,
     library="peft",
     check=check_in_peft,
-    headed=headed,
-    recognises=recognises,
+    with_head=with_head,
+    matches=matches,
     commands=commands,
 )

@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
-def recognises(folder: Path) -> bool:
+def matches(folder: Path) -> bool:
     """Return whether a folder holds an adapter of PEFT's type LORA that is no DoRA."""
     try:
         config = read_peft_config(folder)

@@ -65,9 +65,9 @@ class AdapterDef(Definition, Generic[Options]):
                 no such adapter or one with different options.
     merge       folder -> Merge. Raises ConfigError as `load` does.
     config_file the file of `save` that identifies an adapter folder. It is moved to its place last.
-    headed      (the adapter, a model with the head of a loss, `LossDef.model`) -> one that trains new weights, and
+    with_head   (the adapter, a model with the head of a loss, `LossDef.model`) -> one that trains new weights, and
                 whose files hold them and name the class that loads the model. None: such models are refused.
-    recognises  (a folder with `config_file`) -> whether the adapter in it is one of these. Several kinds of adapters
+    matches     (a folder with `config_file`) -> whether the adapter in it is one of these. Several kinds of adapters
                 may have files of one name. Never raises; false for a file that cannot be read.
     library     name on the hub of the library that loads such a folder ("peft")
     check       (folder, folder of the base model): loads the adapter as its users will. Raises, with the reason, if
@@ -89,8 +89,8 @@ class AdapterDef(Definition, Generic[Options]):
     commands: Callable[[Path, str, Options], Sequence[tuple[str, str]]]
     start: Callable[[Mapping[str, Value], AdapterContext[Options]], None] | None = None
     fuse: Callable[[Program, Options], Program] = lambda program, options: program
-    headed: Callable[[AdapterDef[Options], ModelDef[Any]], AdapterDef[Options]] | None = None
-    recognises: Callable[[Path], bool] = lambda folder: True
+    with_head: Callable[[AdapterDef[Options], ModelDef[Any]], AdapterDef[Options]] | None = None
+    matches: Callable[[Path], bool] = lambda folder: True
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class PeftFormat(Declared):
             save=self.save,
             load=self.load,
             merge=self.merge,
-            recognises=self.recognises,
+            matches=self.matches,
             config_file=PEFT_CONFIG,
             library="peft",
             check=check_in_peft,
@@ -91,7 +91,7 @@ class PeftFormat(Declared):
             **fields,
         )
 
-    def recognises(self, folder: Path) -> bool:
+    def matches(self, folder: Path) -> bool:
         """Return whether a folder holds an adapter of this kind."""
         try:
             config = read_peft_config(folder)

@@ -249,7 +249,7 @@ class LauncherDef(Definition, Generic[Options]):
     join        (here, options) -> World. Called in every process before the run is planned; returns when all
                 processes have joined. Raises ConfigError if the environment is incomplete, contradicts itself, or a
                 process does not come in time. None: only with `start`.
-    recognises  environment -> the variables by which `launcher: auto` selects this launcher, such as
+    matches     environment -> the variables by which `launcher: auto` selects this launcher, such as
                 "RANK, WORLD_SIZE"; "" if it does not apply
     key         of its options, by which `launcher: auto` selects this launcher if the config has it
     start       (task, notice, options) -> what `task.work(world, notice)` returns in process 0. Starts
@@ -261,6 +261,6 @@ class LauncherDef(Definition, Generic[Options]):
     summary: str
     options: type[Options] = NoOptions  # type: ignore[assignment]
     join: Callable[[JoinContext, Options], World] | None = None
-    recognises: Callable[[Mapping[str, str]], str] = lambda environment: ""
+    matches: Callable[[Mapping[str, str]], str] = lambda environment: ""
     key: str = ""
     start: Callable[[Task, Callable[[str], None], Options], Any] | None = None

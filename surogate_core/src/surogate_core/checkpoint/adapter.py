@@ -34,7 +34,7 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
     if path is None or run.adapter is None:
         return
     adapter, options = run.adapter
-    if (Path(path) / adapter.config_file).is_file() and not adapter.recognises(Path(path)):
+    if (Path(path) / adapter.config_file).is_file() and not adapter.matches(Path(path)):
         other = kind_of_adapter(run.registry, Path(path))
         raise ConfigError(
             f"adapter_path: {path} is an adapter of {other}, and this run trains {adapter.name}. Set adapter: {other}."
@@ -107,7 +107,7 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
     if not adapters:
         raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
     named = {name: adapter for name, adapter in adapters.items() if (folder / adapter.config_file).is_file()}
-    found = [name for name, adapter in named.items() if adapter.recognises(folder)]
+    found = [name for name, adapter in named.items() if adapter.matches(folder)]
     if len(found) == 1:
         return found[0]
     if found:

@@ -20,7 +20,7 @@ def restart_if_wanted(config: TrainConfig, error: RunLost, notice: Callable[[str
     has started are restarted by that.
     """
     launcher = load_registry(files=config.plugins).launcher(config.launcher)
-    joined = launcher.start is None and launcher.recognises(os.environ)
+    joined = launcher.start is None and launcher.matches(os.environ)
     checkpoint = "" if joined or not config.max_restarts else last_checkpoint(config)
     if not checkpoint:
         return

@@ -73,7 +73,7 @@ def _recognised_launcher(plugin_keys: Collection[str], registry: Registry, findi
     found = {
         name: signs
         for name, launcher in registry.launchers().items()
-        if (signs := launcher.recognises(os.environ) or (launcher.key if launcher.key in plugin_keys else ""))
+        if (signs := launcher.matches(os.environ) or (launcher.key if launcher.key in plugin_keys else ""))
     }
     if len(found) > 1:
         each = " and ".join(f"{name} (by {signs})" for name, signs in found.items())

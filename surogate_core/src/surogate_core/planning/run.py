@@ -79,7 +79,7 @@ def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> Adapte
     """Return the adapter for a model that may have the head of a loss. Raises ConfigError if it cannot have."""
     if model.loaded_by == CAUSAL_LM:
         return adapter
-    if adapter.headed is None:
+    if adapter.with_head is None:
         raise ConfigError(
             f"loss: {config.loss} trains a head of its own, which adapter {adapter.name} does not save. Use another "
             "adapter, or train all weights."
@@ -89,7 +89,7 @@ def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> Adapte
             f"merge_adapter: true: is not built for the head of loss: {config.loss}. Remove the key, and merge the "
             "adapter with its library."
         )
-    return adapter.headed(adapter, model)
+    return adapter.with_head(adapter, model)
 
 
 def asked_by(loaded: LoadedConfig, registry: Registry) -> Asked:

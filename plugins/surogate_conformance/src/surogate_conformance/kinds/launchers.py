@@ -16,12 +16,10 @@ from ..bench import Bench
 from ..check import NotApplicable, proves
 
 
-@proves("launcher", remedy="LauncherDef.recognises must be false where its variables are not set.")
+@proves("launcher", remedy="LauncherDef.matches must be false where its variables are not set.")
 def it_is_chosen_only_in_its_own_environment(definition: LauncherDef, bench: Bench) -> None:
-    assert not definition.recognises({}), "recognises is true in an empty environment, so it would start every run"
-    assert not definition.recognises({"PATH": "/bin", "HOME": "/root"}), (
-        "recognises is true where only PATH and HOME are set"
-    )
+    assert not definition.matches({}), "matches is true in an empty environment, so it would start every run"
+    assert not definition.matches({"PATH": "/bin", "HOME": "/root"}), "matches is true where only PATH and HOME are set"
 
 
 @proves("launcher", remedy="Raise ConfigError that names the missing variables or keys.")

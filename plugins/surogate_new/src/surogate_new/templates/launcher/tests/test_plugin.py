@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from acme_plugin.plugin import VARIABLE, Options, join, recognises
+from acme_plugin.plugin import VARIABLE, Options, join, matches
 
 from surogate_core.api import ConfigError, JoinContext
 
@@ -19,5 +19,5 @@ def test_a_device_that_the_machine_does_not_have_is_an_error() -> None:
 
 
 def test_it_is_selected_where_its_variable_is_set() -> None:
-    assert recognises({VARIABLE: "0"}) == VARIABLE
-    assert recognises({}) == ""
+    assert matches({VARIABLE: "0"}) == VARIABLE
+    assert matches({}) == ""

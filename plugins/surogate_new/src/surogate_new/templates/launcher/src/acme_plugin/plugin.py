@@ -28,7 +28,7 @@ def join(here: JoinContext, options: Options) -> World:
     return World(devices=(int(given),), started_by="acme_toy")
 
 
-def recognises(environment: Mapping[str, str]) -> str:
+def matches(environment: Mapping[str, str]) -> str:
     """Return the variables by which `launcher: auto` selects this launcher; "" if they are not set."""
     return VARIABLE if VARIABLE in environment else ""
 
@@ -40,7 +40,7 @@ surogate_launchers = provides(
             summary="one process on a device of your choice",
             options=Options,
             join=join,
-            recognises=recognises,
+            matches=matches,
         )
     ]
 )
