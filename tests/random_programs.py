@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 # ------------------------------------------------------------------------------------------------ third-party ops
 # toy_split   no vjp, several outputs, an int input and an int output
 # toy_watch   no vjp, changes a state: never recomputed, never removed
-# toy_gate    vjp, and a rematerialise rule that computes its first output from its second
+# toy_gate    vjp, and a rematerialize rule that computes its first output from its second
 # toy_dot     scalar loss <x, direction>, no vjp
 # toy_mul     elementwise product, no vjp
 # toy_table   no vjp, and an output that does not depend on the floating-point input
@@ -98,7 +98,7 @@ def _gate_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return (b.apply("toy_gate_bwd", dy, *op.ins, op.outs[1]),)
 
 
-def _gate_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+def _gate_rematerialize(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     gated, gate = op.outs
     if gate in kept:
         return b.apply("toy_mul", op.ins[0], gate, label=gated.label), None
@@ -124,7 +124,7 @@ TOYS = (
         "toy_gate",
         _same("gated", "gate"),
         vjp=_gate_vjp,
-        rewrites=Rewrites(rematerialise=_gate_rematerialise),
+        rewrites=Rewrites(rematerialize=_gate_rematerialize),
         workspace=lambda op: 1000,
         may_overwrite=lambda op: {1: 0},
     ),

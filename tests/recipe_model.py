@@ -16,7 +16,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.program.op import Purpose
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
@@ -50,10 +50,10 @@ class Model:
         self.view = self.buffers.persistent
         self.steps = 0
         self.calibrating = self.assembly.calibrates
-        initialise((v for v in self.assembly.allocated if v.init), self.view, 3)
+        initialize((v for v in self.assembly.allocated if v.init), self.view, 3)
         for part in self.assembly.staging:
             places = part.places.items()
-            initialise(part.places, {p: self.buffers.view(v, part.program.name) for p, v in places}.__getitem__, 3)
+            initialize(part.places, {p: self.buffers.view(v, part.program.name) for p, v in places}.__getitem__, 3)
             self.executor.run(part.program.name)
         self.executor.run("start")
         self.executor.run("derive")

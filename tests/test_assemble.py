@@ -53,7 +53,7 @@ from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import Checked
 from surogate_core.reporting.program_listing import listing
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, AdamWOptions
 from surogate_recipes_bf16.recipe import BF16
@@ -72,7 +72,7 @@ def plan_inputs(**changes: Any) -> PlanInputs:
 def planned(**settings: Any) -> PlannedModel:
     """The tiny model with its weights drawn and its masters made."""
     model = PlannedModel(CONFIG, 2, 16, **settings)
-    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
     model.executor.run("start")
     return model
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surogate_core.errors import ProgramError
 from surogate_core.program.value import Init, Value
-from surogate_core.runtime.initialise import chunks, initialise
+from surogate_core.runtime.initialise import chunks, initialize
 
 WIDE = Value("wide", (400, 500), "fp32", "param", init=Init(kind="normal", std=0.02))
 OUT = Value("out", (30, 20), "fp32", "param", init=Init(kind="normal", std=0.02, residual_projection=True))
@@ -22,7 +22,7 @@ MASTER = Value("master", (3,), "fp32", "state")
 def initialised(*values: Value, seed: int = 1, zero_projections: bool = False) -> dict[str, Tensor]:
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     tensors = {v.name: torch.full(v.shape, 7.0, dtype=dtypes[v.dtype]) for v in values}
-    initialise(values, lambda v: tensors[v.name], seed, zero_projections)
+    initialize(values, lambda v: tensors[v.name], seed, zero_projections)
     return tensors
 
 

@@ -20,7 +20,7 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.worker import Worker
 from surogate_core.train.packing_check import PackingCheck, check_packing
 from surogate_core.world.processes import Processes
@@ -53,7 +53,7 @@ def check(rows: PackedRows, dtype: str, ops: Mapping[str, OpDef] = OPS) -> Packi
     )
     assembly = assemble(given)
     worker = Worker.on_cpu(assembly, ops, seed=1)
-    initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
+    initialize((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
     worker.start()
     return check_packing(worker, rows, ROWS, 0, (dtype,), Processes(World()))
 

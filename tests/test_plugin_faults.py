@@ -348,8 +348,8 @@ FAULTS = [
         rf"{OP} failed in vjp: .*cut off by vjp of acme_twice \(block 0, .*\), which gives None: embedding",
     ),
     case(
-        "rematerialise is None",
-        'change("TWICE", rewrites=Rewrites(rematerialise=nothing), always_recomputed=True)',
+        "rematerialize is None",
+        'change("TWICE", rewrites=Rewrites(rematerialize=nothing), always_recomputed=True)',
         f"{OP} .*rematerial",
     ),
     case(

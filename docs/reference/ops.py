@@ -239,8 +239,8 @@ def rules(definition: OpDef, shown: Example) -> Iterator[str]:
     for again in _definitions().values():
         if kind := _recomputed(definition, op, again):
             yield f"fused with the recomputation of `{again.kind}`, which reads the same values: `{kind}`"
-    if definition.rewrites.rematerialise is not None:
-        yield from _rematerialised(definition.rewrites.rematerialise, op)
+    if definition.rewrites.rematerialize is not None:
+        yield from _rematerialized(definition.rewrites.rematerialize, op)
     for out, source in definition.may_overwrite(op).items():
         yield f"`{op.outs[out].label}` may take the place of `{op.ins[source].name}` in memory"
     if product := definition.product:
@@ -286,7 +286,7 @@ def _recomputed(definition: OpDef, op: Op, again: OpDef) -> str:
     return next(filter(None, (definition.rewrites.recompute_kind(op, Op(again.kind, ins, ())) for ins in parts)), "")
 
 
-def _rematerialised(rule: Callable[..., Any], op: Op) -> Iterator[str]:
+def _rematerialized(rule: Callable[..., Any], op: Op) -> Iterator[str]:
     for kept in op.outs:
         builder = Builder(_definitions(), "bf16")
         with builder.record("recompute") as ops:

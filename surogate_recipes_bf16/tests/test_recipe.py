@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surogate_core.api import DeviceInfo, NoOptions, Op, Precision, PrecisionRequest, Program
 from surogate_core.testing.devices import DEVICES
-from surogate_core.testing.programs import initialise, verify
+from surogate_core.testing.programs import initialize, verify
 from surogate_recipes_bf16.recipe import BF16
 
 UNIT = 2.0**-9
@@ -86,7 +86,7 @@ def planned(request: Mapping[str, str], **settings: Any) -> PlannedModel:
     """Return the tiny model with random weights. They are the same for all dtypes, except for rounding."""
     settings = {"max_grad_norm": 1.0, "weight_decay": 0.1} | settings
     model = PlannedModel(CONFIG, 2, 16, request=PrecisionRequest(**request), **settings)
-    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
     for name, param in model.params.items():  # not ones and zeros, so that every scale and bias matters
         if param.ndim == 1:
             generator = torch.Generator().manual_seed(len(name))

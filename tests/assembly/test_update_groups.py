@@ -14,7 +14,7 @@ from torch import Tensor
 from surogate_core.api import Matrix, PrecisionRequest, TrainedParam, UpdateContext
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import Grouping, Groups, by_block, one_group
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_optim_adamw.adamw import ADAMW
@@ -29,7 +29,7 @@ MASTERS = PrecisionRequest(model_dtype="bf16", master_dtype="fp32")
 def trained(steps: int = 2, **settings: Any) -> dict[str, Tensor]:
     """Return the bits of params, gradients and states after some steps."""
     model = PlannedModel(CONFIG, 2, 16, weight_decay=0.1, max_grad_norm=1.0, **settings)
-    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
     model.executor.run("start")
     for step in range(1, steps + 1):
         model.micro_step(ROWS, SCALE)

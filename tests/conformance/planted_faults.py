@@ -212,10 +212,10 @@ FAULTS = [
         "a recomputation of something else",
         "from surogate_core.api import Rewrites\n"
         "again = lambda b, op, kept: (b.apply('add', op.ins[0], op.ins[0]),)\n"
-        "change('OP', rewrites=Rewrites(rematerialise=again))",
+        "change('OP', rewrites=Rewrites(rematerialize=again))",
         "op acme_squared_relu",
         "its recomputation has its bits",
-        "rematerialise computes other bits",
+        "rematerialize computes other bits",
     ),
     Fault(
         "an output in the place of a smaller input",

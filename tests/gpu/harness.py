@@ -22,7 +22,7 @@ from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.bind import ExecutionContext
 from surogate_core.runtime.device import training_device
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 from surogate_core.standard_ops.next_token import LOSSES
@@ -180,10 +180,10 @@ class Setup:
         return worker
 
     def fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        initialise((v for v in self.assembly.allocated if v.init), worker.buffers.persistent, 7)
+        initialize((v for v in self.assembly.allocated if v.init), worker.buffers.persistent, 7)
         for part in self.assembly.staging:
             views = worker.staged(part)
-            initialise(part.places, lambda v: views[v.name], 7)  # noqa: B023 (called at once)
+            initialize(part.places, lambda v: views[v.name], 7)  # noqa: B023 (called at once)
             worker.derive(part)
         if weights is not None:
             params = worker.params()

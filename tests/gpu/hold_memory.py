@@ -20,7 +20,7 @@ from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.profiling.batches import random_batch
 from surogate_core.runtime.device import training_device
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.worker import Worker
 
 STEPS = 20
@@ -56,7 +56,7 @@ def fill_quickly(plan: Plan, worker: Worker) -> None:
     noise = (0.02 * torch.randn(1 << 24)).to(next(iter(worker.params().values())).dtype)
     matrices = {v for v in plan.assembly.declared if v.role == "param" and v.init and v.init.kind == "normal"}
     view = worker.buffers.persistent
-    initialise((v for v in plan.assembly.declared if v.init and v not in matrices), view, seed=1)
+    initialize((v for v in plan.assembly.declared if v.init and v not in matrices), view, seed=1)
     for value in matrices:
         for part in view(value).view(-1).split(noise.numel()):
             part.copy_(noise[: part.numel()])

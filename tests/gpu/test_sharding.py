@@ -19,7 +19,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.program.shards import Sharding
 from surogate_core.runtime import nccl
 from surogate_core.runtime.comms import copies
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
@@ -88,11 +88,11 @@ def trained(
     with connect(ranks) as comms:
         team = Team(comms, make)
         try:
-            initialise((v for v in setup.assembly.allocated if v.init and not v.shard), team.buffers.persistent, 7)
+            initialize((v for v in setup.assembly.allocated if v.init and not v.shard), team.buffers.persistent, 7)
             for part in setup.assembly.staging:
                 views = team.staged(part)
                 named = [replace(place, name=param.name) for param, place in part.places.items()]
-                initialise(named, lambda v, views=views: views[v.name], 7)
+                initialize(named, lambda v, views=views: views[v.name], 7)
                 team.derive(part)
             team.start(graphs=graphs)
             readings: list[tuple[float, ...]] = [

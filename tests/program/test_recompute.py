@@ -191,7 +191,7 @@ def test_a_norm_is_recomputed_from_the_kept_residual_alone() -> None:
 
 def test_a_rule_that_returns_none_for_a_dropped_value_keeps_the_original() -> None:
     b = Builder(
-        {**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rewrites=Rewrites(rematerialise=_nothing))}, "fp32"
+        {**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rewrites=Rewrites(rematerialize=_nothing))}, "fp32"
     )
     with b.record("forward"), b.block(0):
         gated = b.apply("toy_gate", b.param("p", (T, 4), INIT))

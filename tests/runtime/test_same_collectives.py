@@ -14,7 +14,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import ProgramError
 from surogate_core.program.verify import check_collectives
 from surogate_core.runtime.comms import copies
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
@@ -42,7 +42,7 @@ def test_four_ranks_record_the_same_calls_over_random_batches(seed: int) -> None
     team = Team(comms, lambda comm: Worker.on_cpu(assembly, OPS, 1, comm))
     rng = np.random.default_rng(seed)
     try:
-        initialise((v for v in assembly.declared if v.init), team.buffers.persistent, 3)
+        initialize((v for v in assembly.declared if v.init), team.buffers.persistent, 3)
         team.start()
         for step in range(1, 6):
             for micro in range(2):

@@ -18,7 +18,7 @@ from surogate_core.assembly.assembly import Assembly
 from surogate_core.program.shards import Sharding
 from surogate_core.program.value import Value
 from surogate_core.runtime.comms import copies
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
@@ -65,11 +65,11 @@ def trained(
     assembly = assemble(inputs)
     rng = np.random.default_rng(seed)
     with team_of(assembly, ranks, ops=ops) as team:
-        initialise((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
+        initialize((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
         for part in assembly.staging:
             views = team.staged(part)
             staged = [replace(place, name=param.name) for param, place in part.places.items()]
-            initialise(staged, lambda v, views=views: views[v.name], 3)  # type: ignore[misc]
+            initialize(staged, lambda v, views=views: views[v.name], 3)  # type: ignore[misc]
             team.derive(part)
         team.start()
         readings = []
@@ -105,7 +105,7 @@ def summed(
     assembly = assemble(plan_inputs(config, **sizes, world_size=ranks, sharding=sharding, **given))
     rng = np.random.default_rng(5)
     with team_of(assembly, ranks) as team:
-        initialise((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
+        initialize((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
         team.start()
         for _ in range(skipped * ranks):
             random_batch(rng, config, 2, 32, 64)

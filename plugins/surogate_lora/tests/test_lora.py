@@ -33,7 +33,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import choose
 from surogate_core.testing.devices import device
 from surogate_core.testing.ops import check_op
-from surogate_core.testing.programs import initialise
+from surogate_core.testing.programs import initialize
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
 from surogate_lora.kernels import KERNELS, Rectangle, gaps
@@ -152,7 +152,7 @@ def test_a_bf16_model_trains_an_fp32_adapter_near_the_fp32_one() -> None:
 def test_a_starts_as_peft_draws_it_and_b_at_zero() -> None:
     """Uniform in +-1/sqrt(in): the variance of n draws is within 5 standard errors, sqrt(4/5/n) of it, of bound^2/3."""
     model = planned(LoraOptions(lora_rank=64))
-    initialise((v for v in model.assembly.trainable), model.buffers.persistent, seed=3)
+    initialize((v for v in model.assembly.trainable), model.buffers.persistent, seed=3)
     for value in model.assembly.trainable:
         tensor = model.params[value.name]
         if value.name.endswith("lora_B"):

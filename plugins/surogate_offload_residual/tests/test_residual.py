@@ -13,7 +13,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.recomputed import PARTS
 from surogate_core.planning.plan import summarise
 from surogate_core.testing.devices import device
-from surogate_core.testing.programs import initialise, lane_order
+from surogate_core.testing.programs import initialize, lane_order
 from surogate_offload_residual.plugin import surogate_offload_strategies
 
 (RESIDUAL,) = surogate_offload_strategies()
@@ -33,7 +33,7 @@ def test_gradients_are_bit_identical(layers: int, recompute: frozenset[str]) -> 
     plain, moved = (PlannedModel(config, 2, 16, recompute=recompute, **settings) for settings in ({}, OFFLOAD))
     rows = [random_documents([9, 7], config["vocab_size"], seed) for seed in (3, 4)]
     for model in (plain, moved):
-        initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+        initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
     losses = [model.micro_step(rows, 0.1) for model in (plain, moved)]
     assert losses[0] == losses[1]
     assert all(torch.equal(grad, moved.gradients[name]) for name, grad in plain.gradients.items())

@@ -18,7 +18,7 @@ from surogate_core.assembly.assembly import Assembly
 from surogate_core.planning.report import summarise
 from surogate_core.reporting.program_listing import listing
 from surogate_core.testing.devices import device
-from surogate_core.testing.programs import initialise, lane_order
+from surogate_core.testing.programs import initialize, lane_order
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import surogate_offload_strategies as residual_strategies
@@ -49,7 +49,7 @@ def offload(**chosen: Any) -> dict[str, Any]:
 def trained(**given: Any) -> dict[str, Tensor]:
     """Return the bits of params, gradients and states after two steps of two micro-steps."""
     model = PlannedModel(CONFIG, 2, 16, weight_decay=0.1, max_grad_norm=1.0, **given)
-    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
     model.executor.run("start")
     for step in (1, 2):
         for first in (True, False):

@@ -16,7 +16,7 @@ from torch import Tensor
 from surogate_core.api import Target
 from surogate_core.memory.cost import op_cost
 from surogate_core.testing.devices import device
-from surogate_core.testing.programs import initialise, load_registry
+from surogate_core.testing.programs import initialize, load_registry
 from surogate_optim_normuon.iterations import METHODS
 from surogate_optim_normuon.kernels import KERNELS
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
@@ -170,7 +170,7 @@ def model(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> harness.PlannedMo
     monkeypatch.setattr(harness, "OPS", harness.OPS | {"normuon": NORMUON_OP})
     chosen = {"optimizer": NORMUON, "optimizer_options": NorMuonOptions(), "weight_decay": 0.1, "max_grad_norm": 1.0}
     made = harness.PlannedModel(CONFIG, 2, 16, **(chosen | settings))
-    initialise((v for v in made.assembly.declared if v.init), made.buffers.persistent, seed=3)
+    initialize((v for v in made.assembly.declared if v.init), made.buffers.persistent, seed=3)
     made.executor.run("start")
     return made
 

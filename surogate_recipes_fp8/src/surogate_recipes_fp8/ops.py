@@ -78,12 +78,12 @@ def _again(b: Emitter, kind: str, ins: Ins, op: Op, own: int, kept: frozenset[Va
     return b.emit(kind, *ins, scale, label=op.outs[0].label, **{**op.attrs, "scaling": "given"})
 
 
-def _rematerialise(own: int) -> Callable[[Emitter, Op, frozenset[Value]], Gradients]:
-    def rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+def _rematerialize(own: int) -> Callable[[Emitter, Op, frozenset[Value]], Gradients]:
+    def rematerialize(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
         fresh = _again(b, op.kind, op.ins[:own], op, own, kept)
         return *fresh, *[None] * (len(op.outs) - len(fresh))
 
-    return rematerialise
+    return rematerialize
 
 
 # --------------------------------------------------------------------------------------------------- ops that quantize
@@ -118,12 +118,12 @@ def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [*_copies("norm", x.shape, attrs, x.dtype), *own, *_scale(3, ins, attrs)]
 
 
-def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+def _add_rmsnorm_rematerialize(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     """From the stored residual if there is one, as `add_rmsnorm` does."""
     computed = op.attrs["scaling"] == "current"
     at = len(op.outs) - 1 - computed
     if op.outs[at] not in kept:
-        return _rematerialise(3)(b, op, kept)
+        return _rematerialize(3)(b, op, kept)
     own = (op.outs[at], op.ins[2])
     fresh: list[Value | None] = [*_again(b, "fp8_rmsnorm", own, op, 3, kept)]
     fresh.insert(at, None)
@@ -201,7 +201,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _quantize,
         lambda attrs: 1,
         {"column_sums": (bool, False)},
-        rewrites=Rewrites(rematerialise=_rematerialise(1)),
+        rewrites=Rewrites(rematerialize=_rematerialize(1)),
         copies_to=_copies_to,
         elementwise=_elementwise,
         flops=_elements(2),
@@ -211,7 +211,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _rmsnorm,
         lambda attrs: 2,
         _WIDE_NORM,
-        rewrites=Rewrites(rematerialise=_rematerialise(2)),
+        rewrites=Rewrites(rematerialize=_rematerialize(2)),
         flops=_elements(6),
     ),
     _quantizing(
@@ -219,7 +219,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _add_rmsnorm,
         lambda attrs: 3,
         _WIDE_NORM,
-        rewrites=Rewrites(rematerialise=_add_rmsnorm_rematerialise),
+        rewrites=Rewrites(rematerialize=_add_rmsnorm_rematerialize),
         flops=_elements(7),
     ),
     _quantizing(
@@ -227,7 +227,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _swiglu,
         lambda attrs: 1,
         _WIDE,
-        rewrites=Rewrites(rematerialise=_rematerialise(1)),
+        rewrites=Rewrites(rematerialize=_rematerialize(1)),
         flops=_elements(4),
     ),
     _quantizing(

@@ -172,7 +172,7 @@ _FITTING: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "changes"): _inputs,
     ("op", "may_overwrite"): _overwritten,
     ("op", "vjp"): _gradients,
-    ("op", "rewrites.rematerialise"): _one_each("output"),
+    ("op", "rewrites.rematerialize"): _one_each("output"),
     ("weight format", "copies"): _copies,
 }
 """Checks of results against the arguments of the call, besides those of their types."""

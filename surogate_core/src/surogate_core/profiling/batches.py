@@ -88,12 +88,12 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
     faster than other numbers, because it needs less power.
     """
-    from ..runtime.initialise import draw_zeros, initialise
+    from ..runtime.initialise import draw_zeros, initialize
 
     config = opened.config
     view = worker.buffers.persistent
     if random:
-        initialise((v for v in assembly.allocated if v.init), view, config.train_seed)
+        initialize((v for v in assembly.allocated if v.init), view, config.train_seed)
         for part in assembly.staging:
             for view_of_staged in worker.staged(part).values():
                 view_of_staged.normal_(std=STAGED_STD)  # on the device, because a host takes minutes for 70B

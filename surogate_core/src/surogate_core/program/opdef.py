@@ -72,7 +72,7 @@ def first_output(kind: str) -> Callable[[Op, Sequence[bool]], Op]:
 class Rewrites(Declared):
     """Rules by which passes put other ops in the place of one. References of both forms give the same bits.
 
-    rematerialise
+    rematerialize
                 (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
                 recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
     recompute_kind
@@ -86,7 +86,7 @@ class Rewrites(Declared):
                 among them, or the op itself (`dead_code`). `first_output` is such a rule.
     """
 
-    rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
+    rematerialize: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
     recompute_kind: Callable[[Op, Op], str] | None = None
     add_kind: Callable[[Op], str] = lambda op: ""
     pair_kind: str = ""
@@ -135,7 +135,7 @@ class OpDef(Definition):
                 them
     changes     (ins, attrs) -> indices of the inputs, all states, that the op changes. The reference returns their new
                 contents after the outputs. Such an op is not removed, and is recomputed only by a rule
-                `rewrites.rematerialise` that emits an op without changes.
+                `rewrites.rematerialize` that emits an op without changes.
     uses_host   it may use values that are placed on the host: to copy them, to wait for them, or to read them over the
                 link
     zero_copy   share of the link's rate at which its kernels use values on the host (`use_zero_copy`), each byte once

@@ -19,7 +19,7 @@ _CHUNK = 1 << 20  # elements per actual draw: 4 MiB, which fit in the cache of a
 _LEAST = 16  # smallest normal draw: torch uses a different algorithm for fewer elements
 
 
-def initialise(
+def initialize(
     values: Iterable[Value], view: Callable[[Value], Tensor], seed: int, zero_projections: bool = False
 ) -> None:
     """Write the initial contents of every value to `view(value)`. Values without an `init` are not changed.
@@ -48,7 +48,7 @@ def draw_zeros(values: Iterable[Value], view: Callable[[Value], Tensor], std: fl
     """Draw those of `values` that are zero now from a normal distribution, as `initialise` would."""
     zeros = {v.name: v for v in values if v.init and not view(v).any()}
     drawn = [replace(v, init=replace(v.init, kind="normal", std=std)) for v in zeros.values() if v.init]
-    initialise(drawn, lambda v: view(zeros[v.name]), seed)
+    initialize(drawn, lambda v: view(zeros[v.name]), seed)
 
 
 def _draw(target: Tensor, init: Init, seed: int, upload: Upload) -> None:

@@ -22,7 +22,7 @@ from .bind import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
-from .initialise import initialise
+from .initialise import initialize
 from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
@@ -235,7 +235,7 @@ class Worker:
         if not self._restored:
             parts = (v for v in self.assembly.declared if v.shard and v.init)  # `share` gives those of no other rank
             own = (None, self._comm.rank)
-            initialise((v for v in parts if v.owner in own), self.buffers.persistent, seed=0)
+            initialize((v for v in parts if v.owner in own), self.buffers.persistent, seed=0)
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
 

@@ -74,7 +74,7 @@ def _add_rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return dx, dx, dw
 
 
-def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+def _add_rmsnorm_rematerialize(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     """Recompute the norm from the stored residual if there is one, so that x need not be kept.
 
     This is bit-identical, because the norm is defined on the rounded residual.
@@ -237,7 +237,7 @@ LAYERS: tuple[OpDef, ...] = (
         _add_rmsnorm,
         attrs=_NORM,
         vjp=_add_rmsnorm_vjp,
-        rewrites=Rewrites(rematerialise=_add_rmsnorm_rematerialise),
+        rewrites=Rewrites(rematerialize=_add_rmsnorm_rematerialize),
         flops=elements(5),
     ),
     define(

@@ -8,7 +8,7 @@ from ..program.lanes import lane_order
 from ..program.passes.dead_code import dead_code
 from ..program.verify import verify
 from ..runtime.arena import Buffers
-from ..runtime.initialise import initialise
+from ..runtime.initialise import initialize
 from ..runtime.reference import ReferenceExecutor
 from ..standard_ops import OPS as STANDARD_OPS
 
@@ -17,7 +17,7 @@ __all__ = [
     "Buffers",
     "ReferenceExecutor",
     "dead_code",
-    "initialise",
+    "initialize",
     "lane_order",
     "load_registry",
     "plan_family",

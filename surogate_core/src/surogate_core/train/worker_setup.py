@@ -106,12 +106,12 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     Derived states of staged params are made here, because these params do not stay in memory.
     """
     from ..checkpoint.base import load_base, refuse_nonfinite
-    from ..runtime.initialise import initialise
+    from ..runtime.initialise import initialize
 
     config = run.config
     view = worker.buffers.persistent
     stored = {weight.param for weight in assembly.weights if not weight.new}
-    initialise(
+    initialize(
         (v for v in assembly.declared if v.init and (config.from_scratch or v.name not in stored)),
         view,
         config.train_seed,
@@ -129,12 +129,12 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
 
 def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
     """Draw the params of which ranks keep their parts, block by block."""
-    from ..runtime.initialise import initialise
+    from ..runtime.initialise import initialize
 
     for part in assembly.staging:
         views = worker.staged(part)
         staged = [replace(place, name=param.name) for param, place in part.places.items()]
-        initialise(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
+        initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
         worker.derive(part)
 
 

@@ -19,7 +19,7 @@ from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
-from ..runtime.initialise import draw_zeros, initialise
+from ..runtime.initialise import draw_zeros, initialize
 from ..runtime.team import AnyWorker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
@@ -117,7 +117,7 @@ def _fill(subject: Subject, worker: AnyWorker, skipped: Sequence[str]) -> None:
     config, assembly = subject.run.config, subject.plan.assembly
     params = worker.params()
     if skipped and not config.from_scratch:
-        initialise((v for v in assembly.allocated if v.init), worker.buffers.persistent, config.train_seed)
+        initialize((v for v in assembly.allocated if v.init), worker.buffers.persistent, config.train_seed)
         load_base(subject.run, assembly, worker, skipped)
         load_adapter(subject.run, assembly, params)
     else:

@@ -248,17 +248,17 @@ def the_ops_that_replace_it_have_its_bits(definition: OpDef, bench: Bench) -> No
 
 @proves("op", remedy="Make the rule compute what the op computes, or remove it: the op is then emitted again.")
 def its_recomputation_has_its_bits(definition: OpDef, bench: Bench) -> None:
-    if definition.rewrites.rematerialise is None:
+    if definition.rewrites.rematerialize is None:
         raise NotApplicable("it is recomputed by being emitted again")
     ops = bench.registry.ops
     for sample in samples(definition, bench):
         outs = call(definition.kind, ops, sample.ins, sample.op.attrs)
         env, b = _env(sample, outs), Builder(ops, "fp32")
         with b.record("recompute") as emitted:
-            again = definition.rewrites.rematerialise(b, sample.op, frozenset())
+            again = definition.rewrites.rematerialize(b, sample.op, frozenset())
         interpret(emitted, ops, env)
         for value, out, made in zip(sample.op.outs, outs, again, strict=False):
-            assert made is None or same_bits(out, env[made]), f"rematerialise computes other bits of {value.label}"
+            assert made is None or same_bits(out, env[made]), f"rematerialize computes other bits of {value.label}"
 
 
 @proves("op", remedy="Correct OpDef.may_overwrite, changes, param_kinds, takes_chunks, elementwise or training_only.")

@@ -25,7 +25,7 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     op compute them (`fuse_recompute`).
 
     A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
-    a forward op inside a block writes it. `Rewrites.rematerialise` emits the recomputation. Without that rule the op is
+    a forward op inside a block writes it. `Rewrites.rematerialize` emits the recomputation. Without that rule the op is
     emitted again, unless it changes states.
     """
     producer = _producers(program, builder.ops)
@@ -37,7 +37,7 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
         if value in back:
             return
         op = producer[value]
-        emitted, results = _rematerialise(op, frozenset(v for v in op.outs if v not in dropped), builder)
+        emitted, results = _rematerialize(op, frozenset(v for v in op.outs if v not in dropped), builder)
         for new in emitted:
             append(new)
         for old, fresh in zip(op.outs, results, strict=True):
@@ -72,15 +72,15 @@ def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
     return {
         v: op
         for op in program.ops
-        if op.phase == "forward" and op.block >= 0 and (ops[op.kind].rewrites.rematerialise or not op.changes)
+        if op.phase == "forward" and op.block >= 0 and (ops[op.kind].rewrites.rematerialize or not op.changes)
         for v in op.outs
         if v.role == "act" and v not in program.outputs
     }
 
 
-def _rematerialise(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
+def _rematerialize(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
     """Emit the recomputation of `op`. Return the new ops and, for each output, its replacement (None if kept)."""
-    rule = builder.ops[op.kind].rewrites.rematerialise
+    rule = builder.ops[op.kind].rewrites.rematerialize
     with builder.record("recompute", op.block) as emitted:
         if rule is not None:
             results = rule(builder, op, kept)
