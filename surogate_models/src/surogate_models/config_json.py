@@ -12,13 +12,13 @@ LARGEST = 2**31 - 1
 """Largest integer accepted, because token ids and positions are int32."""
 
 
-def wrong(key: str, expected: str, value: object) -> ConfigError:
+def invalid(key: str, expected: str, value: object) -> ConfigError:
     """Return the ConfigError for an invalid value."""
     text = repr(value)
     return ConfigError(f"{key}: {expected} (got {text if len(text) <= 80 else text[:77] + '...'})")
 
 
-def integer(
+def read_int(
     config: Mapping[str, Any], key: str, *, default: int | None = None, most: int = LARGEST, within: str = ""
 ) -> int:
     """Return an integer from 1 to `most`. Raises ConfigError if it is invalid, or missing and there is no default.
@@ -27,25 +27,25 @@ def integer(
     """
     value = _given(config, key, default, within)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise wrong(within + key, f"must be a whole number from 1 to {most}", value)
+        raise invalid(within + key, f"must be a whole number from 1 to {most}", value)
     return value
 
 
-def positive(config: Mapping[str, Any], key: str, *, default: float | None = None, within: str = "") -> float:
-    """Return a finite number greater than 0. Errors and `within` as for `integer`."""
+def read_positive(config: Mapping[str, Any], key: str, *, default: float | None = None, within: str = "") -> float:
+    """Return a finite number greater than 0. Errors and `within` as for `read_int`."""
     value = _given(config, key, default, within)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(within + key, "must be a positive number", value)
+        raise invalid(within + key, "must be a positive number", value)
     if not value < 1e300 or not isfinite(value) or value <= 0:
-        raise wrong(within + key, "must be a positive number", value)
+        raise invalid(within + key, "must be a positive number", value)
     return float(value)
 
 
-def boolean(config: Mapping[str, Any], key: str, *, default: bool = False, within: str = "") -> bool:
+def read_bool(config: Mapping[str, Any], key: str, *, default: bool = False, within: str = "") -> bool:
     """Return a boolean, or the default if the key is missing or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise wrong(within + key, "must be true or false", value)
+        raise invalid(within + key, "must be true or false", value)
     return default if value is None else value
 
 

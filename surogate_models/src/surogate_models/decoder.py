@@ -1,7 +1,7 @@
 """What decoders are built of: functions that emit parts of the program, and those that assemble a model from blocks.
 
-A `Block` emits one transformer block. The residual stream passes through blocks as a `Stream`: what has been added up,
-and the output of the last MLP, which is still to be added. So each addition is fused with the norm that follows it.
+A `Block` emits one transformer block. A `ResidualStream` passes through blocks: what has been added up, and the output
+of the last MLP, which is still to be added. So each addition is fused with the norm that follows it.
 
 `pre_norm` is the block of Qwen2.5, Qwen3 and Llama. It has nine ops: [add_]rmsnorm -> linear -> qk_norm_rope or rope ->
 attention -> linear -> add_rmsnorm -> linear -> swiglu -> linear. The query, key and value projections are rows [q; k;
@@ -23,14 +23,14 @@ from .weight_maps import decoder_weights, ignored_tensors, tied_copies
 
 
 @dataclass(frozen=True)
-class Stream:
+class ResidualStream:
     """The residual stream in front of a block: `residual` + `pending`, or `residual` alone in the first block."""
 
     residual: Value
     pending: Value | None = None
 
 
-Block = Callable[[Builder, Any, BatchInputs, int, Stream], Stream]
+Block = Callable[[Builder, Any, BatchInputs, int, ResidualStream], ResidualStream]
 """(builder, dims, batch, number of the block, stream) -> stream. Emits one transformer block."""
 
 
@@ -58,7 +58,7 @@ def decoder(
 
     def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Head:
         embedding = vocabulary(b, d, "embedding")
-        stream = Stream(b.apply("embedding", batch.tokens, embedding))
+        stream = ResidualStream(b.apply("embedding", batch.tokens, embedding))
         for i in range(d.n_layers):
             with b.block(i):
                 stream = block(b, d, batch, i, stream)
@@ -82,7 +82,7 @@ def vocabulary(b: Builder, d: DecoderDims, name: str) -> Value:
     return b.param(name, (d.vocab_size, d.d_model), Init(kind="normal", std=d.init_std))
 
 
-def lm_head(b: Builder, d: DecoderDims, stream: Stream, embedding: Value, **attrs: Any) -> Head:
+def lm_head(b: Builder, d: DecoderDims, stream: ResidualStream, embedding: Value, **attrs: Any) -> Head:
     """Emit the last norm. Return what the loss takes; `attrs`: further attributes of the ops that compute logits."""
     norm, _ = add_norm(b, d, stream, "norm")
     return Head(norm, embedding if d.tied_embeddings else vocabulary(b, d, "lm_head"), attrs=attrs)
@@ -91,21 +91,21 @@ def lm_head(b: Builder, d: DecoderDims, stream: Stream, embedding: Value, **attr
 # ------------------------------------------------------------------------------------------------------------- blocks
 
 
-def pre_norm(b: Builder, d: DecoderDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def pre_norm(b: Builder, d: DecoderDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the block x + attention(norm(x)), then x + mlp(norm(x))."""
     return pre_norm_block(b, d, batch, i, stream, rope=d.rope)
 
 
 def pre_norm_block(
-    b: Builder, d: DecoderDims, batch: BatchInputs, i: int, stream: Stream, *, rope: Rope | None, **attrs: Any
-) -> Stream:
+    b: Builder, d: DecoderDims, batch: BatchInputs, i: int, stream: ResidualStream, *, rope: Rope | None, **attrs: Any
+) -> ResidualStream:
     """Emit the block of `pre_norm` with this layer's RoPE (None: without) and attributes of `attention`."""
     name = f"layers.{i}"
     norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
     attn_out = attention(b, d, batch, f"{name}.attn", norm, rope=rope, **attrs)
     # The label is one of its own, so that recomputing whole blocks can drop the value.
-    norm, residual = add_norm(b, d, Stream(residual, attn_out), f"{name}.mlp.norm", label="residual_mid")
-    return Stream(residual, mlp(b, d, f"{name}.mlp", norm))
+    norm, residual = add_norm(b, d, ResidualStream(residual, attn_out), f"{name}.mlp.norm", label="residual_mid")
+    return ResidualStream(residual, mlp(b, d, f"{name}.mlp", norm))
 
 
 def attention(
@@ -169,7 +169,9 @@ def mlp(b: Builder, d: DecoderDims, name: str, x: Value, *, gated: str = "swiglu
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def add_norm(b: Builder, d: DecoderDims, stream: Stream, name: str, *, label: str = "residual") -> tuple[Value, Value]:
+def add_norm(
+    b: Builder, d: DecoderDims, stream: ResidualStream, name: str, *, label: str = "residual"
+) -> tuple[Value, Value]:
     """Emit the sum of the stream and its RMS norm: (norm, sum). `label`: that of the sum."""
     weight = norm_weight(b, name, d.d_model, offset=d.norm_offset)
     if stream.pending is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config_json import boolean, integer, is_given, positive, wrong
+from .config_json import invalid, is_given, read_bool, read_int, read_positive
 from .rope import Rope
 
 _MOST_LAYERS = 1024
@@ -82,65 +82,67 @@ def read_dims(
     """
     for key in ("vision_config", "audio_config"):
         if is_given(config, key):
-            raise wrong(key, "towers of images or sound are not supported; use a text model", config[key])
+            raise invalid(key, "towers of images or sound are not supported; use a text model", config[key])
     if config.get("hidden_act", "silu") != "silu":
-        raise wrong("hidden_act", "must be silu", config["hidden_act"])
+        raise invalid("hidden_act", "must be silu", config["hidden_act"])
     if config.get("attention_dropout") not in (None, 0):
-        raise wrong("attention_dropout", "dropout is not supported yet; must be 0", config["attention_dropout"])
-    n_heads = integer(config, "num_attention_heads")
+        raise invalid("attention_dropout", "dropout is not supported yet; must be 0", config["attention_dropout"])
+    n_heads = read_int(config, "num_attention_heads")
     if n_heads % n_kv_heads:
-        raise wrong("num_key_value_heads", f"must divide num_attention_heads {n_heads}", n_kv_heads)
+        raise invalid("num_key_value_heads", f"must divide num_attention_heads {n_heads}", n_kv_heads)
     if head_dim % 2:
-        raise wrong("head_dim", "must be even, because RoPE rotates pairs of elements", head_dim)
+        raise invalid("head_dim", "must be even, because RoPE rotates pairs of elements", head_dim)
     return DecoderDims(
-        n_layers=integer(config, "num_hidden_layers", most=_MOST_LAYERS),
-        d_model=integer(config, "hidden_size"),
+        n_layers=read_int(config, "num_hidden_layers", most=_MOST_LAYERS),
+        d_model=read_int(config, "hidden_size"),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        d_ff=integer(config, "intermediate_size"),
-        vocab_size=integer(config, "vocab_size"),
-        tied_embeddings=boolean(config, "tie_word_embeddings"),
+        d_ff=read_int(config, "intermediate_size"),
+        vocab_size=read_int(config, "vocab_size"),
+        tied_embeddings=read_bool(config, "tie_word_embeddings"),
         qk_norm=qk_norm,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
-        norm_eps=positive(config, "rms_norm_eps", default=1e-6),
+        norm_eps=read_positive(config, "rms_norm_eps", default=1e-6),
         rope=rope,
         max_positions=max(max_positions, rope.max_positions),
-        init_std=positive(config, "initializer_range", default=0.02),
+        init_std=read_positive(config, "initializer_range", default=0.02),
     )
 
 
-def head_dim_of(config: Mapping[str, Any]) -> int:
+def read_head_dim(config: Mapping[str, Any]) -> int:
     """Return `head_dim`, or hidden_size / num_attention_heads if the key is missing or null."""
     if is_given(config, "head_dim"):
-        return integer(config, "head_dim")
-    d_model, n_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+        return read_int(config, "head_dim")
+    d_model, n_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
     if d_model % n_heads:
-        raise wrong("hidden_size", f"must be a multiple of num_attention_heads {n_heads} if head_dim is unset", d_model)
+        raise invalid(
+            "hidden_size", f"must be a multiple of num_attention_heads {n_heads} if head_dim is unset", d_model
+        )
     return d_model // n_heads
 
 
-def n_kv_heads_of(config: Mapping[str, Any], *, absent: int) -> int:
-    """Return `num_key_value_heads`: `absent` if the key is missing. Null means one key/value head per query head."""
+def read_n_kv_heads(config: Mapping[str, Any], *, default: int) -> int:
+    """Return `num_key_value_heads`: `default` if the key is missing. Null means one key/value head per query head."""
     key = "num_key_value_heads"
     if key in config and not is_given(config, key):
-        return integer(config, "num_attention_heads")
-    return integer(config, key, default=absent)
+        return read_int(config, "num_attention_heads")
+    return read_int(config, key, default=default)
 
 
-def layer_types(config: Mapping[str, Any], n_layers: int, *, absent: Sequence[str]) -> Sequence[str]:
+def read_layer_types(config: Mapping[str, Any], n_layers: int, *, default: Sequence[str]) -> Sequence[str]:
     """Return `layer_types`: of each layer full_attention or sliding_attention.
 
-    absent: what it is if the key is missing or null.
+    default: what it is if the key is missing or null.
     """
     kinds = config.get("layer_types")
     if kinds is None:
-        return absent
+        return default
     known = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
-        raise wrong("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
+        raise invalid("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
     return kinds
 
 
@@ -148,7 +150,7 @@ def refuse_layer_types(config: Mapping[str, Any]) -> None:
     """Raise ConfigError if `layer_types` names layers without full attention."""
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != "full_attention" for kind in kinds)):
-        raise wrong("layer_types", "only full_attention layers are supported by this model", kinds)
+        raise invalid("layer_types", "only full_attention layers are supported by this model", kinds)
 
 
 def refuse_sliding_windows(config: Mapping[str, Any]) -> None:
@@ -158,8 +160,8 @@ def refuse_sliding_windows(config: Mapping[str, Any]) -> None:
     on have a window.
     """
     refuse_layer_types(config)
-    if config.get("layer_types") is None and boolean(config, "use_sliding_window"):
+    if config.get("layer_types") is None and read_bool(config, "use_sliding_window"):
         full = config.get("max_window_layers", 28)
-        if isinstance(full, bool) or not isinstance(full, int) or full < integer(config, "num_hidden_layers"):
+        if isinstance(full, bool) or not isinstance(full, int) or full < read_int(config, "num_hidden_layers"):
             reason = f"sliding-window attention (from layer {full!r} on, by max_window_layers) is not supported yet"
-            raise wrong("use_sliding_window", f"{reason}; must be false", True)
+            raise invalid("use_sliding_window", f"{reason}; must be false", True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config_json import boolean, integer
+from .config_json import read_bool, read_int
 from .decoder import decoder, pre_norm
-from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_layer_types
+from .dims import DecoderDims, read_dims, read_head_dim, read_n_kv_heads, refuse_layer_types
 from .rope import read_rope
 from .weight_maps import pre_norm_weights
 
@@ -20,17 +20,17 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     the model needs an unsupported feature: sliding windows, attention dropout or an activation other than SiLU.
     """
     refuse_layer_types(config)
-    attention_bias = boolean(config, "attention_bias")
-    head_dim = head_dim_of(config)
+    attention_bias = read_bool(config, "attention_bias")
+    head_dim = read_head_dim(config)
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
+        n_kv_heads=read_n_kv_heads(config, default=read_int(config, "num_attention_heads")),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=10_000.0),
-        max_positions=integer(config, "max_position_embeddings", default=2048),
+        max_positions=read_int(config, "max_position_embeddings", default=2048),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        mlp_bias=boolean(config, "mlp_bias"),
+        mlp_bias=read_bool(config, "mlp_bias"),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config_json import boolean, integer
+from .config_json import read_bool, read_int
 from .decoder import decoder, pre_norm
-from .dims import DecoderDims, n_kv_heads_of, read_dims, refuse_sliding_windows
+from .dims import DecoderDims, read_dims, read_n_kv_heads, refuse_sliding_windows
 from .rope import read_rope
 from .weight_maps import pre_norm_weights
 
@@ -20,14 +20,14 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     the model needs an unsupported feature: sliding windows, attention dropout or an activation other than SiLU.
     """
     refuse_sliding_windows(config)
-    bias = boolean(config, "attention_bias")
-    head_dim = integer(config, "head_dim", default=128)
+    bias = read_bool(config, "attention_bias")
+    head_dim = read_int(config, "head_dim", default=128)
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config, absent=32),
+        n_kv_heads=read_n_kv_heads(config, default=32),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=10_000.0),
-        max_positions=integer(config, "max_position_embeddings", default=32768),
+        max_positions=read_int(config, "max_position_embeddings", default=32768),
         qk_norm=True,
         qkv_bias=bias,
         o_bias=bias,

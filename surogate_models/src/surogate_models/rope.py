@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
-from .config_json import boolean, integer, is_given, positive, wrong
+from .config_json import invalid, is_given, read_bool, read_int, read_positive
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
     """
     for given, within in _mappings(config):
         if given.get(_PARTIAL) not in (None, 1):
-            raise wrong(
+            raise invalid(
                 f"{within}{_PARTIAL}", "partial RoPE is not supported by this model; must be 1", given[_PARTIAL]
             )
     return _read(config, head_dim, default_theta)
@@ -121,11 +121,11 @@ def read_partial_rope(config: Mapping[str, Any], head_dim: int, *, default_theta
     if found is None:
         return _read(config, head_dim, default_theta)
     given, within = found
-    factor = positive(given, _PARTIAL, within=within)
+    factor = read_positive(given, _PARTIAL, within=within)
     rotary_dim = int(head_dim * factor)
     if factor > 1 or rotary_dim < 2 or rotary_dim % 2:
         reason = f"must rotate an even number of the {head_dim} elements of a head"
-        raise wrong(f"{within}{_PARTIAL}", reason, given[_PARTIAL])
+        raise invalid(f"{within}{_PARTIAL}", reason, given[_PARTIAL])
     rope = _read(config, rotary_dim, default_theta)
     return rope if rotary_dim == head_dim else replace(rope, rotary_dim=rotary_dim)
 
@@ -137,10 +137,10 @@ def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str,
     """
     given = config.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or not all(isinstance(value, Mapping | None) for value in given.values()):
-        raise wrong("rope_parameters", "must have a mapping for full_attention and for sliding_attention", given)
+        raise invalid("rope_parameters", "must have a mapping for full_attention and for sliding_attention", given)
     scaling = (config.get("rope_scaling") or {}) if scaled else {}
     if not isinstance(scaling, Mapping):
-        raise wrong("rope_scaling", "must be a mapping", scaling)
+        raise invalid("rope_scaling", "must be a mapping", scaling)
     own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
     rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
     return read_rope({**rest, "rope_parameters": own}, head_dim)
@@ -156,13 +156,13 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
     given: Mapping[str, Any] = config.get(key) or {}
     within = f"{key}."
     if "rope_theta" in given:
-        theta = positive(given, "rope_theta", within=within)
+        theta = read_positive(given, "rope_theta", within=within)
     else:
-        theta = positive(config, "rope_theta", default=default_theta)
+        theta = read_positive(config, "rope_theta", default=default_theta)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "linear":
         factor = _factor(given, within)
-        positions = integer(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
+        positions = read_int(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
         return Rope(theta, Linear(factor), max_positions=int(factor * positions))
     if kind == "yarn":
         return _yarn(config, given, within, theta, head_dim)
@@ -173,7 +173,7 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
     if kind == "dynamic":  # affects only sequences longer than max_position_embeddings, which no run has
         _factor(given, within)
     elif kind != "default":
-        raise wrong(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
+        raise invalid(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
     return Rope(theta)
 
 
@@ -183,11 +183,11 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
         if given is None:
             continue
         if not isinstance(given, Mapping):
-            raise wrong(key, "must be a mapping", given)
+            raise invalid(key, "must be a mapping", given)
         if any(isinstance(value, Mapping) for value in given.values()):
-            raise wrong(key, "different RoPE parameters per layer type are not supported yet", dict(given))
+            raise invalid(key, "different RoPE parameters per layer type are not supported yet", dict(given))
         if is_given(given, "mrope_section"):
-            raise wrong(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
+            raise invalid(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
 
 
 def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -199,9 +199,9 @@ def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], st
 
 
 def _factor(given: Mapping[str, Any], within: str) -> float:
-    factor = positive(given, "factor", within=within)
+    factor = read_positive(given, "factor", within=within)
     if factor < 1:
-        raise wrong(f"{within}factor", "must be at least 1", given["factor"])
+        raise invalid(f"{within}factor", "must be at least 1", given["factor"])
     return factor
 
 
@@ -212,17 +212,17 @@ def _original_positions(config: Mapping[str, Any], given: Mapping[str, Any], wit
     `max_position_embeddings`.
     """
     if is_given(config, "original_max_position_embeddings"):
-        return integer(config, "original_max_position_embeddings")
+        return read_int(config, "original_max_position_embeddings")
     if is_given(given, "original_max_position_embeddings"):
-        return integer(given, "original_max_position_embeddings", within=within)
-    return integer(config, "max_position_embeddings")
+        return read_int(given, "original_max_position_embeddings", within=within)
+    return read_int(config, "max_position_embeddings")
 
 
 def _llama3(config: Mapping[str, Any], given: Mapping[str, Any], within: str) -> Llama3:
-    low = positive(given, "low_freq_factor", within=within)
-    high = positive(given, "high_freq_factor", within=within)
+    low = read_positive(given, "low_freq_factor", within=within)
+    high = read_positive(given, "high_freq_factor", within=within)
     if high <= low:
-        raise wrong(f"{within}high_freq_factor", f"must be greater than low_freq_factor {low}", high)
+        raise invalid(f"{within}high_freq_factor", f"must be greater than low_freq_factor {low}", high)
     return Llama3(_factor(given, within), low, high, _original_positions(config, given, within))
 
 
@@ -235,19 +235,19 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
     factor = _factor(given, within)
     original = _original_positions(config, given, within)
     fast, slow = (
-        positive(given, key, within=within) if given.get(key) else default
+        read_positive(given, key, within=within) if given.get(key) else default
         for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
     )
     if fast < slow:
-        raise wrong(f"{within}beta_fast", f"must not be less than beta_slow {slow}", fast)
+        raise invalid(f"{within}beta_fast", f"must not be less than beta_slow {slow}", fast)
     if theta <= 1:
-        raise wrong("rope_theta", "must be greater than 1 with yarn", theta)
+        raise invalid("rope_theta", "must be greater than 1 with yarn", theta)
 
     def pair_with_rotations(count: float) -> float:
         return head_dim * log(original / (count * 2 * pi)) / (2 * log(theta))
 
     first, last = pair_with_rotations(fast), pair_with_rotations(slow)
-    if boolean(given, "truncate", default=True, within=within):
+    if read_bool(given, "truncate", default=True, within=within):
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
@@ -257,13 +257,13 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
 
 def _attention_factor(given: Mapping[str, Any], within: str, factor: float) -> float:
     if is_given(given, "attention_factor"):
-        return positive(given, "attention_factor", within=within)
+        return read_positive(given, "attention_factor", within=within)
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
     if given.get("mscale") and given.get("mscale_all_dim"):
-        numerator, denominator = (positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
+        numerator, denominator = (read_positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
         return mscale(numerator) / mscale(denominator)
     return mscale(1.0)
 
@@ -272,11 +272,11 @@ def _longrope(config: Mapping[str, Any], given: Mapping[str, Any], within: str, 
     """Return LongRoPE parameters. The attention factor grows with that of the context, for short rows too."""
     original = _original_positions(config, given, within)
     if is_given(given, "factor"):
-        factor = positive(given, "factor", within=within)
+        factor = read_positive(given, "factor", within=within)
     else:
-        factor = integer(config, "max_position_embeddings") / original
+        factor = read_int(config, "max_position_embeddings") / original
     if is_given(given, "attention_factor"):
-        attention_factor = positive(given, "attention_factor", within=within)
+        attention_factor = read_positive(given, "attention_factor", within=within)
     else:
         attention_factor = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))
     short, long = (_pair_factors(given, key, within, head_dim // 2) for key in ("short_factor", "long_factor"))
@@ -286,5 +286,5 @@ def _longrope(config: Mapping[str, Any], given: Mapping[str, Any], within: str, 
 def _pair_factors(given: Mapping[str, Any], key: str, within: str, count: int) -> tuple[float, ...]:
     values = given.get(key)
     if not isinstance(values, list | tuple) or len(values) != count:
-        raise wrong(f"{within}{key}", f"must be a list of {count} numbers, one for each pair", values)
-    return tuple(positive({key: value}, key, within=within) for value in values)
+        raise invalid(f"{within}{key}", f"must be a list of {count} numbers, one for each pair", values)
+    return tuple(read_positive({key: value}, key, within=within) for value in values)

@@ -8,9 +8,9 @@ from typing import Any
 
 from surogate_core.api import BatchInputs, Builder
 
-from .config_json import boolean, integer, is_given, wrong
-from .decoder import Stream, decoder, pre_norm_block
-from .dims import DecoderDims, head_dim_of, n_kv_heads_of, read_dims, refuse_layer_types
+from .config_json import invalid, is_given, read_bool, read_int
+from .decoder import ResidualStream, decoder, pre_norm_block
+from .dims import DecoderDims, read_dims, read_head_dim, read_n_kv_heads, refuse_layer_types
 from .rope import read_rope
 from .weight_maps import pre_norm_weights
 
@@ -31,19 +31,19 @@ def dims(config: Mapping[str, Any]) -> SmolLM3Dims:
     """
     refuse_layer_types(config)
     named = config.get("layer_types") is not None
-    if not named and boolean(config, "use_sliding_window") and is_given(config, "sliding_window"):
-        raise wrong("use_sliding_window", "sliding windows are not supported yet; must be false", True)
-    attention_bias = boolean(config, "attention_bias")
-    head_dim = head_dim_of(config)
+    if not named and read_bool(config, "use_sliding_window") and is_given(config, "sliding_window"):
+        raise invalid("use_sliding_window", "sliding windows are not supported yet; must be false", True)
+    attention_bias = read_bool(config, "attention_bias")
+    head_dim = read_head_dim(config)
     sizes = read_dims(
         {"tie_word_embeddings": True, **config},
-        n_kv_heads=n_kv_heads_of(config, absent=4),
+        n_kv_heads=read_n_kv_heads(config, default=4),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=2_000_000.0),
-        max_positions=integer(config, "max_position_embeddings", default=32768),
+        max_positions=read_int(config, "max_position_embeddings", default=32768),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        mlp_bias=boolean(config, "mlp_bias"),
+        mlp_bias=read_bool(config, "mlp_bias"),
     )
     return SmolLM3Dims(**vars(sizes), has_rope=_has_rope(config, sizes.n_layers))
 
@@ -51,14 +51,14 @@ def dims(config: Mapping[str, Any]) -> SmolLM3Dims:
 def _has_rope(config: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
     given = config.get("no_rope_layers")
     if given is None:
-        interval = integer(config, "no_rope_layer_interval", default=4)
+        interval = read_int(config, "no_rope_layer_interval", default=4)
         return tuple((i + 1) % interval != 0 for i in range(n_layers))
     if not isinstance(given, list | tuple) or len(given) < n_layers or any(flag not in (0, 1) for flag in given):
-        raise wrong("no_rope_layers", f"must be a list of 1 (with RoPE) or 0 (without) for {n_layers} layers", given)
+        raise invalid("no_rope_layers", f"must be a list of 1 (with RoPE) or 0 (without) for {n_layers} layers", given)
     return tuple(bool(flag) for flag in given[:n_layers])
 
 
-def block(b: Builder, d: SmolLM3Dims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: SmolLM3Dims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit one transformer block."""
     return pre_norm_block(b, d, batch, i, stream, rope=d.rope if d.has_rope[i] else None)
 

@@ -9,29 +9,29 @@ from typing import Any
 from surogate_core.api import BatchInputs, Builder, Head, ModelDef, Value, WeightMap
 from surogate_models.api import (
     DecoderDims,
+    ResidualStream,
     Rope,
-    Stream,
     add_norm,
     attention,
     attention_weights,
-    boolean,
     decoder,
-    integer,
+    invalid,
     is_given,
-    layer_types,
     lm_head,
     mlp,
     mlp_weights,
-    n_kv_heads_of,
-    positive,
     qk_norm_weights,
+    read_bool,
     read_dims,
+    read_int,
+    read_layer_types,
+    read_n_kv_heads,
+    read_positive,
     read_rope,
     read_rope_by_layer_type,
     vocabulary,
     weight_map,
     window_in,
-    wrong,
 )
 
 
@@ -60,15 +60,15 @@ def cap(config: Mapping[str, Any], key: str, *, default: float = 0.0) -> float:
     """Return a soft cap. Null means none, which is 0."""
     if key in config and config[key] is None:
         return 0.0
-    return positive(config, key, default=default) if is_given(config, key) else default
+    return read_positive(config, key, default=default) if is_given(config, key) else default
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for what these models may have and the program has not."""
     if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
-        raise wrong("hidden_activation", "must be gelu_pytorch_tanh", config["hidden_activation"])
-    if boolean(config, "use_bidirectional_attention"):
-        raise wrong("use_bidirectional_attention", "must be false", True)
+        raise invalid("hidden_activation", "must be gelu_pytorch_tanh", config["hidden_activation"])
+    if read_bool(config, "use_bidirectional_attention"):
+        raise invalid("use_bidirectional_attention", "must be false", True)
 
 
 def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, qk_norm: bool, **caps: Any) -> GemmaDims:
@@ -78,28 +78,28 @@ def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, q
     layers, or `rope_parameters` by layer type.
     """
     refuse_unsupported(config)
-    head_dim = integer(config, "head_dim", default=256)
+    head_dim = read_int(config, "head_dim", default=256)
     local, whole = ropes_of(config, head_dim, qk_norm)
-    bias = boolean(config, "attention_bias")
+    bias = read_bool(config, "attention_bias")
     sizes = read_dims(
         {"tie_word_embeddings": True, **config, "hidden_act": "silu"},  # checked above, by the key of this family
-        n_kv_heads=n_kv_heads_of(config, absent=4),
+        n_kv_heads=read_n_kv_heads(config, default=4),
         head_dim=head_dim,
         rope=local,
-        max_positions=integer(config, "max_position_embeddings", default=max_positions),
+        max_positions=read_int(config, "max_position_embeddings", default=max_positions),
         qk_norm=qk_norm,
         qkv_bias=bias,
         o_bias=bias,
     )
     every = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
     absent = [every[i % pattern] for i in range(sizes.n_layers)]
-    kinds = layer_types(config, sizes.n_layers, absent=absent)
-    window = integer(config, "sliding_window", default=4096)
+    kinds = read_layer_types(config, sizes.n_layers, default=absent)
+    window = read_int(config, "sliding_window", default=4096)
     return GemmaDims(
         **vars(sizes) | {"norm_offset": 1.0},
         windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
         ropes=tuple(local if kind == "sliding_attention" else whole for kind in kinds),
-        score_scale=positive(config, "query_pre_attn_scalar", default=256.0) ** -0.5,
+        score_scale=read_positive(config, "query_pre_attn_scalar", default=256.0) ** -0.5,
         **caps,
     )
 
@@ -136,8 +136,8 @@ def gemma3_dims(config: Mapping[str, Any]) -> GemmaDims:
     """Read the sizes of a Gemma 3, text, as `gemma2_dims` does."""
     if config.get("attn_logit_softcapping") is not None:
         reason = "must be null: transformers ignores it in Gemma 3"
-        raise wrong("attn_logit_softcapping", reason, config["attn_logit_softcapping"])
-    pattern = integer(config, "sliding_window_pattern", default=6)
+        raise invalid("attn_logit_softcapping", reason, config["attn_logit_softcapping"])
+    pattern = read_int(config, "sliding_window_pattern", default=6)
     logit_cap = cap(config, "final_logit_softcapping")
     return read_gemma(config, pattern=pattern, max_positions=131072, qk_norm=True, score_cap=0.0, logit_cap=logit_cap)
 
@@ -149,14 +149,14 @@ def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Head:
     """Emit the forward program up to the last hidden state."""
     embedding = vocabulary(b, d, "embedding")
     embedded = b.apply("embedding", batch.tokens, embedding)
-    stream = Stream(b.apply("scale", embedded, factor=d.d_model**0.5))
+    stream = ResidualStream(b.apply("scale", embedded, factor=d.d_model**0.5))
     for i in range(d.n_layers):
         with b.block(i):
             stream = block(b, d, batch, i, stream)
     return lm_head(b, d, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
 
 
-def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the block x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). Rows that fit in a window have none."""
     name = f"layers.{i}"
     scores = {
@@ -167,14 +167,14 @@ def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: Stream) 
     norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
     attn_out = attention(b, d, batch, f"{name}.attn", norm, rope=d.ropes[i], **scores)
     mixed = post_norm(b, d, f"{name}.attn.post_norm", attn_out)
-    norm, residual = add_norm(b, d, Stream(residual, mixed), f"{name}.mlp.norm", label="residual_mid")
+    norm, residual = add_norm(b, d, ResidualStream(residual, mixed), f"{name}.mlp.norm", label="residual_mid")
     mlp_out = mlp(b, d, f"{name}.mlp", norm, gated="geglu")
-    return Stream(residual, post_norm(b, d, f"{name}.mlp.post_norm", mlp_out))
+    return ResidualStream(residual, post_norm(b, d, f"{name}.mlp.post_norm", mlp_out))
 
 
 def post_norm(b: Builder, d: GemmaDims, name: str, x: Value) -> Value:
     """Emit the norm of the output of attention or MLP."""
-    return add_norm(b, d, Stream(x), name)[0]
+    return add_norm(b, d, ResidualStream(x), name)[0]
 
 
 def block_weights(d: GemmaDims, name: str, source: str) -> list[WeightMap]:

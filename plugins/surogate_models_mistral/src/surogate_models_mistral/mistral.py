@@ -9,18 +9,18 @@ from typing import Any
 from surogate_core.api import BatchInputs, Builder
 from surogate_models.api import (
     DecoderDims,
-    Stream,
+    ResidualStream,
     decoder,
-    head_dim_of,
-    integer,
-    layer_types,
-    n_kv_heads_of,
+    invalid,
     pre_norm_block,
     pre_norm_weights,
     read_dims,
+    read_head_dim,
+    read_int,
+    read_layer_types,
+    read_n_kv_heads,
     read_rope,
     window_in,
-    wrong,
 )
 
 
@@ -35,7 +35,7 @@ def window_of(config: Mapping[str, Any]) -> int:
     """Return `sliding_window`: 4,096 if the key is missing, as in transformers. Null means none, which is 0."""
     if "sliding_window" in config and config["sliding_window"] is None:
         return 0
-    return integer(config, "sliding_window", default=4096)
+    return read_int(config, "sliding_window", default=4096)
 
 
 def one_window(config: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def one_window(config: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     expected = "sliding_attention" if window else "full_attention"
     if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != expected for kind in kinds)):
         reason = f"must be {expected} in all layers, as sliding_window says; MinistralForCausalLM has layer types"
-        raise wrong("layer_types", reason, kinds)
+        raise invalid("layer_types", reason, kinds)
     return (window,) * n_layers
 
 
@@ -52,9 +52,9 @@ def windows_by_layer(config: Mapping[str, Any], n_layers: int) -> tuple[int, ...
     """Return the windows of a Ministral, from `layer_types`. Without them all layers have `sliding_window`."""
     window = window_of(config)
     absent = ["sliding_attention" if window else "full_attention"] * n_layers
-    kinds = layer_types(config, n_layers, absent=absent)
+    kinds = read_layer_types(config, n_layers, default=absent)
     if "sliding_attention" in kinds and not window:
-        raise wrong("sliding_window", "must be given, because layer_types names sliding_attention", None)
+        raise invalid("sliding_window", "must be given, because layer_types names sliding_attention", None)
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
@@ -66,20 +66,20 @@ def reader(windows: Callable[[Mapping[str, Any], int], tuple[int, ...]]) -> Call
     """
 
     def dims(config: Mapping[str, Any]) -> MistralDims:
-        head_dim = head_dim_of(config)
+        head_dim = read_head_dim(config)
         sizes = read_dims(
             config,
-            n_kv_heads=n_kv_heads_of(config, absent=8),
+            n_kv_heads=read_n_kv_heads(config, default=8),
             head_dim=head_dim,
             rope=read_rope(config, head_dim, default_theta=10_000.0),
-            max_positions=integer(config, "max_position_embeddings", default=131072),
+            max_positions=read_int(config, "max_position_embeddings", default=131072),
         )
         return MistralDims(**vars(sizes), windows=windows(config, sizes.n_layers))
 
     return dims
 
 
-def block(b: Builder, d: MistralDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: MistralDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit one transformer block. A window that is as long as the rows is none."""
     return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window_in(batch, d.windows[i]))
 

@@ -9,17 +9,17 @@ from typing import Any
 from surogate_core.api import Builder, Init, Value, WeightMap
 from surogate_models.api import (
     DecoderDims,
-    Stream,
+    ResidualStream,
     add_norm,
-    boolean,
-    integer,
+    invalid,
     is_given,
     linear,
     mlp,
     mlp_weights,
+    read_bool,
+    read_int,
     refuse_layer_types,
     weight_map,
-    wrong,
 )
 
 _UNSERVED = {
@@ -62,26 +62,26 @@ def read_mixture(config: Mapping[str, Any], *, n_experts: int, d_expert: int) ->
     refuse_layer_types(config)
     for key, what in _UNSERVED.items():
         if config.get(key):
-            raise wrong(key, f"{what} are not supported yet", config[key])
-    if boolean(config, "output_router_logits"):
+            raise invalid(key, f"{what} are not supported yet", config[key])
+    if read_bool(config, "output_router_logits"):
         reason = "the loss of the router that transformers then adds is not supported yet; must be false"
-        raise wrong("output_router_logits", reason, True)
+        raise invalid("output_router_logits", reason, True)
     counts = [key for key in ("num_experts", "num_local_experts") if is_given(config, key)]
-    experts = integer(config, counts[0] if counts else "num_experts", default=n_experts)
-    if len(counts) == 2 and integer(config, counts[1]) != experts:
-        raise wrong("num_local_experts", f"must be num_experts, which is {experts}", config["num_local_experts"])
-    k = integer(config, "num_experts_per_tok", default=8)
+    experts = read_int(config, counts[0] if counts else "num_experts", default=n_experts)
+    if len(counts) == 2 and read_int(config, counts[1]) != experts:
+        raise invalid("num_local_experts", f"must be num_experts, which is {experts}", config["num_local_experts"])
+    k = read_int(config, "num_experts_per_tok", default=8)
     if k > experts:
-        raise wrong("num_experts_per_tok", f"must be at most the number of experts {experts}", k)
-    normalize = boolean(config, "norm_topk_prob")
+        raise invalid("num_experts_per_tok", f"must be at most the number of experts {experts}", k)
+    normalize = read_bool(config, "norm_topk_prob")
     return {"n_experts": experts, "k": k, "d_expert": d_expert, "normalize": normalize}
 
 
-def mixture_or_mlp(b: Builder, d: MixtureDims, i: int, stream: Stream) -> Stream:
+def mixture_or_mlp(b: Builder, d: MixtureDims, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the norm of a stream, then the mixture of layer i, or its MLP."""
     name = f"layers.{i}.mlp"
     norm, residual = add_norm(b, d, stream, f"{name}.norm", label="residual_mid")
-    return Stream(residual, mlp(b, d, name, norm) if i in d.dense else mixture(b, d, name, norm))
+    return ResidualStream(residual, mlp(b, d, name, norm) if i in d.dense else mixture(b, d, name, norm))
 
 
 def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> Value:

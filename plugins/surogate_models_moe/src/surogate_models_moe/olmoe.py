@@ -7,21 +7,21 @@ from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, WeightMap
 from surogate_models.api import (
-    Stream,
+    ResidualStream,
     add_norm,
     attend,
-    boolean,
     decoder,
-    head_dim_of,
-    integer,
+    invalid,
     linear_weights,
-    n_kv_heads_of,
     normed_qkv,
     normed_qkv_weights,
+    read_bool,
     read_dims,
+    read_head_dim,
+    read_int,
+    read_n_kv_heads,
     read_rope,
     weight_map,
-    wrong,
 )
 
 from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
@@ -35,31 +35,31 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
     dropout, an activation other than SiLU, shared experts or another router.
     """
     if config.get("clip_qkv") is not None:
-        raise wrong(
+        raise invalid(
             "clip_qkv", "clipped queries, keys and values are not supported yet; must be null", config["clip_qkv"]
         )
-    head_dim = head_dim_of(config)
-    if head_dim * integer(config, "num_attention_heads") != integer(config, "hidden_size"):
-        raise wrong("head_dim", "must be hidden_size / num_attention_heads, as the norms are", head_dim)
-    bias = boolean(config, "attention_bias")
+    head_dim = read_head_dim(config)
+    if head_dim * read_int(config, "num_attention_heads") != read_int(config, "hidden_size"):
+        raise invalid("head_dim", "must be hidden_size / num_attention_heads, as the norms are", head_dim)
+    bias = read_bool(config, "attention_bias")
     sizes = read_dims(
         {"rms_norm_eps": 1e-5, **config},
-        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
+        n_kv_heads=read_n_kv_heads(config, default=read_int(config, "num_attention_heads")),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=10_000.0),
-        max_positions=integer(config, "max_position_embeddings", default=4096),
+        max_positions=read_int(config, "max_position_embeddings", default=4096),
         qkv_bias=bias,
         o_bias=bias,
     )
     return MixtureDims(**vars(sizes), **read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
 
 
-def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the block x + attention(norm(x)), then x + mixture(norm(x))."""
     name = f"layers.{i}.attn"
     norm, residual = add_norm(b, d, stream, f"{name}.norm")
     attn_out = attend(b, d, batch, name, normed_qkv(b, d, name, norm), rope=d.rope)
-    return mixture_or_mlp(b, d, i, Stream(residual, attn_out))
+    return mixture_or_mlp(b, d, i, ResidualStream(residual, attn_out))
 
 
 def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:

@@ -13,29 +13,29 @@ from typing import Any
 from surogate_core.api import BatchInputs, Builder, Value, WeightMap
 from surogate_models.api import (
     DecoderDims,
+    ResidualStream,
     Rope,
-    Stream,
     attend,
-    boolean,
     decoder,
-    head_dim_of,
-    integer,
+    invalid,
     is_given,
-    layer_types,
     linear_weights,
     mlp,
     mlp_weights,
-    n_kv_heads_of,
     norm_weight,
     normed_qkv,
     normed_qkv_weights,
+    read_bool,
     read_dims,
+    read_head_dim,
+    read_int,
+    read_layer_types,
+    read_n_kv_heads,
     read_rope,
     read_rope_by_layer_type,
     refuse_layer_types,
     weight_map,
     window_in,
-    wrong,
 )
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -63,7 +63,7 @@ def olmo2_dims(config: Mapping[str, Any]) -> OlmoDims:
     missing or invalid, or if the model needs an unsupported feature: dropout or an activation other than SiLU.
     """
     refuse_layer_types(config)
-    rope = read_rope(config, head_dim_of(config), default_theta=10_000.0)
+    rope = read_rope(config, read_head_dim(config), default_theta=10_000.0)
     sizes = _sizes(config, rope)
     return OlmoDims(**vars(sizes), ropes=(rope,) * sizes.n_layers, windows=(0,) * sizes.n_layers)
 
@@ -73,24 +73,24 @@ def olmo3_dims(config: Mapping[str, Any]) -> OlmoDims:
     ropes = {kind: _rope_of(config, kind) for kind in (_FULL, _SLIDING)}
     sizes = _sizes(config, ropes[_FULL])
     absent = [_SLIDING if (i + 1) % 4 else _FULL for i in range(sizes.n_layers)]
-    kinds = layer_types(config, sizes.n_layers, absent=absent)
+    kinds = read_layer_types(config, sizes.n_layers, default=absent)
     window = 0
     if _SLIDING in kinds:
         if "sliding_window" in config and not is_given(config, "sliding_window"):
-            raise wrong("sliding_window", f"must be given, because layers have {_SLIDING}", None)
-        window = integer(config, "sliding_window", default=4096)
+            raise invalid("sliding_window", f"must be given, because layers have {_SLIDING}", None)
+        window = read_int(config, "sliding_window", default=4096)
     windows = tuple(window if kind == _SLIDING else 0 for kind in kinds)
     return OlmoDims(**vars(sizes), ropes=tuple(ropes[kind] for kind in kinds), windows=windows)
 
 
 def _sizes(config: Mapping[str, Any], rope: Rope) -> DecoderDims:
-    bias = boolean(config, "attention_bias")
+    bias = read_bool(config, "attention_bias")
     return read_dims(
         {"rms_norm_eps": 1e-5, **config},
-        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
-        head_dim=head_dim_of(config),
+        n_kv_heads=read_n_kv_heads(config, default=read_int(config, "num_attention_heads")),
+        head_dim=read_head_dim(config),
         rope=rope,
-        max_positions=integer(config, "max_position_embeddings", default=2048),
+        max_positions=read_int(config, "max_position_embeddings", default=2048),
         qkv_bias=bias,
         o_bias=bias,
     )
@@ -103,13 +103,13 @@ def _rope_of(config: Mapping[str, Any], kind: str) -> Rope:
     """
     whole = kind == _FULL
     theta = config["rope_theta"] if whole and is_given(config, "rope_theta") else 500_000.0
-    return read_rope_by_layer_type(config, head_dim_of(config), kind, theta=theta, scaled=whole)
+    return read_rope_by_layer_type(config, read_head_dim(config), kind, theta=theta, scaled=whole)
 
 
 # -------------------------------------------------------------------------------------------------------- the program
 
 
-def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the block x + norm(attention(x)), then x + norm(mlp(x))."""
     name, residual = f"layers.{i}", stream.residual
     if stream.pending is not None:
@@ -120,7 +120,7 @@ def block(b: Builder, d: OlmoDims, batch: BatchInputs, i: int, stream: Stream) -
     mixed = _norm(b, d, f"{name}.attn.post_norm", attn_out)
     residual = b.apply("add", mixed, residual, label="residual_mid")
     mlp_out = mlp(b, d, f"{name}.mlp", residual)
-    return Stream(residual, _norm(b, d, f"{name}.mlp.post_norm", mlp_out))
+    return ResidualStream(residual, _norm(b, d, f"{name}.mlp.post_norm", mlp_out))
 
 
 def _norm(b: Builder, d: OlmoDims, name: str, x: Value) -> Value:

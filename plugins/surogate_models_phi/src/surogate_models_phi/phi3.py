@@ -12,20 +12,20 @@ from typing import Any
 from surogate_core.api import BatchInputs, Builder, WeightMap
 from surogate_models.api import (
     DecoderDims,
+    ResidualStream,
     Rope,
-    Stream,
     decoder,
-    head_dim_of,
-    integer,
+    invalid,
     is_given,
     linear_weights,
-    n_kv_heads_of,
     pre_norm_block,
     read_dims,
+    read_head_dim,
+    read_int,
+    read_n_kv_heads,
     read_partial_rope,
     weight_map,
     window_in,
-    wrong,
 )
 
 _DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
@@ -48,19 +48,19 @@ def dims(config: Mapping[str, Any]) -> PhiDims:
     config = {**_DEFAULTS, **config}
     for key in ("resid_pdrop", "embd_pdrop"):
         if config.get(key) not in (None, 0):
-            raise wrong(key, "dropout is not supported yet; must be 0", config[key])
-    head_dim = head_dim_of(config)
+            raise invalid(key, "dropout is not supported yet; must be 0", config[key])
+    head_dim = read_head_dim(config)
     sizes = read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
+        n_kv_heads=read_n_kv_heads(config, default=read_int(config, "num_attention_heads")),
         head_dim=head_dim,
         rope=_rope(config, head_dim),
-        max_positions=integer(config, "max_position_embeddings"),
+        max_positions=read_int(config, "max_position_embeddings"),
     )
-    window = integer(config, "sliding_window") if is_given(config, "sliding_window") else 0
+    window = read_int(config, "sliding_window") if is_given(config, "sliding_window") else 0
     expected, kinds = "sliding_attention" if window else "full_attention", config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != expected for kind in kinds)):
-        raise wrong("layer_types", f"must be {expected} in all layers, as sliding_window says", kinds)
+        raise invalid("layer_types", f"must be {expected} in all layers, as sliding_window says", kinds)
     return PhiDims(**vars(sizes), window=window)
 
 
@@ -73,14 +73,14 @@ def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
             kind = given.get("rope_type", given.get("type", "default"))
             kind = "longrope" if kind in ("su", "yarn") else kind
             if kind not in ("default", "longrope"):
-                raise wrong(f"{key}.rope_type", "must be default or longrope", kind)
+                raise invalid(f"{key}.rope_type", "must be default or longrope", kind)
             if kind == "longrope" and not is_given(given, "original_max_position_embeddings"):
-                integer(config, "original_max_position_embeddings")  # no default, as in transformers
+                read_int(config, "original_max_position_embeddings")  # no default, as in transformers
             config[key] = {**given, "rope_type": kind}
     return read_partial_rope(config, head_dim, default_theta=10_000.0)
 
 
-def block(b: Builder, d: PhiDims, batch: BatchInputs, i: int, stream: Stream) -> Stream:
+def block(b: Builder, d: PhiDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit one transformer block."""
     return pre_norm_block(b, d, batch, i, stream, rope=d.rope, window=window_in(batch, d.window))
 
