@@ -20,7 +20,6 @@ from torch import Tensor
 from surogate_core.api import (
     Builder,
     DeviceInfo,
-    Family,
     LowerContext,
     Op,
     OpDef,
@@ -29,6 +28,7 @@ from surogate_core.api import (
     PrecisionRequest,
     Program,
     ProgramError,
+    Programs,
     RecipeDef,
     Support,
     Value,
@@ -189,7 +189,7 @@ def supports(device: DeviceInfo, precision: Precision, options: SkippedBlocks) -
     return Support(True)
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Programs, context: LowerContext) -> Programs:
     b = context.builder
     chosen = quantized_weights(family, context, context.options, BLOCK, "MXFP8 products", "use recipe: bf16")
     weights = Weights.declared(b, chosen)

@@ -20,7 +20,7 @@ from surogate_core.assembly.streaming import Streaming
 from surogate_core.assembly.transfers import HostCopies
 from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
-from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
+from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
@@ -433,7 +433,7 @@ def family(
         programs={p.name: p for p in (first, following)},
         gradients=gradients,
         loss=total,
-        memory=plan_family((first, following), b.declared, scratch),
+        memory=plan_programs((first, following), b.declared, scratch),
     )
 
 

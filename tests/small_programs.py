@@ -11,7 +11,7 @@ from random_programs import VOCABULARY
 from torch import Tensor
 
 from surogate_core.api import Init, OpDef, Program, Scalars, Value
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
@@ -91,7 +91,7 @@ def train(
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")
     programs = {p.name: p for p in (forward, first, following)}
-    memory = plan_family(programs.values(), b.declared, lambda op: ops[op.kind].workspace(op))
+    memory = plan_programs(programs.values(), b.declared, lambda op: ops[op.kind].workspace(op))
     buffers = Buffers(memory, poison=True)
     for value in b.declared:
         if value.role in ("param", "input"):

@@ -24,7 +24,6 @@ import surogate_core.assembly.pass_runner
 from surogate_core.api import (
     AdapterContext,
     AdapterDef,
-    Family,
     Head,
     HFTensor,
     Init,
@@ -37,6 +36,7 @@ from surogate_core.api import (
     OptimizerDef,
     PrecisionRequest,
     Program,
+    Programs,
     Scalars,
     Target,
     UpdateContext,
@@ -125,7 +125,7 @@ LOW_RANK = AdapterDef(
 ADAPTED: Mapping[str, Any] = {"adapters": [(LOW_RANK, NoOptions())]}
 
 
-def copies_for_backward(family: Family, context: OffloadContext) -> Family:
+def copies_for_backward(family: Programs, context: OffloadContext) -> Programs:
     """Let the backward ops read a copy of every SwiGLU output: the shape of an offload, without a second memory."""
     return family.with_micro_steps(lambda program: _copies_for_backward(program, context.builder))
 
@@ -144,7 +144,7 @@ def _copies_for_backward(program: Program, b: Builder) -> Program:
     return replace(program, ops=tuple(ops))
 
 
-def offload(schedule: Callable[[Family, OffloadContext], Family]) -> Mapping[str, Any]:
+def offload(schedule: Callable[[Programs, OffloadContext], Programs]) -> Mapping[str, Any]:
     strategy = OffloadDef(name="copies", summary="for tests", schedule=schedule, selected=lambda options: True)
     return {"offload": [(strategy, NoOptions())], "target": Target(device("h200"))}
 
@@ -169,7 +169,7 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
     assert assembly.programs.keys() == {"start", "derive", "micro_first", "micro_next", "evaluate", "update"}
 
 
-def without_the_first_op(family: Family, context: LowerContext) -> Family:
+def without_the_first_op(family: Programs, context: LowerContext) -> Programs:
     return replace(family, micro=replace(family.micro, ops=family.micro.ops[1:]))
 
 
@@ -422,9 +422,9 @@ def test_an_adapter_that_trains_nothing_is_refused() -> None:
 def test_the_offload_strategy_gets_the_recomputed_family_and_the_device() -> None:
     calls: list[tuple[list[str], set[str], Target | None]] = []
 
-    def schedule(family: Family, context: OffloadContext) -> Family:
+    def schedule(family: Programs, context: OffloadContext) -> Programs:
         phases = {op.phase for op in family.micro.ops}
-        calls.append(([program.name for program in family.programs()], phases, context.target))
+        calls.append(([program.name for program in family.all()], phases, context.target))
         return copies_for_backward(family, context)
 
     model = planned(**offload(schedule), recompute=frozenset({"qkv"}))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surogate_core.api import Family, Init, LowerContext, Op, OpDef, OutSpec, Program, RecipeDef, Value
+from surogate_core.api import Init, LowerContext, Op, OpDef, OutSpec, Program, Programs, RecipeDef, Value
 from surogate_core.program.builder import Builder
 
 HISTORY, NOTED = "amax_history", "noted_scalars"
@@ -84,7 +84,7 @@ def _before_the_first_product(recipe: RecipeDef, change: Before) -> RecipeDef:
         ]
         return replace(lowered, ops=(*lowered.ops[:at], *emitted, product, *later))
 
-    def lower(family: Family, context: LowerContext) -> Family:
+    def lower(family: Programs, context: LowerContext) -> Programs:
         family, b = recipe.lower(family, context), context.builder
         return replace(family, micro=changed(family.micro, b), evaluate=changed(family.evaluate, b))
 

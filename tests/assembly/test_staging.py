@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from random_programs import VOCABULARY
 
-from surogate_core.api import Family, Init, Program, Value
+from surogate_core.api import Init, Program, Programs, Value
 from surogate_core.assembly.staging import split_staged, staged_params
 from surogate_core.errors import ProgramError
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
@@ -38,10 +38,10 @@ class Blocks:
                 b.apply("swiglu", self.params[index])
             self.micro = b.program("micro")
 
-    def family(self) -> Family:
+    def family(self) -> Programs:
         nothing = Program("nothing", ())
         coef = self.builder.activation("clip_coef", (), "fp32")
-        return Family(
+        return Programs(
             micro=self.micro, evaluate=nothing, update=nothing, clip_coef=coef, derive=self.derive, start=nothing
         )
 
@@ -62,7 +62,7 @@ def test_each_block_is_derived_in_the_memory_of_the_one_before() -> None:
     rest, parts = split_staged(made.derive, made.staged())
     assert rest.ops == () and [part.program.name for part in parts] == ["derive.0", "derive.1"]
     resident = [v for v in made.builder.declared if v not in made.params]
-    memory = plan_family([part.program for part in parts], resident, lambda op: 0)
+    memory = plan_programs([part.program for part in parts], resident, lambda op: 0)
     assert memory.segments["param"].nbytes == 0
     places = [memory.arenas[part.program.name].offsets[place] for part in parts for place in part.places.values()]
     assert len(set(places)) == 1

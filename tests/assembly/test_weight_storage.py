@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from surogate_core.api import (
     WEIGHT_LABEL,
-    Family,
     LowerContext,
     NoOptions,
     OffloadContext,
     OffloadDef,
+    Programs,
     RecipeDef,
     StorageContext,
     Value,
@@ -118,7 +118,7 @@ def test_copies_that_the_recipe_would_keep_are_made_from_the_stored_form() -> No
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_stored_form_can_be_held_by_the_host(recipe: str) -> None:
-    def held(family: Family, context: OffloadContext) -> list[Value]:
+    def held(family: Programs, context: OffloadContext) -> list[Value]:
         return [v for v in dict.fromkeys(v for op in family.micro.ops for v in op.ins) if v.derived]
 
     strategy = OffloadDef(name="stored", summary="", selected=lambda options: True, on_host=held)
@@ -160,7 +160,7 @@ def test_a_format_must_yield_the_matrix() -> None:
 
 
 def test_a_recipe_that_reads_frozen_weights_in_the_update_is_refused() -> None:
-    def lower(family: Family, context: LowerContext) -> Family:
+    def lower(family: Programs, context: LowerContext) -> Programs:
         frozen = next(p for p in context.params if len(p.shape) == 2 and p.block >= 0)
         b = context.builder
         with b.record("update") as ops:

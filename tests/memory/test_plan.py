@@ -14,7 +14,7 @@ from surogate_core.api import Op, Program, Value
 from surogate_core.memory import placement
 from surogate_core.memory.alignment import ALIGNMENT, align
 from surogate_core.memory.placement import Interval, Occupied, place
-from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_family
+from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.dead_code import dead_code
@@ -135,7 +135,7 @@ def test_an_activation_may_have_the_label_workspace() -> None:
 def test_programs_of_a_family_share_segments_and_the_largest_arena() -> None:
     given = family(5)
     declared = given.source.builder.declared
-    memory = plan_family(given.programs.values(), declared, lambda op: 0)
+    memory = plan_programs(given.programs.values(), declared, lambda op: 0)
     assert memory.arena_bytes == max(arena.arena_bytes for arena in memory.arenas.values())
     for role, segment in memory.segments.items():
         assert set(segment.offsets) == {v for v in declared if v.role == role}
@@ -240,7 +240,7 @@ def test_programs_with_equal_lifetimes_are_placed_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(placement, "Occupied", Counted)
     placement._placed.cache_clear()
     first = transformer(3)
-    memory = plan_family(
+    memory = plan_programs(
         [first, replace(first, name="again"), replace(transformer(4), name="deeper")], (), lambda op: 0
     )
     assert len(made) == 2

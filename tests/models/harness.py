@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from surogate_core.api import NoOptions, PrecisionRequest, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
@@ -277,7 +277,7 @@ class PlannedModel:
         evaluate = self.assembly.programs["evaluate"]
         program = dead_code(replace(evaluate, name="written", outputs=tuple(values)), OPS)
         verify(program, OPS)
-        memory = plan_family([program], self.assembly.declared, lambda op: OPS[op.kind].workspace(op))
+        memory = plan_programs([program], self.assembly.declared, lambda op: OPS[op.kind].workspace(op))
         buffers = Buffers(memory, poison=True)
         self.write(rows, 1.0)
         for value in self.assembly.declared:

@@ -10,7 +10,7 @@ import pytest
 from surogate_core.api import Deterministic, KernelDef, Launch, Support, Target
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import DEVICES
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
@@ -43,7 +43,7 @@ def bound(
         program = replace(program, ops=tuple(op.on(of_owner) for op in program.ops), outputs=(of_owner[total],))
     if comm is not None:
         program = replace(program, ops=tuple(replace(op, lane="comm") for op in program.ops))
-    memory = plan_family([program], b.declared, lambda op: 64)
+    memory = plan_programs([program], b.declared, lambda op: 64)
     buffers = Buffers(memory)
     context = ExecutionContext(
         ops=ops,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surogate_core.api import HFTensor, WeightMap
 from surogate_core.errors import ConfigError, NonFiniteError
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Program, Stage
 from surogate_core.program.passes.in_place import in_place
@@ -74,7 +74,7 @@ class Watched:
         with b.record("forward"), b.block(3):
             emit(b)
             program = in_place(replace(b.program(name, stage=stage), first=stage == "micro"), VOCABULARY)
-        memory = plan_family((program,), b.declared, lambda op: 0)
+        memory = plan_programs((program,), b.declared, lambda op: 0)
         self.buffers = Buffers(memory, poison=True)
         self.program = program
         self.executor = ReferenceExecutor({name: program}, VOCABULARY, self.buffers)

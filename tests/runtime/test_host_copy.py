@@ -12,7 +12,7 @@ from small_programs import INIT
 
 from surogate_core.assembly.assemble import assemble
 from surogate_core.dtypes import DTYPES
-from surogate_core.memory.plan import plan_family
+from surogate_core.memory.plan import plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.host_copy import HostCopy, copied_bytes
@@ -27,7 +27,7 @@ def filled() -> Buffers:
     for n, dtype in enumerate(DTYPES):
         b.state(f"state.{dtype}", (n + 1, 5), dtype, INIT)
         b.state(f"hole.{dtype}", (3000,), dtype, INIT)
-    buffers = Buffers(plan_family((b.program("load"),), b.declared, lambda op: 0))
+    buffers = Buffers(plan_programs((b.program("load"),), b.declared, lambda op: 0))
     buffers.segment("state").random_()
     return buffers
 
@@ -84,7 +84,7 @@ def test_a_program_that_writes_values_of_the_host_waits_until_they_are_read() ->
     with b.record("update"):
         b.emit("copy", copied, outs=[held])
         update = b.program("update", stage="update")
-    buffers = Buffers(plan_family((update,), b.declared, lambda op: 0))
+    buffers = Buffers(plan_programs((update,), b.declared, lambda op: 0))
     snapshot = HostCopy(buffers, [held, copied], {"update": update})
     assert snapshot.view(held).data_ptr() == buffers.persistent(held).data_ptr()
     assert snapshot.view(copied).data_ptr() != buffers.persistent(copied).data_ptr()

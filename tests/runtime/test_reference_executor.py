@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Program, Value
 from surogate_core.errors import ProgramError
-from surogate_core.memory.plan import MemoryPlan, plan_family
+from surogate_core.memory.plan import MemoryPlan, plan_programs
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
@@ -113,7 +113,7 @@ def _prepared(reference: str, monkeypatch: pytest.MonkeyPatch, **attrs: Any) -> 
     with b.record("forward"), b.block(7):
         y = b.apply("odd", b.input("x", (T, C), "fp32"))
         program = b.program("odd program", (y,))
-    memory = plan_family((program,), b.declared, lambda op: 0)
+    memory = plan_programs((program,), b.declared, lambda op: 0)
     buffers = Buffers(memory, poison=True)
     buffers.persistent(b.declared[0]).fill_(1)
     return ReferenceExecutor({program.name: program}, b.ops, buffers, poison=True), buffers.view(y, program.name)
@@ -150,7 +150,7 @@ def test_poison_overwrites_a_value_when_its_life_ends() -> None:
         unread = b.apply("add", y, x)
         z = b.apply("add", y, y)
         program = b.program("m", (z,))
-    memory = plan_family((program,), b.declared, lambda op: 0)
+    memory = plan_programs((program,), b.declared, lambda op: 0)
     buffers = Buffers(memory, poison=True)
     buffers.persistent(x).fill_(1)
     executor = ReferenceExecutor({"m": program}, VOCABULARY, buffers, poison=True)
@@ -163,7 +163,7 @@ def test_poison_overwrites_a_value_when_its_life_ends() -> None:
 def test_the_error_for_a_value_that_is_not_planned_names_it() -> None:
     b = Builder(VOCABULARY, "fp32")
     stranger = Value("stranger", (T,), "fp32", "act")
-    buffers = Buffers(MemoryPlan({}, plan_family((Program("m", ()),), (), lambda op: 0).arenas))
+    buffers = Buffers(MemoryPlan({}, plan_programs((Program("m", ()),), (), lambda op: 0).arenas))
     with pytest.raises(ProgramError, match=r"m: stranger:fp32\[4\] is not in the arena plan"):
         buffers.view(stranger, "m")
     with pytest.raises(ProgramError, match=r"w:fp32\[4\] is not in the memory plan"):
@@ -177,7 +177,7 @@ def test_an_op_changes_the_states_that_its_definition_names() -> None:
         x = b.input("x", (3,), "fp32")
         b.emit("toy_watch", x, largest, outs=[b.activation("watched", (3,), "fp32")])
         program = b.program("m")
-    buffers = Buffers(plan_family((program,), b.declared, lambda op: 0))
+    buffers = Buffers(plan_programs((program,), b.declared, lambda op: 0))
     executor = ReferenceExecutor({"m": program}, VOCABULARY, buffers)
     for content, expected in ((1.0, 1.0), (5.0, 5.0), (2.0, 5.0)):
         buffers.persistent(x).fill_(content)

@@ -11,7 +11,7 @@ import pytest
 from models import harness
 from torch import Tensor
 
-from surogate_core.api import Family, LowerContext
+from surogate_core.api import LowerContext, Programs
 from surogate_core.assembly.assemble import assemble
 from surogate_core.data.loader import MicroBatch
 from surogate_core.runtime.arena import Buffers
@@ -65,7 +65,7 @@ def calibrating_worker() -> Worker:
     """Return a worker of a recipe whose first micro-steps have programs of their own."""
     recipe = harness.plan_inputs(harness.tiny_config()).recipe
 
-    def lower(family: Family, context: LowerContext) -> Family:
+    def lower(family: Programs, context: LowerContext) -> Programs:
         family = recipe.lower(family, context)
         return replace(family, calibrate=replace(family.micro, name="calibrate"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from surogate_core.api import Builder, Init, Precision, Scalars, TrainedParam, UpdateContext, Value
 from surogate_core.api.param_update import update_table
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, plan_family, verify
+from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, plan_programs, verify
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_optim_adamw.kernels import CHUNK_SIZE
 
@@ -74,7 +74,7 @@ class Updates:
         verify(program, OPS)
         self.ops = program.ops
         self.declared = {v.name: v for v in b.declared}
-        memory = plan_family([program], b.declared, lambda op: 0)
+        memory = plan_programs([program], b.declared, lambda op: 0)
         self.buffers = Buffers(memory, poison=True)
         self.executor = ReferenceExecutor({"update": program}, OPS, self.buffers, poison=True)
 

@@ -25,7 +25,7 @@ from surogate_core.api import (
 )
 from surogate_core.api.param_update import update_table
 from surogate_core.reference.rounding import TORCH_DTYPES, round_stochastic
-from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, initialize, plan_family, verify
+from surogate_core.testing.programs import STANDARD_OPS, Buffers, ReferenceExecutor, initialize, plan_programs, verify
 from surogate_optim_adamw_8bit.codes import BLOCK, ZERO, code_map
 from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, scales_of
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions, is_quantized
@@ -100,7 +100,7 @@ class Updates:
         verify(program, OPS)
         self.ops = program.ops
         self.declared = {v.name: v for v in b.declared}
-        self.buffers = Buffers(plan_family([program], b.declared, lambda op: 0), poison=True)
+        self.buffers = Buffers(plan_programs([program], b.declared, lambda op: 0), poison=True)
         self.executor = ReferenceExecutor({"update": program}, OPS, self.buffers, poison=True)
         initialize((v for v in b.declared if v.init), self.buffers.persistent, seed=0)
 

@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from surogate_core.api import (
     Builder,
     DeviceInfo,
-    Family,
     LowerContext,
     Op,
     Precision,
     PrecisionRequest,
     Product,
     Program,
+    Programs,
     RecipeDef,
     Support,
     Value,
@@ -64,7 +64,7 @@ def supports(device: DeviceInfo, precision: Precision, options: BaseModel) -> Su
     return Support(True)
 
 
-def lower(family: Family, context: LowerContext) -> Family:
+def lower(family: Programs, context: LowerContext) -> Programs:
     """Cast the operands of every matrix product to its dtype."""
     builder, precision = context.builder, context.precision
     return replace(

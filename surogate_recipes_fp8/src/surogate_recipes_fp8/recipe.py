@@ -4,7 +4,7 @@ A tensor is scaled by the largest magnitude that it had in the last `fp8_amax_hi
 of a step share these scales, and the update renews them. Three cases have no history:
 
 - Weights: the update knows their magnitude, so they are scaled exactly and quantized once a step; frozen ones once.
-- The first step of a run, and after it was skipped the next: every tensor is scaled by itself (`Family.calibrate`).
+- The first step of a run, and after it was skipped the next: every tensor is scaled by itself (`Programs.calibrate`).
 - Evaluation before that: the same. Later evaluations use the scales of the training and record nothing.
 """
 
@@ -17,13 +17,13 @@ from pydantic import Field
 
 from surogate_core.api import (
     DeviceInfo,
-    Family,
     LowerContext,
     LoweringDef,
     ParamInfo,
     Precision,
     PrecisionRequest,
     Program,
+    Programs,
     RecipeDef,
     Support,
     Value,
@@ -65,7 +65,7 @@ def supports(device: DeviceInfo, precision: Precision, options: object = None) -
     return Support(True)
 
 
-def lower(family: Family, context: LowerContext[Fp8Options]) -> Family:
+def lower(family: Programs, context: LowerContext[Fp8Options]) -> Programs:
     """Lower the products of the blocks, and keep scales and FP8 weights up to date."""
     options = context.options
     settings = _settings(family, context, options)
@@ -91,7 +91,7 @@ def lower(family: Family, context: LowerContext[Fp8Options]) -> Family:
     return _with_delayed_scales(family, context, quantizers, history)
 
 
-def lower_unrecorded(family: Family, context: LowerContext) -> Family:
+def lower_unrecorded(family: Programs, context: LowerContext) -> Programs:
     """Lower the products of the blocks, every tensor scaled by its own magnitude: for recipes without FP8 states."""
     settings = _settings(family, context, Fp8Options.model_validate({}))
     quantizers = Quantizers(context.builder)
@@ -113,7 +113,7 @@ def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
     return is_block_matrix(info)
 
 
-def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Settings:
+def _settings(family: Programs, context: LowerContext, options: Fp8Options) -> Settings:
     weights = quantized_weights(family, context, options, MULTIPLE, "FP8 products", BF16)
     target = context.target
     return Settings(
@@ -127,7 +127,7 @@ def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Set
 # ---------------------------------------------------------------------------------------------------- between the steps
 
 
-def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Quantizers) -> Family:
+def _with_quantized_weights(family: Programs, context: LowerContext, quantizers: Quantizers) -> Programs:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
     b, derive = context.builder, []
     for weight in quantizers.weights:
@@ -150,7 +150,7 @@ def _trained(context: LowerContext, quantizers: Quantizers) -> list[QuantizedWei
     return [w for w in quantizers.weights if context.params[w.weight].grad is not None]
 
 
-def _with_delayed_scales(family: Family, context: LowerContext, quantizers: Quantizers, history: Value) -> Family:
+def _with_delayed_scales(family: Programs, context: LowerContext, quantizers: Quantizers, history: Value) -> Programs:
     """Skip a step in which a tensor was not finite, and renew the scales at the end of the update."""
     b, coef = context.builder, family.clip_coef
     delayed, (norm,) = quantizers.delayed, family.update.outputs

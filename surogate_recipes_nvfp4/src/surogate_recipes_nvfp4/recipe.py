@@ -18,12 +18,12 @@ from pydantic import Field
 
 from surogate_core.api import (
     DeviceInfo,
-    Family,
     LowerContext,
     LoweringDef,
     Precision,
     PrecisionRequest,
     Program,
+    Programs,
     RecipeDef,
     Support,
     Value,
@@ -121,17 +121,17 @@ def backend(options: Nvfp4Options, context: LowerContext) -> str:
     return options.fp4_backend
 
 
-def lower(family: Family, context: LowerContext[Nvfp4Options]) -> Family:
+def lower(family: Programs, context: LowerContext[Nvfp4Options]) -> Programs:
     """Lower the products of the blocks, and keep the quantized weights up to date."""
     return _lowered(family, context, context.options)
 
 
-def lower_with_defaults(family: Family, context: LowerContext) -> Family:
+def lower_with_defaults(family: Programs, context: LowerContext) -> Programs:
     """Lower the products of the blocks with the recipe's default options: for other recipes."""
     return _lowered(family, context, Nvfp4Options.model_validate({}))
 
 
-def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Family:
+def _lowered(family: Programs, context: LowerContext, options: Nvfp4Options) -> Programs:
     settings = _settings(family, context, options)
     weights = Weights(context.builder, settings)
 
@@ -147,7 +147,7 @@ def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Fa
     return _with_quantized_weights(family, context, settings, weights)
 
 
-def _settings(family: Family, context: LowerContext, options: Nvfp4Options) -> Settings:
+def _settings(family: Programs, context: LowerContext, options: Nvfp4Options) -> Settings:
     weights = quantized_weights(family, context, options, MULTIPLE, "NVFP4 products", BF16)
     stored = _stored(context, weights.params) if options.fp4_weight_blocks == "auto" else {}
     return Settings(
@@ -174,7 +174,7 @@ def _stored(context: LowerContext, weights: Collection[Value]) -> dict[Value, St
     return found
 
 
-def _with_quantized_weights(family: Family, context: LowerContext, settings: Settings, weights: Weights) -> Family:
+def _with_quantized_weights(family: Programs, context: LowerContext, settings: Settings, weights: Weights) -> Programs:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
     b, derive = context.builder, []
     for weight in weights.all:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from surogate_core.api import Builder, ConfigError, Family, OffloadContext, Op, Program, Value
+from surogate_core.api import Builder, ConfigError, OffloadContext, Op, Program, Programs, Value
 
 LABELS = frozenset({"residual", "residual_mid"})
 AHEAD = 2
@@ -28,7 +28,7 @@ class _Use:
     backward: int
 
 
-def schedule(family: Family, context: OffloadContext) -> Family:
+def schedule(family: Programs, context: OffloadContext) -> Programs:
     """Return the family whose micro-steps keep the residual stream in host memory.
 
     Raises ConfigError for a model of so few blocks that nothing is moved.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from surogate_core.api import ConfigError, Family, OffloadContext, Value
+from surogate_core.api import ConfigError, OffloadContext, Programs, Value
 
 SMALLEST_BYTES = 64 << 10
 """Smaller values stay on the device if there are larger ones: at 55 GB/s a copy of them takes 1 us, less than it takes
 to start."""
 
 
-def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]:
+def optimizer_states(family: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the states of the optimizer."""
     return _some(
         context.optimizer_states,
@@ -19,7 +19,7 @@ def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]
     )
 
 
-def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
+def masters(family: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the masters that are not the weights themselves."""
     return _some(
         (p.master for p in context.params.values() if p.master is not None and p.master.role == "state"),
@@ -28,7 +28,7 @@ def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     )
 
 
-def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
+def gradients(family: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the gradients of params in blocks, or this rank's parts of them."""
     trained = [p for p in context.params.values() if p.grad is not None and p.param.block >= 0]
     if any(p.grad_part is not None and p.grad_part.inside for p in trained):
@@ -42,7 +42,7 @@ def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
     )
 
 
-def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
+def weights(family: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the model's matrices in the chosen blocks that micro-steps read."""
     read = {value for op in family.micro.ops for value in op.ins}
     matrices = [param for param, p in context.params.items() if p.stored and p.kind == "matrix" and param.block >= 0]
@@ -54,7 +54,7 @@ def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
     return _of_blocks(found, context.options.offload_weights)
 
 
-def quantized_weights(family: Family, context: OffloadContext) -> Sequence[Value]:
+def quantized_weights(family: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the quantized weights in the chosen blocks: states that are made of params and that micro-steps read."""
     read = dict.fromkeys(value for op in family.micro.ops for value in op.ins)
     found = _some(

@@ -33,7 +33,6 @@ from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, ModelDef, W
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, TrainedParam, UpdateContext
 from .recipes import (
-    Family,
     LowerContext,
     LoweringDef,
     Numerics,
@@ -41,6 +40,7 @@ from .recipes import (
     ParamInfo,
     Precision,
     PrecisionRequest,
+    Programs,
     QuantizedTensor,
     RecipeDef,
 )
@@ -85,7 +85,6 @@ __all__ = [
     "Emitter",
     "Encoded",
     "EvalReport",
-    "Family",
     "Figure",
     "Finding",
     "GpuReport",
@@ -133,6 +132,7 @@ __all__ = [
     "Product",
     "Program",
     "ProgramError",
+    "Programs",
     "QuantizedTensor",
     "RecipeDef",
     "Report",

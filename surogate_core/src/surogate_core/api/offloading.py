@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from ..origin import Definition, Name
 from ..program.value import Value
 from .base import NoOptions, Options, Target
-from .recipes import Family, ParamInfo
+from .recipes import ParamInfo, Programs
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -38,13 +38,13 @@ class OffloadDef(Definition, Generic[Options]):
     """An offload strategy. A run uses every installed strategy that its keys select, in order of their names.
 
     selected  options -> whether the user's keys select the strategy
-    on_host   (family, context) -> the params, gradients and states that the host holds. Core copies those of a block to
-              the device ahead of the ops that use them, and back once they are written. It records the update block by
-              block. Raises ConfigError if there is nothing to move.
-    schedule  (family, context) -> family. Called after recomputation, before gradient accumulation. Moves activations
-              by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
-              on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host.
-              Raises ConfigError for a run that the strategy cannot serve.
+    on_host   (programs, context) -> the params, gradients and states that the host holds. Core copies those of a block
+              to the device ahead of the ops that use them, and back once they are written. It records the update block
+              by block. Raises ConfigError if there is nothing to move.
+    schedule  (programs, context) -> Programs. Called after recomputation, before gradient accumulation. Moves
+              activations by the op `move` on the lanes "to_host" and "to_device", to and from values with the place
+              "host". Memory on the device is free once "compute" has waited for the copy: the op `wait` on the value on
+              the host. Raises ConfigError for a run that the strategy cannot serve.
     proposed  for `surogate plan --fit` and the suggestions of a run that does not fit: {option: value} that select the
               strategy, in as many ways as are worth a try. Empty: they do not propose it.
 
@@ -55,6 +55,6 @@ class OffloadDef(Definition, Generic[Options]):
     summary: str
     options: type[Options] = NoOptions  # type: ignore[assignment]
     selected: Callable[[Options], bool]
-    on_host: Callable[[Family, OffloadContext[Options]], Iterable[Value]] | None = None
-    schedule: Callable[[Family, OffloadContext[Options]], Family] | None = None
+    on_host: Callable[[Programs, OffloadContext[Options]], Iterable[Value]] | None = None
+    schedule: Callable[[Programs, OffloadContext[Options]], Programs] | None = None
     proposed: Sequence[Mapping[str, Any]] = ()

@@ -4,8 +4,8 @@ The products with a weight, y = x w^T, dx = dy w and dw = dy^T x (`OpDef.product
 and w. `lower_products` finds them in a program, and calls the recipe's `Quantizer` to emit ops in their places: it
 quantizes each x and each dy once, where it is computed, and multiplies. All other ops stay as they are.
 
-    weights = quantized_weights(family, context, options, 32, "MXFP8 products", "use recipe: bf16")
-    micro = lower_products(family.micro, context.builder, weights, lambda operands: MyQuantizer(...))
+    weights = quantized_weights(programs, context, options, 32, "MXFP8 products", "use recipe: bf16")
+    micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..origin import Count
 from ..program.op import Op, Program
 from ..program.opdef import Product
 from ..program.value import Value
-from .recipes import Family, LowerContext, ParamInfo, Precision, PrecisionRequest
+from .recipes import LowerContext, ParamInfo, Precision, PrecisionRequest, Programs
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -219,7 +219,7 @@ def _operands(program: Program, builder: Builder, weights: QuantizedWeights) -> 
 
 
 def quantized_weights(
-    family: Family, context: LowerContext, options: SkippedBlocks, multiple: int, what: str, otherwise: str
+    programs: Programs, context: LowerContext, options: SkippedBlocks, multiple: int, what: str, otherwise: str
 ) -> QuantizedWeights:
     """Return the matrices of all blocks that `options` do not skip.
 
@@ -227,9 +227,9 @@ def quantized_weights(
     of `multiple`. `otherwise` is the remedy where another batch does not help.
     """
     ops = context.builder.ops
-    read = {op.ins[1] for op in family.evaluate.ops if ops[op.kind].product is not None}
+    read = {op.ins[1] for op in programs.evaluate.ops if ops[op.kind].product is not None}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
-    blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
+    blocks = 1 + max((op.block for op in programs.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
     chosen = {info.param: info for info in infos if first <= info.param.block < blocks - last}
     if not chosen:
@@ -237,13 +237,13 @@ def quantized_weights(
             f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
             f"quantize. Lower them, or {otherwise}."
         )
-    products = ((op, ops[op.kind].product) for op in family.micro.ops)
+    products = ((op, ops[op.kind].product) for op in programs.micro.ops)
     weights = QuantizedWeights(
         params=frozenset(chosen),
         grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
-    for op in family.evaluate.ops:
+    for op in programs.evaluate.ops:
         if _weight(op, ops[op.kind].product, weights) is not None:
             _check_multiples(op, multiple, what, otherwise)
     return weights

@@ -103,7 +103,7 @@ class NumericsColumn:
 class Numerics:
     """The report of a recipe on the tensors that it quantizes (`numerics_report_steps`).
 
-    micro    computes what `Family.micro` computes, to the bit, and writes `values`
+    micro    computes what `Programs.micro` computes, to the bit, and writes `values`
     values   fp32 [tensors, columns], a state that nothing else uses
     """
 
@@ -114,8 +114,8 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """The programs of a run, which a recipe lowers together.
+class Programs:
+    """The programs of a run, which a recipe lowers together, and an offload strategy schedules.
 
     micro      forward and backward pass of a micro-step
     evaluate   forward pass of an evaluation
@@ -145,8 +145,8 @@ class Family:
         numerics = () if self.numerics is None else (self.numerics.micro,)
         return (*calibrate, self.micro, *numerics)
 
-    def with_micro_steps(self, change: Callable[[Program], Program]) -> Family:
-        """Return the family with `change(program)` in place of each program of micro-steps."""
+    def with_micro_steps(self, change: Callable[[Program], Program]) -> Programs:
+        """Return programs with `change(program)` in place of each program of micro-steps."""
         calibrate, numerics = self.calibrate, self.numerics
         return replace(
             self,
@@ -155,15 +155,15 @@ class Family:
             numerics=numerics and replace(numerics, micro=change(numerics.micro)),
         )
 
-    def appending(self, derive: Iterable[Op], update: Iterable[Op]) -> Family:
-        """Return the family with these ops at the end of both programs."""
+    def appending(self, derive: Iterable[Op], update: Iterable[Op]) -> Programs:
+        """Return programs with these ops at the end of `derive` and `update`."""
         return replace(
             self,
             derive=replace(self.derive, ops=(*self.derive.ops, *derive)),
             update=replace(self.update, ops=(*self.update.ops, *update)),
         )
 
-    def programs(self) -> tuple[Program, ...]:
+    def all(self) -> tuple[Program, ...]:
         """Return all programs, in the order in which they first run."""
         return (self.start, self.derive, *self.micro_steps(), self.evaluate, self.update)
 
@@ -198,11 +198,11 @@ class RecipeDef(Definition, Generic[Options]):
 
     precision      (request, options) -> Precision. Raises ConfigError with the valid combinations.
     supports       (device, precision, options) -> Support. Imports no compiled module, never raises.
-    lower          (family, context) -> family. Called once, with differentiated programs that contain no recomputation
-                   and write gradients once. Raises ConfigError if the recipe cannot serve the model. Ops whose results
-                   are not read are removed afterwards. States that it declares: those of `derive` are `derived`; those
-                   that micro-steps combine have `collects`. If micro-steps write another state that the update does not
-                   write, they work on a copy, which the update commits if the step is not skipped.
+    lower          (programs, context) -> Programs. Called once, with differentiated programs that contain no
+                   recomputation and write gradients once. Raises ConfigError if the recipe cannot serve the model. Ops
+                   whose results are not read are removed afterwards. States that it declares: those of `derive` are
+                   `derived`; those that micro-steps combine have `collects`. If micro-steps write another state that
+                   the update does not write, they work on a copy, which the update commits if the step is not skipped.
     reads_amax     (trained param, precision, options) -> whether `lower` reads its `amax`
     product_error  (precision, options) -> relative rms error of a matrix product because of its operands' rounding,
                    beyond that of bf16. `surogate verify` allows for it.
@@ -216,7 +216,7 @@ class RecipeDef(Definition, Generic[Options]):
     options: type[Options] = NoOptions  # type: ignore[assignment]
     precision: Callable[[PrecisionRequest, Options], Precision]
     supports: Callable[[DeviceInfo, Precision, Options], Support]
-    lower: Callable[[Family, LowerContext[Options]], Family]
+    lower: Callable[[Programs, LowerContext[Options]], Programs]
     reads_amax: Callable[[ParamInfo, Precision, Options], bool] = lambda info, precision, options: False
     product_error: Callable[[Precision, Options], Share] = lambda precision, options: 0.0
     kernels_of: tuple[Name, ...] = ()
@@ -230,7 +230,7 @@ class LoweringDef(Definition):
     matmul, gradient
               the dtypes of the operands: `matmul_dtype` and `gradient_dtype`
     supports  (device, precision) -> Support
-    lower     (family, context) -> family, in place of the recipe's. `context.options` are those of the recipe.
+    lower     (programs, context) -> Programs, in place of the recipe's. `context.options` are those of the recipe.
     product_error
               precision -> the same as that of a recipe
     """
@@ -239,7 +239,7 @@ class LoweringDef(Definition):
     gradient: DtypeName
     summary: str
     supports: Callable[[DeviceInfo, Precision], Support]
-    lower: Callable[[Family, LowerContext[Any]], Family]
+    lower: Callable[[Programs, LowerContext[Any]], Programs]
     product_error: Callable[[Precision], Share] = lambda precision: 0.0
 
     @property

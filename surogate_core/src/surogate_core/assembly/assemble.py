@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ..api import Family, Figure, Init, ParamInfo, WeightMap
-from ..memory.plan import plan_family
+from ..api import Figure, Init, ParamInfo, Programs, WeightMap
+from ..memory.plan import plan_programs
 from ..program.builder import Builder
 from ..program.op import Program
 from ..program.passes.fuse_adds import fuse_adds
@@ -43,7 +43,7 @@ class RecordedPrograms:
     """
 
     recorder: Recorder
-    family: Family
+    family: Programs
     params: Mapping[Value, ParamInfo]
     states: Sequence[Value]
     adapter_start: Program | None
@@ -115,7 +115,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
             param.name: tuple(places.get(state, state) for state in states)
             for param, states in recording.stored.items()
         },
-        memory=plan_family(programs.values(), allocated, kernels.workspace, variants),
+        memory=plan_programs(programs.values(), allocated, kernels.workspace, variants),
         kernels=kernels,
         micro=recording.family.micro,
         batch=finisher.batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Family, OffloadContext, ParamInfo, Scalars
+from ..api import BatchInputs, OffloadContext, ParamInfo, Programs, Scalars
 from ..config.keys import HELD_FOR_UPDATE
 from ..errors import ConfigError, ProgramError
 from ..origin import blaming
@@ -49,8 +49,8 @@ class Finisher:
         return program
 
     def offloaded(
-        self, family: Family, params: Mapping[Value, ParamInfo], states: Sequence[Value]
-    ) -> tuple[Family, Sequence[Value]]:
+        self, family: Programs, params: Mapping[Value, ParamInfo], states: Sequence[Value]
+    ) -> tuple[Programs, Sequence[Value]]:
         """Apply the offload strategies. Return the family, and the params, gradients and states that the host holds."""
         held: dict[Value, None] = {}
         for strategy, options in self.inputs.offload:
@@ -63,8 +63,8 @@ class Finisher:
                     _check_held(values)
                 held |= dict.fromkeys(values)
             if strategy.schedule is not None:
-                before, family = {p.name: p for p in family.programs()}, strategy.schedule(family, context)
-                for program in family.programs():
+                before, family = {p.name: p for p in family.all()}, strategy.schedule(family, context)
+                for program in family.all():
                     if program is not before.get(program.name):
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
         return family, tuple(held)
@@ -146,7 +146,7 @@ class Finisher:
         return steps[:1] if program.purpose == "report" else steps
 
     def pending(
-        self, micro: Sequence[Program], family: Family, readings: frozenset[Value]
+        self, micro: Sequence[Program], family: Programs, readings: frozenset[Value]
     ) -> tuple[list[Program], Program, Program, dict[Value, Value]]:
         """Change states that a skipped step must leave unchanged in pending copies, which the update commits.
 

@@ -10,12 +10,12 @@ from pydantic import BaseModel
 from ..api import (
     AdapterContext,
     BatchInputs,
-    Family,
     Head,
     Loss,
     LossContext,
     LowerContext,
     ParamInfo,
+    Programs,
     Scalars,
     WeightMap,
 )
@@ -246,7 +246,7 @@ class Recorder:
         params: dict[Value, ParamInfo],
         copies: Mapping[Value, Value],
         norm: Value,
-    ) -> tuple[Family, Sequence[Value]]:
+    ) -> tuple[Programs, Sequence[Value]]:
         """Record the other programs of a run. Return all of them, and the states of the optimizer.
 
         Adds to `params` which magnitudes the optimizer computes.
@@ -254,7 +254,7 @@ class Recorder:
         with self.b.record("derive"):
             derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
         update = self._update(params, norm)
-        family = Family(
+        family = Programs(
             micro=micro,
             evaluate=evaluate,
             update=update.program,
@@ -266,7 +266,7 @@ class Recorder:
             check_states([family.start, family.update])
         return family, update.states
 
-    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> tuple[Family, WeightStorage | None]:
+    def lowered(self, family: Programs, params: Mapping[Value, ParamInfo]) -> tuple[Programs, WeightStorage | None]:
         """Apply the recipe, and store frozen matrices in the run's weight format, if it has one. Return them too."""
         if self.inputs.weight_format is None:
             return self._lowered(family, params, {}), None
@@ -275,15 +275,17 @@ class Recorder:
         writing = replace(family.derive, ops=tuple(storage.writing))
         family = replace(family, derive=self.passed("store", family.derive, writing, (format, "quantize")))
         family = self._lowered(family, params, storage.states, format.layout)
-        before = {p.name: p for p in family.programs()}
+        before = {p.name: p for p in family.all()}
         after = read_stored(family, storage, self.b)
-        for program in after.programs():
+        for program in after.all():
             if program is not before[program.name]:
                 by = None if program.stage == "derive" else (format, "dequantize")
                 self.passed("read stored", before[program.name], program, by)
         return after, storage
 
-    def _lowered(self, family: Family, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = "") -> Family:
+    def _lowered(
+        self, family: Programs, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = ""
+    ) -> Programs:
         """Apply the recipe, then remove what it left without a reader."""
         inputs = self.inputs
         context = LowerContext(
@@ -325,7 +327,7 @@ class Recorder:
         if update is not lowered.update:
             lowered = replace(lowered, update=self.passed("quantize parts", lowered.update, update))
         with blaming(lowering.origin, "lower"):
-            check_states(lowered.programs())
+            check_states(lowered.all())
             coef = lowered.clip_coef
             if (coef.shape, coef.dtype) != ((), "fp32") or all(coef not in op.outs for op in lowered.update.ops):
                 raise ProgramError(f"returned the clip_coef {coef!r}, expected an fp32[] that the update writes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import Family
+from ..api import Programs
 from ..errors import ProgramError
 from ..program.op import Op, Program
 from ..program.value import Value
@@ -38,11 +38,11 @@ def staged_place(param: Value) -> Value:
 
 
 def staged_params(
-    family: Family, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
+    family: Programs, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
 ) -> frozenset[Value]:
     """Return the frozen params that `derive` reads and no other program uses. `others`: programs besides the family."""
     read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
-    for program in (*family.programs(), *others):
+    for program in (*family.all(), *others):
         for op in program.ops if read and program is not family.derive else ():
             read.difference_update(op.ins, op.outs)
         read.difference_update(program.outputs)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..api import Family, ParamInfo, ParamKind, StorageContext, WeightFormatDef
+from ..api import ParamInfo, ParamKind, Programs, StorageContext, WeightFormatDef
 from ..errors import ConfigError, ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
@@ -78,7 +78,7 @@ def store_weights(
     return WeightStorage(format, contexts, states, writing)
 
 
-def read_stored(family: Family, storage: WeightStorage, b: Builder) -> Family:
+def read_stored(family: Programs, storage: WeightStorage, b: Builder) -> Programs:
     """Return a lowered family, whose `derive` writes the states, that reads the params from them."""
     states = storage.states
     writing = set(storage.writing)
@@ -116,7 +116,7 @@ def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) ->
         )
 
 
-def _check_readers(family: Family, storage: WeightStorage) -> None:
+def _check_readers(family: Programs, storage: WeightStorage) -> None:
     """Raise ProgramError if a recipe uses stored params, or its copies of them, otherwise than this pass can serve."""
     for op in storage.copies.values():
         other = next((v for v in op.ins if v not in storage.states), None)

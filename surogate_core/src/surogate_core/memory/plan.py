@@ -97,7 +97,7 @@ class MemoryPlan:
         return self.arena_bytes + sum(segment.nbytes for segment in self.segments.values())
 
 
-def plan_family(
+def plan_programs(
     programs: Iterable[Program],
     declared: Iterable[Value],
     workspace: Callable[[Op], int],

@@ -18,8 +18,8 @@ Stage = Literal["forward", "micro", "evaluate", "update", "derive", "start"]
 
 Purpose = Literal["train", "calibrate", "report"]
 """Purpose of a program of the stage "micro". "calibrate": those of the first optimizer steps of a fresh run
-(`Family.calibrate`). "report": the first of an optimizer step whose numerics are reported (`Family.numerics`). "train":
-all others."""
+(`Programs.calibrate`). "report": the first of an optimizer step whose numerics are reported (`Programs.numerics`).
+"train": all others."""
 
 Lane = Literal["compute", "comm", "to_host", "to_device"]
 """The stream that an op runs on: "comm" is for collectives, "to_host" and "to_device" for copies. `lanes.py` has the

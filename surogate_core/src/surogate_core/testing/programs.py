@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..memory.plan import plan_family
+from ..memory.plan import plan_programs
 from ..plugins.discovery import load_registry
 from ..program.lanes import lane_order
 from ..program.passes.dead_code import dead_code
@@ -20,6 +20,6 @@ __all__ = [
     "initialize",
     "lane_order",
     "load_registry",
-    "plan_family",
+    "plan_programs",
     "verify",
 ]

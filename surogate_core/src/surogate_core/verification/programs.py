@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
-from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
+from ..api import AdapterDef, LowerContext, OpDef, Precision, Program, Programs
 from ..assembly.inputs import PlanInputs
 from ..errors import ConfigError
 from ..planning.plan import Plan
@@ -52,7 +52,7 @@ class WithoutDropout:
 def in_fp32(inputs: PlanInputs) -> PlanInputs:
     """Return inputs for the same model and adapters in fp32, without the recipe's rewrite and without dropout."""
 
-    def unchanged(family: Family, context: LowerContext) -> Family:
+    def unchanged(family: Programs, context: LowerContext) -> Programs:
         return family
 
     exact = replace(inputs.recipe, lower=unchanged)

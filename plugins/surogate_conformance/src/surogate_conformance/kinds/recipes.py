@@ -72,7 +72,7 @@ def a_step_that_is_skipped_changes_nothing(definition: Any, bench: Bench) -> Non
         check_skips(bench.steps(**keys))
 
 
-@proves(*BOTH, remedy="Family.evaluate may write no state.")
+@proves(*BOTH, remedy="Programs.evaluate may write no state.")
 def an_evaluation_changes_nothing(definition: Any, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
@@ -96,7 +96,7 @@ def every_device_is_supported_or_refused_with_a_reason(definition: Any, bench: B
             assert found.ok or found.reason, f"supports refuses {info.name} without a reason"
 
 
-@proves("recipe", remedy="Numerics.micro must compute what Family.micro computes.")
+@proves("recipe", remedy="Numerics.micro must compute what Programs.micro computes.")
 def a_step_that_reports_on_numerics_has_the_same_bits(definition: RecipeDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.api import (
     Builder,
     DeviceInfo,
-    Family,
     LowerContext,
     LoweringDef,
     Op,
@@ -17,6 +16,7 @@ from surogate_core.api import (
     OutSpec,
     Precision,
     Program,
+    Programs,
     Support,
     Value,
     provides,
@@ -45,10 +45,10 @@ ROUND = OpDef(
 )
 
 
-def lower(family: Family, context: LowerContext[Any]) -> Family:
+def lower(programs: Programs, context: LowerContext[Any]) -> Programs:
     """Round the operands of forward products in blocks. The products, and all backward ones, stay in bf16."""
     b = context.builder
-    return replace(family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b))
+    return replace(programs.with_micro_steps(lambda micro: rounded(micro, b)), evaluate=rounded(programs.evaluate, b))
 
 
 def rounded(program: Program, b: Builder) -> Program:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import ConfigError, Family, OffloadContext, OffloadDef, Value, provides
+from surogate_core.api import ConfigError, OffloadContext, OffloadDef, Programs, Value, provides
 
 SUROGATE_API = {"offload_strategies": 1}
 
@@ -19,7 +19,7 @@ class Options(BaseModel):
     acme_toy_blocks: int = Field(0, ge=0, description="Number of blocks whose optimizer states the host holds.")
 
 
-def on_host(family: Family, context: OffloadContext[Options]) -> Sequence[Value]:
+def on_host(programs: Programs, context: OffloadContext[Options]) -> Sequence[Value]:
     """Return what the host holds. Core copies the states of a block while other blocks are updated."""
     blocks = sorted({state.block for state in context.optimizer_states if state.block >= 0})
     chosen = set(blocks[-context.options.acme_toy_blocks :])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.api import (
     Builder,
     DeviceInfo,
-    Family,
     LowerContext,
     NoOptions,
     Op,
@@ -18,6 +17,7 @@ from surogate_core.api import (
     Precision,
     PrecisionRequest,
     Program,
+    Programs,
     RecipeDef,
     Support,
     Value,
@@ -48,10 +48,10 @@ ROUND = OpDef(
 )
 
 
-def lower(family: Family, context: LowerContext[NoOptions]) -> Family:
+def lower(programs: Programs, context: LowerContext[NoOptions]) -> Programs:
     """Change all programs of a run that multiply. A recipe that keeps states also appends to `derive` and `update`."""
     b = context.builder
-    return replace(family.with_micro_steps(lambda program: rounded(program, b)), evaluate=rounded(family.evaluate, b))
+    return replace(programs.with_micro_steps(lambda micro: rounded(micro, b)), evaluate=rounded(programs.evaluate, b))
 
 
 def rounded(program: Program, b: Builder) -> Program:
