@@ -55,11 +55,7 @@ _ON_HOST = 32
 
 
 def emit_update(
-    context: UpdateContext[Any],
-    kind: str,
-    params: Sequence[TrainedParam],
-    states: Sequence[Sequence[Value]],
-    **attrs: Any,
+    context: UpdateContext, kind: str, params: Sequence[TrainedParam], states: Sequence[Sequence[Value]], **attrs: Any
 ) -> None:
     """Emit the op `kind` over `params`, with the states column by column and with the attrs of the optimizer."""
     kept = [p.master for p in params] + [state for column in states for state in column]

@@ -33,9 +33,7 @@ class Served:
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-SERVED: Final[Mapping[str, Served]] = {
-    hook.removeprefix("surogate_"): Served() for hook in (*HOOKS, "surogate_diagnose")
-}
+SERVED: Final = {hook.removeprefix("surogate_"): Served() for hook in (*HOOKS, "surogate_diagnose")}
 """By the name of the hook without `surogate_`. Version 1 of each is that of release 0.2.0, the first one."""
 
 
