@@ -283,7 +283,7 @@ def ours(folder: Path) -> int:
             loaded = run.load(keys | more)
             run.train(loaded)
         records = map(json.loads, (out / "all/metrics.jsonl").read_text().splitlines())
-        figures = [{"loss": r["loss"], **r["figures"]} for r in records if r["log"] == "step"]
+        figures = [{"loss": r["loss"], **r["metrics"]} for r in records if r["log"] == "step"]
         state = load_file(next((out / "one").glob("step_*/training_state/*.safetensors")))
         moments = {n.removeprefix("adamw.m."): m / (1 - 0.9) for n, m in state.items() if n.startswith("adamw.m.")}
         saved = out / ("all/model.safetensors" if case.full else "all/adapter/adapter_model.safetensors")

@@ -160,7 +160,7 @@ OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update
 
 def build_loss(context):
     head, batch = context.head, context.batch
-    return Loss([Figure("loss", context.builder.apply(
+    return Loss([Metric("loss", context.builder.apply(
         "lm_head_ce", head.x, head.weight, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks))])
 
 LOSS = LossDef(name="acme", summary="", build=build_loss)

@@ -144,7 +144,7 @@ def picture(arguments: argparse.Namespace) -> None:
     FigureCanvasAgg(figure)
     for axes, name in zip(figure.subplots(1, 2), ("reward_margin", "reward_accuracy"), strict=True):
         for log, label, style in (("step", "training", "-"), ("eval", "held-out questions", "o-")):
-            points = [(r["step"], r["figures"][name]) for r in records if r["log"] == log]
+            points = [(r["step"], r["metrics"][name]) for r in records if r["log"] == log]
             axes.plot(*zip(*points, strict=True), style, markersize=4, linewidth=1.2, label=label)
         axes.set_xlabel("step")
         axes.set_title(name.replace("_", " "), loc="left")

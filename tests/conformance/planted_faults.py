@@ -353,10 +353,10 @@ FAULTS = [
         "def unscaled(c):\n"
         "    one = c.builder.apply('fill', shape=(), dtype='fp32', value=1.0)\n"
         "    given = (c.head.x, c.head.weight, c.batch.targets, one)\n"
-        "    return Loss([Figure('loss', c.builder.apply('lm_head_ce', *given, chunks=1))])\n"
+        "    return Loss([Metric('loss', c.builder.apply('lm_head_ce', *given, chunks=1))])\n"
         "change('LOSS', build=unscaled)",
         "loss",
-        "figures are multiples of the scale of their unit",
+        "metrics are multiples of the scale of their unit",
         r"loss \(.*, expected .*\) with scales of 0.5 and 0.25",
     ),
     # ---- optimizers

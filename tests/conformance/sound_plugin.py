@@ -17,7 +17,6 @@ from surogate_core.api import (
     ConfigError,
     DatasetFormatDef,
     Encoded,
-    Figure,
     KernelDef,
     LauncherDef,
     Logger,
@@ -26,6 +25,7 @@ from surogate_core.api import (
     LossContext,
     LossDef,
     Merge,
+    Metric,
     NoOptions,
     OffloadDef,
     OpDef,
@@ -222,7 +222,7 @@ LAUNCHER = LauncherDef(name="acme", summary="one process", join=lambda here, opt
 def cross_entropy(c: LossContext) -> Loss:
     chunks = c.batch.lmhead_chunks
     loss = c.builder.apply("lm_head_ce", c.head.x, c.head.weight, c.batch.targets, c.batch.loss_scale, chunks=chunks)
-    return Loss([Figure("loss", loss)])
+    return Loss([Metric("loss", loss)])
 
 
 LOSS = LossDef(name="acme_ce", summary="cross-entropy", build=cross_entropy, in_nats=True)

@@ -82,8 +82,8 @@ def straight(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_reports_both_parts_of_its_loss(straight: list[dict[str, Any]]) -> None:
     step, last = straight[0], straight[-1]
     assert last["log"] == "eval" and not last["in_nats"]
-    assert set(last["figures"]) == set(step["figures"]) == {"cross_entropy", "divergence"}
-    figures = step["figures"]
+    assert set(last["metrics"]) == set(step["metrics"]) == {"cross_entropy", "divergence"}
+    figures = step["metrics"]
     assert step["loss"] == pytest.approx(0.5 * figures["cross_entropy"] + 0.5 * 4 * figures["divergence"], rel=1e-5)
 
 

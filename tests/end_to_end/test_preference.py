@@ -73,9 +73,9 @@ def adapter(out: Path) -> dict[str, torch.Tensor]:
 def test_a_run_reports_pairs_and_rewards_of_steps_and_evaluations(straight: tuple[Path, list[dict[str, Any]]]) -> None:
     steps = [record for record in straight[1] if record["log"] == "step"]
     (evaluation,) = (record for record in straight[1] if record["log"] == "eval")
-    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["figures"]["reward_margin"] == 0
+    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["metrics"]["reward_margin"] == 0
     assert all(record["groups"] > 1 for record in (*steps, evaluation)) and not evaluation["in_nats"]
-    assert set(evaluation["figures"]) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
+    assert set(evaluation["metrics"]) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
     assert steps[-1]["loss"] < 0.69
 
 
@@ -111,7 +111,7 @@ def test_a_cached_reference_is_computed_once_and_gives_the_losses_of_one_that_ru
     assert found[0]["loss"] == pytest.approx(0.6931472) and len(found) == len(straight[1])
     for ours, theirs in zip(found, straight[1], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-4, abs=1e-5)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-4, abs=1e-5)
     _, resumed = train(folder, "cached-on", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
     assert "reference: computing" not in capsys.readouterr().out
     assert [record["loss"] for record in resumed] == [record["loss"] for record in found[-len(resumed) :]]
@@ -153,7 +153,7 @@ def test_bits_are_those_of_a_run_that_resumes_with_recomputation_and_offloading(
     out, records = train(folder, name, **keys)
     saved = str(out / "step_00000001")
     other, found = train(folder, f"{name}-resumed", resume_from_checkpoint=saved, **ELSEWHERE, **keys)
-    assert [(r["loss"], r["figures"]) for r in found] == [(r["loss"], r["figures"]) for r in records[-len(found) :]]
+    assert [(r["loss"], r["metrics"]) for r in found] == [(r["loss"], r["metrics"]) for r in records[-len(found) :]]
     (weights,) = (path.relative_to(out) for path in (*out.glob("*.safetensors"), *out.glob("adapter/*.safetensors")))
     resumed = load_file(other / weights)
     assert all(torch.equal(weight, resumed[n]) for n, weight in load_file(out / weights).items())
@@ -166,7 +166,7 @@ def test_all_weights_train_against_a_cached_reference_on_two_ranks_as_on_one(fol
     assert one[0]["loss"] == pytest.approx(0.6931472) and one[-2]["loss"] < 0.69
     _, two = train(folder, "cached-full-ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3, **keys)
     for ours, theirs in zip(two, one, strict=True):
-        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_all_weights_train_against_a_frozen_copy_resumed_and_on_two_ranks(folder
     assert [record["loss"] for record in resumed] == [record["loss"] for record in one[-len(resumed) :]]
     _, two = train(folder, "full-ranks", ranks_per_gpu=2, gradient_accumulation_steps=1, zero_level=3, **keys)
     for ours, theirs in zip(two, one, strict=True):
-        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-3, abs=1e-3)
     wrong = folder / "wrong-model.yaml"
     wrong.write_text((folder / "full.yaml").read_text().replace("reference: frozen", "reference: Qwen/Qwen3-8B"))
     with pytest.raises(ConfigError, match=r"reference: .*without_adapter.*frozen"):
@@ -191,7 +191,7 @@ def test_two_ranks_train_on_the_pairs_of_one(folder: Path, straight: tuple[Path,
     for ours, theirs in zip(found, straight[1], strict=True):
         assert ours["groups"] == theirs["groups"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-4)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-3, abs=1e-4)
 
 
 def test_a_profile_and_the_plan_of_an_evaluation_count_the_prepass_of_kto(folder: Path) -> None:
@@ -220,16 +220,16 @@ def test_kl_of_kto_is_of_the_whole_step_over_all_ranks(folder: Path) -> None:
         "validation_split_ratio": 0.25,
     }
     out, one = train(folder, "kto", gradient_accumulation_steps=4, **keys)
-    assert one[0]["figures"]["kl"] == one[0]["figures"]["log_ratio"] == 0 and one[0]["loss"] == pytest.approx(0.5)
-    kl = [record["figures"]["kl"] for record in one[1:]]
+    assert one[0]["metrics"]["kl"] == one[0]["metrics"]["log_ratio"] == 0 and one[0]["loss"] == pytest.approx(0.5)
+    kl = [record["metrics"]["kl"] for record in one[1:]]
     assert max(kl) > 0.05 and one[-1]["log"] == "eval"
     _, two = train(folder, "kto-ranks", ranks_per_gpu=2, gradient_accumulation_steps=2, **keys)
     for ours, theirs in zip(two, one, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-        assert ours["figures"] == pytest.approx(theirs["figures"], rel=1e-3, abs=1e-3)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-3, abs=1e-3)
     saved = str(out / "step_00000002")
     keys |= ELSEWHERE
     _, resumed = train(folder, "kto-resumed", resume_from_checkpoint=saved, gradient_accumulation_steps=4, **keys)
-    assert [(r["loss"], r["figures"]) for r in resumed] == [(r["loss"], r["figures"]) for r in one[-len(resumed) :]]
+    assert [(r["loss"], r["metrics"]) for r in resumed] == [(r["loss"], r["metrics"]) for r in one[-len(resumed) :]]
     with pytest.raises(ConfigError, match=r"datasets: loss: kto also reads each document of a row .* no row has two"):
         train(folder, "kto-alone", sample_packing=False, **keys)

@@ -72,7 +72,7 @@ def scores(folder: Path, model: Any) -> dict[str, float]:
 
 def test_a_trained_model_is_one_of_transformers_with_equal_scores_and_trains_further(folder: Path) -> None:
     out, steps = train(folder, "full")
-    margins = [step["figures"]["reward_margin"] for step in steps]
+    margins = [step["metrics"]["reward_margin"] for step in steps]
     assert margins[1] > margins[0]
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"] and config["num_labels"] == 1
@@ -80,7 +80,7 @@ def test_a_trained_model_is_one_of_transformers_with_equal_scores_and_trains_fur
     assert not report["missing_keys"] and not report["unexpected_keys"] and model.num_labels == 1
     _, further = train(folder, "further", model=str(out), max_steps=1)
     found = scores(out, model)
-    assert {name: further[0]["figures"][name] for name in found} == pytest.approx(found, rel=1e-5, abs=1e-6)
+    assert {name: further[0]["metrics"][name] for name in found} == pytest.approx(found, rel=1e-5, abs=1e-6)
     with pytest.raises(ConfigError, match=r"architectures \['LlamaForSequenceClassification'\]"):
         train(folder, "as-lm", model=str(out), loss="orpo")
 
@@ -96,7 +96,7 @@ def test_an_adapter_holds_the_head_and_peft_loads_it(folder: Path) -> None:
     model.config.pad_token_id = AutoTokenizer.from_pretrained(out / "adapter").pad_token_id
     found = scores(out / "adapter", model)
     _, further = train(folder, "lora-further", adapter_path=str(out / "adapter"), max_steps=1, **lora)
-    assert {name: further[0]["figures"][name] for name in found} == pytest.approx(found, rel=1e-5, abs=1e-6)
+    assert {name: further[0]["metrics"][name] for name in found} == pytest.approx(found, rel=1e-5, abs=1e-6)
     refused = {
         "adapter dora does not save": {"adapter": "dora", "lora": None, "lora_rank": None},
         "merge_adapter: true: is not": {"merge_adapter": True},

@@ -64,12 +64,12 @@ def _figures(report: Report) -> dict[str, float]:
     match report:
         case StepReport():
             names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-            figures = {name: getattr(report, name) for name in names} | dict(report.figures)
+            figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
             return {f"train/{name}": value for name, value in figures.items()}
         case EvalReport():
-            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.figures}.items()}
+            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
         case GpuReport():
-            return {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()}
+            return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
         case NumericsReport():
             return {
                 f"numerics/{tensor.replace('*.', '')}/{column.name}": value

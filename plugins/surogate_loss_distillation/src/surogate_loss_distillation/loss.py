@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import Column, ConfigError, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared
+from surogate_core.api import Column, ConfigError, Loss, LossContext, LossDef, Metric, PrepareContext, Prepared
 
 from .options import DistillationOptions
 
@@ -36,7 +36,7 @@ def build(context: LossContext[DistillationOptions]) -> Loss:
         **head.attrs,
     )
     return Loss(
-        [Figure("loss", loss)], figures=[Figure("cross_entropy", cross_entropy), Figure("divergence", divergence)]
+        [Metric("loss", loss)], metrics=[Metric("cross_entropy", cross_entropy), Metric("divergence", divergence)]
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Column, Figure, Head, Loss, LossContext, LossDef, Value
+from surogate_core.api import Column, Head, Loss, LossContext, LossDef, Metric, Value
 
 REFERENCE = Column("reference_log_prob", "document")
 """The column with the log-probability of each document in a cached reference."""
@@ -54,8 +54,8 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
 def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached_reference: Value | None = None) -> Loss:
     """Return the loss of an op that sums over groups of documents: its first output, then the figures of `names`."""
     loss, *figures = values
-    reported = [Figure(name, value, "group") for name, value in zip(names, figures, strict=True)]
-    return Loss([Figure("loss", loss, "group")], figures=reported, cached_reference=cached_reference)
+    reported = [Metric(name, value, "group") for name, value in zip(names, figures, strict=True)]
+    return Loss([Metric("loss", loss, "group")], metrics=reported, cached_reference=cached_reference)
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:

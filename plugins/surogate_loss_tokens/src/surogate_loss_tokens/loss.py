@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Column, Figure, Loss, LossContext, LossDef
+from surogate_core.api import Column, Loss, LossContext, LossDef, Metric
 
 WEIGHT = Column("weight", "token")
 """What a dataset type gives for weights: of each token, as the label of the token before it."""
@@ -47,8 +47,8 @@ def build(context: LossContext) -> Loss:
         smoothing=options.tokens_label_smoothing,
         z=options.tokens_z_loss,
     )
-    loss, z_loss, cross_entropy = map(Figure, ("loss", "z_loss", "cross_entropy"), sums)
-    return Loss([loss, z_loss] if options.tokens_z_loss else [loss], figures=[cross_entropy])
+    loss, z_loss, cross_entropy = map(Metric, ("loss", "z_loss", "cross_entropy"), sums)
+    return Loss([loss, z_loss] if options.tokens_z_loss else [loss], metrics=[cross_entropy])
 
 
 TOKENS = LossDef(

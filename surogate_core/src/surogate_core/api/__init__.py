@@ -28,7 +28,7 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .losses import Document, Figure, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
+from .losses import Document, Loss, LossContext, LossDef, Metric, PrepareContext, Prepared, Prepass
 from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, TrainedParam, UpdateContext
@@ -85,7 +85,6 @@ __all__ = [
     "Emitter",
     "Encoded",
     "EvalReport",
-    "Figure",
     "Finding",
     "GpuReport",
     "Gradients",
@@ -107,6 +106,7 @@ __all__ = [
     "LoweringDef",
     "Matrix",
     "Merge",
+    "Metric",
     "ModelDef",
     "NoOptions",
     "NonFiniteError",

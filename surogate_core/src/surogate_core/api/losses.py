@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..program.builder import Builder
 
 Unit = Literal["token", "group"]
-"""What a figure is a mean over: the labels of an optimizer step, or its groups of documents."""
+"""What a metric is a mean over: the labels of an optimizer step, or its groups of documents."""
 
 
 @dataclass(frozen=True)
-class Figure(Declared):
+class Metric(Declared):
     """A scalar of a micro-step, fp32 []: its share of the mean over the units of the optimizer step.
 
     An op sums over the units of the micro-batch and multiplies by `loss_scale` ("token") or `group_scale` ("group"),
@@ -41,15 +41,15 @@ class Loss(Declared):
     """What `LossDef.build` returns.
 
     terms    the gradient is that of their sum: no op may add them. The first is reported as the loss, and `name`
-             of it is not used; the others are reported as figures.
-    figures  what is reported besides
+             of it is not used; the others are reported as metrics.
+    metrics  what is reported besides
     cached_reference
              numbers of the documents, [G, n], that the column `LossDef.cached_reference` holds later
     """
 
-    terms: Sequence[Figure]
+    terms: Sequence[Metric]
     _: KW_ONLY
-    figures: Sequence[Figure] = ()
+    metrics: Sequence[Metric] = ()
     cached_reference: Value | None = None
 
 
@@ -79,7 +79,7 @@ Document = tuple[Any, Any]
 class Prepass(Declared):
     """A forward pass over a whole optimizer step, on all ranks, ahead of its micro-steps; or over a validation set.
 
-    means      names of figures of the loss. The means over the pass are `BatchInputs.means` of the micro-steps. While
+    means      names of metrics of the loss. The means over the pass are `BatchInputs.means` of the micro-steps. While
                it runs, and in checks of single batches, these are 0.
     documents  (groups of one document of a row, in order) -> the documents that the pass reads in their place, which
                have as many tokens at most. Columns are 0.
@@ -139,7 +139,7 @@ class LossDef(Definition, Generic[Options]):
     cached_reference
                with `reference: cached`, a column per document in place of the reference: `Loss.cached_reference` before
                the first step. Only of a loss whose groups have several documents.
-    prepass    figures of the whole step that `build` reads; only of a loss with `group_size=1`
+    prepass    metrics of the whole step that `build` reads; only of a loss with `group_size=1`
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
 

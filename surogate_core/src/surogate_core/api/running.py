@@ -48,7 +48,7 @@ class StepReport:
     tokens             positions that are not padding
     valid_tokens       positions with a label
     groups             of documents, if the loss has any: pairs, for example
-    figures            what the loss reports besides, by name
+    metrics            what the loss reports besides, by name
     tokens_per_second  tokens / duration
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite
@@ -66,12 +66,12 @@ class StepReport:
     time: float
     skipped: bool = False
     groups: int = 0
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """An evaluation after `step` optimizer steps. `loss`, `groups`, `figures`: as in `StepReport`.
+    """An evaluation after `step` optimizer steps. `loss`, `groups`, `metrics`: as in `StepReport`.
 
     in_nats  `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
     """
@@ -83,12 +83,12 @@ class EvalReport:
     time: float
     in_nats: bool = True
     groups: int = 0
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReport:
-    """The state of one GPU of the run after `step` optimizer steps. Figures that the driver does not have are None.
+    """The state of one GPU of the run after `step` optimizer steps. Metrics that the driver does not have are None.
 
     gpu                 index of the GPU in the run
     utilization         fraction of the driver's last sampling period (up to a second) in which a kernel ran
@@ -109,10 +109,10 @@ class GpuReport:
     memory_clock_mhz: int | None
     time: float
 
-    def figures(self) -> dict[str, float]:
-        """Return the figures that vary over time and are not None, by name, with memory in GiB."""
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics that vary over time and are not None, by name, with memory in GiB."""
         used = self.memory_used_bytes
-        figures = {
+        metrics = {
             "utilization": self.utilization,
             "memory_utilization": self.memory_utilization,
             "memory_used_gib": None if used is None else used / 2**30,
@@ -121,7 +121,7 @@ class GpuReport:
             "sm_clock_mhz": self.sm_clock_mhz,
             "memory_clock_mhz": self.memory_clock_mhz,
         }
-        return {name: value for name, value in figures.items() if value is not None}
+        return {name: value for name, value in metrics.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ..api import Figure, Init, ParamInfo, Programs, WeightMap
+from ..api import Init, Metric, ParamInfo, Programs, WeightMap
 from ..memory.plan import plan_programs
 from ..program.builder import Builder
 from ..program.op import Program
@@ -152,7 +152,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     forward = recorder.adapt(forward, weights)
     forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
-    first, *others = (*loss.terms, *loss.figures)
+    first, *others = (*loss.terms, *loss.metrics)
     reported = tuple(_reported(b, figure) for figure in (replace(first, name="loss"), *others))
     values = [figure.value for figure in (first, *others)]
     totals = {value: figure.step for value, figure in zip(values, reported, strict=True)}
@@ -173,7 +173,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     return RecordedPrograms(recorder, family, params, states, started, stored, gradients, *read)
 
 
-def _reported(b: Builder, figure: Figure) -> Reported:
+def _reported(b: Builder, figure: Metric) -> Reported:
     zero, dtype = Init(kind="zeros"), figure.value.dtype
     step = b.state(f"step_{figure.name}", (), dtype, zero, collects="sum")
     return Reported(figure.name, figure.per, step, b.state(f"eval_{figure.name}", (), dtype, zero))

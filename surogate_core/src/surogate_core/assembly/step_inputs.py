@@ -16,7 +16,7 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
     group, columns = inputs.loss.group_size, inputs.loss.columns(inputs.loss_options)
     groups = ((inputs.max_documents - inputs.batch_size) // group, group) if group else ()  # of each row one is padding
     if not group and (alone := [column.name for column in columns if column.per == "document"]):
-        raise ProgramError(f"loss {inputs.loss.name}: {alone[0]} is a column per document, but LossDef.group is 0")
+        raise ProgramError(f"loss {inputs.loss.name}: {alone[0]} is a column per document, but LossDef.group_size is 0")
     shapes = {"token": (tokens,), "document": groups}
     return BatchInputs(
         tokens=b.input("tokens", (tokens,), "int32"),

@@ -115,14 +115,14 @@ def _head(result: Any, args: Sequence[Any]) -> str:
 
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
-    figures = [*result.terms, *result.figures]
+    figures = [*result.terms, *result.metrics]
     if not result.terms or any((f.value.shape, f.value.dtype) not in (((), "fp32"), ((), "fp64")) for f in figures):
         return "a Loss of at least one term, whose values are fp32 of shape []"
     names = [figure.name for figure in figures]
     if len(set(names)) < len(names) or len({figure.value for figure in figures}) < len(names):
-        return "terms and figures with a name and a value of their own"
+        return "terms and metrics with a name and a value of their own"
     grouped = args[0].batch.group_scale is not None
-    return "" if grouped or all(f.per == "token" for f in figures) else "figures per token: LossDef.group is 0"
+    return "" if grouped or all(f.per == "token" for f in figures) else "metrics per token: LossDef.group_size is 0"
 
 
 def _one_each(what: str) -> Check:

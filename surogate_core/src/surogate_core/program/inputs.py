@@ -25,7 +25,7 @@ class BatchInputs:
     group_scale    fp32 []: 1 / number of groups in the whole optimizer step
     columns        by name: [T], the number of the token that is the label of a position, 0 without a label, or
                    [T, *shape], its numbers; or [G, n], that of each document of a group
-    means          by name, fp32 []: means of figures over the whole optimizer step (`Prepass`)
+    means          by name, fp32 []: means of metrics over the whole optimizer step (`Prepass`)
 
     The last four are what the run's loss asks for (`LossDef`).
     """

@@ -71,7 +71,7 @@ class PlainLogger(Logger):
         first, self._stepped = not self._stepped, True
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
-            if report.figures:
+            if report.metrics:
                 self._line(f"  {figures_text(report)}")
 
 
@@ -125,10 +125,10 @@ def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
     if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
-    line += f", {figures_text(report)}" if report.figures else ""
+    line += f", {figures_text(report)}" if report.metrics else ""
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
 
 
 def figures_text(report: StepReport | EvalReport) -> str:
     """Return "margin 0.12, accuracy 0.75"."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.figures.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items())

@@ -7,7 +7,7 @@ One JSON object per line. "log" is its kind:
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
      "duration_ms", "time"}                                                 and "skipped": true if it was not applied
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}  and "in_nats": false of other losses;
-                                                                            of both "groups" and "figures" if any
+                                                                            of both "groups" and "metrics" if any
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
@@ -77,7 +77,7 @@ class JsonLinesLogger(Logger):
         else:
             figures = asdict(report)
             if isinstance(report, StepReport | EvalReport):
-                usual = {"skipped": False, "in_nats": True, "groups": 0, "figures": {}}
+                usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}}
                 figures = {name: value for name, value in figures.items() if value != usual.get(name, report)}
         self._write({"log": _NAMES[type(report)], **figures})
 

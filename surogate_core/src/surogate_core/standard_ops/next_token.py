@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..api import Figure, Loss, LossContext, LossDef, NoOptions
+from ..api import Loss, LossContext, LossDef, Metric, NoOptions
 
 
 def _build(context: LossContext[NoOptions]) -> Loss:
@@ -13,7 +13,7 @@ def _build(context: LossContext[NoOptions]) -> Loss:
         chunks=batch.lmhead_chunks,
         **head.attrs,
     )
-    return Loss([Figure("loss", total)])
+    return Loss([Metric("loss", total)])
 
 
 LOSSES: tuple[LossDef[NoOptions], ...] = (

@@ -214,7 +214,7 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         time=time.time(),
         skipped=not math.isfinite(norm),
         groups=done.batch.groups,
-        figures=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
+        metrics=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
     )
     _report(job, progress, report)
     if done.table is not None:
@@ -341,7 +341,7 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         time=time.time(),
         in_nats=job.in_nats,
         groups=sums.groups,
-        figures=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
+        metrics=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
     )
     progress.evaluations.append((progress.step, report.loss, sums.labels))
     _report(job, progress, report)

@@ -30,8 +30,8 @@ def _on_text(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
     return runs
 
 
-def _figures(steps: Steps, *parts: slice) -> list[float]:
-    """Return the sums of all figures over parts of the groups, or documents, of a batch."""
+def _metrics(steps: Steps, *parts: slice) -> list[float]:
+    """Return the sums of all metrics over parts of the groups, or documents, of a batch."""
     found = [steps.worker.evaluate(with_groups(steps.batch, steps.plan.inputs, part)) for part in parts]
     return [sum(values) for values in zip(*found, strict=True)]
 
@@ -49,15 +49,15 @@ def it_trains_and_the_loss_falls(definition: LossDef, bench: Bench) -> None:
 
 
 @proves("loss", remedy="Sum over the units of a micro-batch and multiply by loss_scale or group_scale, once.")
-def figures_of_a_batch_are_the_sums_over_its_parts(definition: LossDef, bench: Bench) -> None:
+def metrics_of_a_batch_are_the_sums_over_its_parts(definition: LossDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
-        whole, parts = _figures(steps, slice(None)), _figures(steps, slice(0, 1), slice(1, None))
+        whole, parts = _metrics(steps, slice(None)), _metrics(steps, slice(0, 1), slice(1, None))
         _check_close(steps, parts, whole, "of two parts of a batch are not those of the batch")
 
 
 @proves("loss", remedy="Multiply each figure by the scale of its unit: loss_scale per token, group_scale per group.")
-def figures_are_multiples_of_the_scale_of_their_unit(definition: LossDef, bench: Bench) -> None:
+def metrics_are_multiples_of_the_scale_of_their_unit(definition: LossDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
         found = []

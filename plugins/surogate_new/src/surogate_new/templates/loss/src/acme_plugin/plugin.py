@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Figure, Loss, LossContext, LossDef, OpDef, OutSpec, provides
+from surogate_core.api import Loss, LossContext, LossDef, Metric, OpDef, OutSpec, provides
 
 SUROGATE_API = {"ops": 1, "losses": 1}
 
@@ -32,7 +32,7 @@ def build(c: LossContext) -> Loss:
     log_probs, log_z, _ = b.emit("lm_head_tokens", head.x, head.weight, batch.targets, **attrs)
     loss = b.apply("acme_toy_sum", log_probs, batch.loss_scale, factor=-1.0, power=1)
     z = b.apply("acme_toy_sum", log_z, batch.loss_scale, factor=c.options.acme_toy_factor, power=2)
-    return Loss([Figure("loss", loss), Figure("z", z)])
+    return Loss([Metric("loss", loss), Metric("z", z)])
 
 
 surogate_ops = provides([SUM])
