@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from ..program.lanes import lane_order
-from ..program.op import Op, Program
+from ..program.op import Program
 from ..program.value import Place, Value
 from .alignment import align
 
@@ -29,29 +29,27 @@ class Lifetime(NamedTuple):
     overwritten: tuple[Value, ...] = ()
 
 
-def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "device") -> list[Lifetime]:
-    """Return the lifetime of each piece of the arena `on` the device, or the host, in order of first use.
+def lifetimes(program: Program, workspace: Sequence[int]) -> dict[Place, list[Lifetime]]:
+    """Return the lifetime of each piece of the arenas on the device and the host, in order of first use.
 
     A value that is written in place and the values that it overwrites have one piece. Outputs live until the end of the
-    program. What an op of a side lane uses lives until that op is known to be done. The workspace of an op lives during
-    the op, on the device; it is named "<index>.workspace" and labelled "workspace".
+    program. What an op of a side lane uses lives until that op is known to be done. The `workspace` of each op lives
+    during the op, on the device; it is named "<index>.workspace" and labelled "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
-    for index, op in enumerate(program.ops):
+    for index, (op, nbytes) in enumerate(zip(program.ops, workspace, strict=True)):
         for value in op.ins + op.outs:
             if value in last:
                 last[value] = index
-            elif value.place == on and value.role in ("act", "staged"):
+            elif value.role in ("act", "staged"):
                 first[value] = last[value] = index
-        if op.in_place and on == "device":
-            for out, i in op.in_place.items():
-                value, before = op.outs[out], op.ins[i]
-                first[value] = first.pop(before)
-                overwritten[value] = (*overwritten.pop(before, ()), before)
-        nbytes = workspace(op) if on == "device" else 0
+        for out, i in op.in_place.items():
+            value, before = op.outs[out], op.ins[i]
+            first[value] = first.pop(before)
+            overwritten[value] = (*overwritten.pop(before, ()), before)
         if nbytes:
             value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)
             scratch.add(value)
@@ -67,10 +65,11 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
     for value in program.outputs:
         if value in first:
             last[value] = len(program.ops) - 1
-    return [
-        Lifetime(v, align(v.memory), first[v], last[v], v in scratch, overwritten.get(v, ()))
-        for v in sorted(first, key=first.__getitem__)
-    ]
+    lives: dict[Place, list[Lifetime]] = {"device": [], "host": []}
+    for v in sorted(first, key=first.__getitem__):
+        life = Lifetime(v, align(v.memory), first[v], last[v], v in scratch, overwritten.get(v, ()))
+        lives[v.place].append(life)
+    return lives
 
 
 def live_bytes(lives: Sequence[Lifetime], n_ops: int) -> list[int]:

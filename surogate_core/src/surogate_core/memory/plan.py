@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress
+from itertools import compress
 from operator import is_not
 
 from ..program.op import Op, Program
@@ -33,19 +33,22 @@ class ArenaPlan:
     lives: tuple[Lifetime, ...]
 
 
-def plan(program: Program, workspace: Callable[[Op], int], on: Place = "device") -> ArenaPlan:
-    """Assign each activation that is placed `on` the device, or the host, a byte offset in one arena.
+def plan(program: Program, workspace: Sequence[int]) -> dict[Place, ArenaPlan]:
+    """Assign each activation a byte offset in the arena of its place. `workspace`: the bytes of each op.
 
     Two values overlap in memory only if their lifetimes do not, or if an op writes one in the place of the other. The
     largest values are placed first, each at the lowest offset that is free during its lifetime ("greedy by size",
     Pisarchyk & Lee 2020).
     """
-    lives = lifetimes(program, workspace, on)
+    return {on: _arena(lives, len(program.ops)) for on, lives in lifetimes(program, workspace).items()}
+
+
+def _arena(lives: Sequence[Lifetime], n_ops: int) -> ArenaPlan:
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
     offsets = place([(life.nbytes, life.first, life.last) for life in order])
     placed = list(zip(order, offsets, strict=True))
-    live = live_bytes(lives, len(program.ops))
-    peak_op = max(range(len(live)), key=live.__getitem__, default=0)
+    live = live_bytes(lives, n_ops)
+    peak_op = max(range(n_ops), key=live.__getitem__, default=0)
     return ArenaPlan(
         offsets={v: at for life, at in placed if not life.scratch for v in (life.value, *life.overwritten)},
         workspace={life.first: (at, life.nbytes) for life, at in placed if life.scratch},
@@ -110,18 +113,12 @@ def plan_programs(
     the first and the later micro-steps with gradients in fp32, are planned once.
     """
     every, values = list(programs), list(declared)
-    memory = MemoryPlan(_segments(values, "device"), _arenas(every, workspace, variants or {}))
-    on_host = any(v.place == "host" for v in values) or any(op.lane == "to_host" for p in every for op in p.ops)
-    if not on_host:
-        return memory
-    arenas: dict[str, ArenaPlan] = {}
-    planned: dict[int, ArenaPlan] = {}  # by the plan on the device, which programs that touch the same values share
-    for p in every:
-        key = id(memory.arenas[p.name])
-        if key not in planned:
-            planned[key] = plan(p if _uses_arena_of_host(p) else replace(p, ops=()), lambda op: 0, "host")
-        arenas |= dict.fromkeys((one.name for one in (p, *(variants or {}).get(p.name, ()))), planned[key])
-    return replace(memory, host=MemoryPlan(_segments(values, "host"), arenas))
+    arenas = _arenas(every, workspace, variants or {})
+    memory = MemoryPlan(_segments(values, "device"), {name: found["device"] for name, found in arenas.items()})
+    if any(v.place == "host" for v in values) or any(op.lane == "to_host" for p in every for op in p.ops):
+        host = MemoryPlan(_segments(values, "host"), {name: found["host"] for name, found in arenas.items()})
+        return replace(memory, host=host)
+    return memory
 
 
 def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
@@ -133,27 +130,28 @@ def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
     return {role: lay_out(found) for role, found in by_role.items()}
 
 
-def _uses_arena_of_host(program: Program) -> bool:
-    values = set(chain.from_iterable(values for op in program.ops for values in (op.ins, op.outs)))
-    return any(v.place == "host" and v.role in ("act", "staged") for v in values)
-
-
 def _arenas(
     programs: Iterable[Program], workspace: Callable[[Op], int], variants: Mapping[str, Sequence[Program]]
-) -> dict[str, ArenaPlan]:
-    arenas: dict[str, ArenaPlan] = {}
-    planned: dict[Hashable, ArenaPlan] = {}
+) -> dict[str, dict[Place, ArenaPlan]]:
+    arenas: dict[str, dict[Place, ArenaPlan]] = {}
+    planned: list[tuple[Program, list[int], dict[Place, ArenaPlan]]] = []
     for program in programs:
+        nbytes = [workspace(op) for op in program.ops]
         fewer = variants.get(program.name, ())
-        nbytes = {op: workspace(op) for op in program.ops}
         for other in fewer:
-            for before, after in compress(
-                zip(program.ops, other.ops, strict=True), map(is_not, program.ops, other.ops)
-            ):
-                nbytes[before] = max(nbytes[before], workspace(after))
-        scratch = nbytes.__getitem__
-        touched = (program.outputs, *((op.ins, op.outs, *op.in_place.items(), scratch(op)) for op in program.ops))
-        if touched not in planned:
-            planned[touched] = plan(program, scratch)
-        arenas |= dict.fromkeys((p.name for p in (program, *fewer)), planned[touched])
+            for index in compress(range(len(nbytes)), map(is_not, program.ops, other.ops)):
+                nbytes[index] = max(nbytes[index], workspace(other.ops[index]))
+        found = next((arena for p, of, arena in planned if of == nbytes and _touches_alike(p, program)), None)
+        if found is None:
+            found = plan(program, nbytes)
+            planned.append((program, nbytes, found))
+        arenas |= dict.fromkeys((p.name for p in (program, *fewer)), found)
     return arenas
+
+
+def _touches_alike(a: Program, b: Program) -> bool:
+    """Return whether each op of two programs uses the same values, in the same places."""
+    return a.outputs == b.outputs and all(
+        x is y or (x.ins == y.ins and x.outs == y.outs and x.in_place == y.in_place)
+        for x, y in zip(a.ops, b.ops, strict=True)
+    )
