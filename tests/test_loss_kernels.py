@@ -9,7 +9,7 @@ import pytest
 from models.harness import tiny_config
 
 from surogate_core import run
-from surogate_core.assembly.missing_kernels import unserved_ops
+from surogate_core.assembly.resolve import unserved_ops
 
 LOSSES = {
     "tokens": ["lora=false", "tokens_z_loss=1e-4", "tokens_weights=true tokens_label_smoothing=0.1"],

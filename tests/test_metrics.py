@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
-from surogate_core.cli.summary import print_summary
+from surogate_core.cli.train import print_summary
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.reporting.builtin import LOGGERS, open_console
 from surogate_core.reporting.console import PlainLogger, RunClock, eval_line, step_line

@@ -12,8 +12,7 @@ from models.harness import OPS, plan_inputs, tiny_config
 from surogate_core import run, training
 from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target, Value
 from surogate_core.assembly.assemble import assemble
-from surogate_core.assembly.missing_kernels import unserved_ops
-from surogate_core.assembly.resolve import KernelTable, resolve
+from surogate_core.assembly.resolve import KernelTable, resolve, unserved_ops
 from surogate_core.cli import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device

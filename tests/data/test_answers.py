@@ -17,8 +17,8 @@ from surogate_core.data.cache import TokenDataset
 from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.data.loader import micro_batch
 from surogate_core.data.pack import DocumentSpans, pack
+from surogate_core.data.spans import truncate
 from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.truncate import truncate
 from surogate_core.testing.ops import check_op
 from surogate_loss_preference.kto import KTO, KTO_OPS, LABELLED
 from surogate_loss_preference.pairs import PREFERENCE

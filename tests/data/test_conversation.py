@@ -12,9 +12,9 @@ from surogate_core.builtin import surogate_dataset_formats
 from surogate_core.config.schema import DatasetEntry, TrainConfig
 from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.corpora import Corpora, load_corpora
-from surogate_core.data.mixture import weigh
 from surogate_core.data.pack import DocumentSpans
 from surogate_core.data.readers import read_file
+from surogate_core.data.spans import weigh
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 

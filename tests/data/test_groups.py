@@ -18,8 +18,8 @@ from surogate_core.data import tokenize
 from surogate_core.data.asked import Asked
 from surogate_core.data.loader import Loader, micro_batch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack, split_validation
+from surogate_core.data.spans import truncate
 from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.truncate import truncate
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.origin import Origin
 

@@ -16,9 +16,9 @@ from fuzzing.mutate import both_sides, of_bytes, of_json, refused, seeds
 from surogate_core.config.schema import DatasetEntry
 from surogate_core.data.checks import check_rows
 from surogate_core.data.pack import DocumentSpans, pack
+from surogate_core.data.spans import truncate
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
-from surogate_core.data.truncate import truncate
 from surogate_core.plugins.discovery import load_registry
 
 TEMPLATE = (

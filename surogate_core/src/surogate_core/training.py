@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .api import DeviceInfo, JoinContext, Report, Task, World
-from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
-from .assembly.resolve import KernelTable
+from .assembly.resolve import KernelTable, idle_kernels, idle_modules, unserved_ops
 from .checkpoint.folder_lock import locked
 from .checkpoint.folders import list_checkpoints
 from .checkpoint.resume import Resumed, choose_checkpoint

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from ..api import ParamInfo
 from ..errors import ProgramError
 from ..program.builder import Builder
+from ..program.op import Op, Program
 from ..program.shards import SMALLEST_CHUNK, Sharding, is_divisible, part_inside
 from ..program.value import Shard, Value
 from .inputs import PlanInputs
@@ -102,3 +104,37 @@ def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> di
             )
         found[state] = replace(state, name=whole.name, shard=Shard(whole.shape, parts))
     return found
+
+
+def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> Program:
+    """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more.
+
+    Itself if no op copies a part. A weight that the update gathers anyway, because another op reads it, stays whole.
+    """
+    parts = {p.param: p.part for p in params if p.part is not None and p.part.owner is None}
+    copying = {
+        op
+        for op in update.ops
+        if op.ins and op.ins[0] in parts and b.ops[op.kind].elementwise(op) and op.outs[0].derived
+    }
+    if not sharding.weights:
+        whole = {v for op in update.ops if op not in copying for v in op.ins}
+        copying = {op for op in copying if op.ins[0] not in whole}
+    if not copying:
+        return update
+    ops: list[Op] = []
+    for block, found in groupby(update.ops, lambda op: op.outs[0].block if op in copying else None):
+        if block is None:
+            ops += found
+            continue
+        pairs = []
+        for op in found:
+            (copy,) = op.outs
+            part = part_inside(copy, sharding.parts)
+            ops.append(op.changed(ins=(parts[op.ins[0]], *op.ins[1:]), outs=(part,)))
+            pairs.append((part, copy))
+        if not sharding.weights:
+            with b.record("update", block) as gathers:
+                gather(b, pairs, sharding.parts)
+            ops += gathers
+    return replace(update, ops=tuple(ops))

@@ -34,9 +34,8 @@ from ..program.verify import check_states
 from .assembly import ADAPTER_START
 from .finisher import Finisher
 from .inputs import PlanInputs
-from .parts import assigned, divided, elements_together, gather_updated, with_master
+from .parts import assigned, divided, elements_together, gather_updated, quantize_parts, with_master
 from .pass_runner import PassRunner
-from .quantized_parts import quantize_parts
 from .update import Update, record_update, update_flops
 from .weight_maps import logical_matrices, param_kind, special_kinds
 from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, store_weights

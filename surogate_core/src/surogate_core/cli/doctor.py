@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..api import Finding, SystemInfo
 from ..api.compiled import problem
-from ..assembly.missing_kernels import idle_kernels
+from ..assembly.resolve import idle_kernels
 from ..machine.local_device import local_device
 from ..machine.system import GIB, collect
 from ..plugins.discovery import load_registry

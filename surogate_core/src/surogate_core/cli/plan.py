@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import run
-from ..assembly.missing_kernels import idle_kernels, idle_modules
+from ..assembly.resolve import idle_kernels, idle_modules
 from ..config.adapter import Mode
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import LoadedConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .errors import fold, shown
-from .findings import Findings
+from .errors import Findings, fold, shown
 from .keys import ADAPTER_FLAG as FLAG
 from .registry import Registry
 from .schema import TrainConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import fold, keys_of, shown, unknown_key, validate
-from .findings import Findings
+from .errors import Findings, fold, keys_of, shown, unknown_key, validate
 from .foreign import foreign
 from .options import validate_options
 from .registry import Registry

@@ -7,7 +7,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -183,3 +183,21 @@ def _is_number(annotation: Any) -> bool:
         options = typing.get_args(annotation)
         return bool not in options and any(_is_number(option) for option in options)
     return annotation is int or annotation is float
+
+
+@dataclass
+class Findings:
+    """The problems and notices that one call of `load_config` found.
+
+    notices: lines to show the user once. failed: keys that already have a problem; validation does not report a
+    second one for them.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+    def wrong(self, key: str, text: str) -> None:
+        """Record that `key` (dotted inside a section) cannot be used, and why."""
+        self.problems.append(Problem(key, text))
+        self.failed.add(key)

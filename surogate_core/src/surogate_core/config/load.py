@@ -15,17 +15,15 @@ from pydantic import BaseModel
 from ..errors import ConfigError, PluginError
 from .adapter import Mode, apply_adapter_rules, default_flag
 from .dataset_entries import parse_datasets
-from .errors import Problem, problems_error, validate
-from .findings import Findings
+from .errors import Findings, Problem, problems_error, validate
 from .keys import ADAPTER_FLAG
 from .options import owners_of_keys, validate_selected
 from .registry import Registry
-from .rules import apply_rules
+from .rules import apply_rules, check_weight_formats
 from .schema import DatasetEntry, TrainConfig
 from .selection import select_plugins
 from .sorting import sort_keys
 from .variables import escape_dollars
-from .weight_formats import check_weight_formats
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..api import NoOptions
-from .errors import Problem, keys_of, shown, validate
-from .findings import Findings
+from .errors import Findings, Problem, keys_of, shown, validate
 from .plugin_values import as_core_reads
 from .registry import Registry
 from .selection import REQUIRED

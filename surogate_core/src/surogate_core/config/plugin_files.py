@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .findings import Findings
+from .errors import Findings
 from .values import parse_files
 from .variables import escape_dollars, expand_variables
 from .yaml import apply_overrides, read_yaml

@@ -1,10 +1,16 @@
-"""Rules between core's keys, checked when each key by itself is valid. Those of adapters are in `adapter.py`."""
+"""Rules between keys, checked when each key by itself is valid. Those of adapters are in `adapter.py`."""
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
-from .findings import Findings
+from pydantic import BaseModel
+
+from .errors import Findings, keys_of
+from .keys import ADAPTER_FLAG
+from .options import Owner
+from .registry import Registry
 from .schema import TrainConfig
 
 
@@ -37,3 +43,51 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
             "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
         )
     return config.model_copy(update=changes)
+
+
+_FORMAT = "weight format"
+
+
+def check_weight_formats(
+    config: TrainConfig | None, options: MutableMapping[Owner, BaseModel], registry: Registry, findings: Findings
+) -> frozenset[str]:
+    """Check that one format at most is selected, and that the weights which it stores are frozen.
+
+    Give the formats that are not selected their default options, with a notice for each other key of theirs that is
+    set. Return these keys.
+    """
+    formats = {
+        format.key: (_FORMAT, name) for name, format in registry.weight_formats().items() if (_FORMAT, name) in options
+    }
+    keys = [key for key, owner in formats.items() if getattr(options[owner], key)]
+    if len(keys) > 1:
+        others = " and ".join(f"{key}: true" for key in keys[1:])
+        findings.wrong(keys[0], f"true, but so is {others}; weights have one format, so keep one of these keys")
+    if not keys and config is not None:
+        for key in ("quantize_lm_head", "quantize_embedding"):
+            if getattr(config, key):
+                findings.wrong(key, "true, but no weight format is selected; select one, or remove the key")
+    if keys and config is not None and config.adapter is None:
+        findings.wrong(
+            keys[0],
+            f"stores frozen weights, but this run trains all of them; set {ADAPTER_FLAG.key}: true (the default of "
+            "surogate sft), or remove the key",
+        )
+    used = {option for key in keys for option in keys_of(type(options[formats[key]]))}
+    idle = {key: owner for key, owner in formats.items() if key not in keys}
+    return frozenset(option for key, owner in idle.items() for option in _reset(key, owner, options, used, findings))
+
+
+def _reset(
+    key: str, owner: Owner, options: MutableMapping[Owner, BaseModel], used: set[str], findings: Findings
+) -> list[str]:
+    """Give a format that is not selected its default options. Return its keys besides those that are `used`."""
+    given, model = options[owner].model_fields_set, type(options[owner])
+    idle = [name for name in keys_of(model) if name not in used and name != key]
+    for name, field in zip(keys_of(model), model.model_fields, strict=True):
+        if field in given and name in idle:
+            findings.notices.append(
+                f"{name}: has no effect, since {_FORMAT} {owner[1]} is not used by this run ({key}: true selects it)"
+            )
+    options[owner] = model()
+    return idle

@@ -6,8 +6,7 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from .errors import Problem, fold, nearest, shown, shown_key
-from .findings import Findings
+from .errors import Findings, Problem, fold, nearest, shown, shown_key
 from .foreign import foreign
 from .keys import DISTRIBUTIONS, NOT_YET_NAMES
 from .registry import Registry

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .errors import Problem, fold, shown, shown_key, unknown_key
-from .findings import Findings
+from .errors import Findings, Problem, fold, shown, shown_key, unknown_key
 from .foreign import foreign
 from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, same_value
 from .schema import TrainConfig

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import shown, shown_key
-from .findings import Findings
+from .errors import Findings, shown, shown_key
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _MAX_DEPTH = 32

@@ -23,11 +23,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
+import filelock
 import numpy as np
 import numpy.typing as npt
 
@@ -358,3 +360,25 @@ def _open_at(path: Path, size: int) -> BinaryIO:
 def _sync(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+_LOCK_SECONDS = 5.0
+"""Between two calls of `moved`."""
+
+
+@contextmanager
+def cache_lock(path: Path, notice: Callable[[str], None], moved: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock while the block runs. Calls `notice` once if another process has it, and `moved` while it does."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        notice(f"waiting for another process that is tokenising the same data ({path})")
+        while not lock.is_locked:
+            moved(f"waiting for another process that is tokenising the same data ({path})")
+            with suppress(filelock.Timeout):
+                lock.acquire(timeout=_LOCK_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -17,16 +17,13 @@ from .asked import ASKS_NOTHING, Asked
 from .cache import TokenDataset, default_cache_root
 from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
-from .column_counts import count_columns
 from .columns import Columns, unused_columns
-from .duplicates import duplicates
-from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .readers import missing_column
-from .sources import Source, open_source
+from .sources import Source, count_columns, open_source
+from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, tokenize_dataset
 from .tokenizer import Tokenizer
-from .truncate import truncate
 
 _MOST_NAMES = 5  # tokens that a notice spells out
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ..config.schema import DatasetEntry
 from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
+from ..machine.replaced_file import replaced
 from .columns import Columns
 from .readers import (
     SUFFIXES,
@@ -234,4 +235,34 @@ class HubSource:
         return columns
 
     def left_out(self) -> str | None:
+        return None
+
+
+_COUNTS_VERSION = 1
+
+
+def count_columns(source: Source, cache: Path) -> Columns:
+    """Count the columns of all rows of `source`. The first call reads every row, later calls a small file in `cache`.
+
+    Raises ConfigError naming file and line if a row cannot be read, and OSError if `cache` cannot be written.
+    """
+    path = cache / "columns" / f"{source.content_hash()}.json"
+    known = _read_counts(path)
+    if known is not None:
+        return known
+    columns = source.count_columns()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as fresh:
+        fresh.write_text(json.dumps({"version": _COUNTS_VERSION, "rows": columns.rows, "filled": columns.filled}))
+    return columns
+
+
+def _read_counts(path: Path) -> Columns | None:
+    """Return the counts of an earlier call; None if there are none or the file is damaged."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known["version"] != _COUNTS_VERSION:
+            return None
+        return Columns(int(known["rows"]), {str(name): int(count) for name, count in known["filled"].items()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -33,11 +33,11 @@ from .cache import (
     DamagedCache,
     TokenDataset,
     TokenWriter,
+    cache_lock,
     default_cache_root,
     open_cache,
     token_dtype,
 )
-from .cache_lock import cache_lock
 from .chat.conversation import encode_conversation
 from .chat.row_tokenizer import RowTokenizer
 from .encoded import arrays_of, documents_of

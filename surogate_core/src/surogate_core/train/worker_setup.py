@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..api import Comm, KernelDef, Op, World
 from ..assembly.assembly import Assembly
-from ..assembly.missing_kernels import idle_modules
-from ..assembly.resolve import KernelTable
+from ..assembly.resolve import KernelTable, idle_modules
 from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..errors import ConfigError
 from ..planning.plan import Plan
