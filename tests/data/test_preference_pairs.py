@@ -32,7 +32,7 @@ def said(role: str, content: str, keys: tuple[str, str] = ("role", "content")) -
 
 
 def pair_of(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> list[Encoded]:
-    guessed = PREFERENCE.guess(list(row))
+    guessed = PREFERENCE.found(list(row))
     found = PREFERENCE.encode(row, tokenizer, PREFERENCE.options(**{**guessed, **options}))
     assert not isinstance(found, Encoded)
     return list(found)

@@ -30,7 +30,7 @@ def encode(row: Mapping[str, Any], tokenizer: Any, options: PreferenceOptions) -
     return pair
 
 
-def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
+def _found(columns: Sequence[str]) -> Mapping[str, Any]:
     found = {f"{kind}_field": next((n for n in names if n in columns), names[0]) for kind, names in _ANSWERS.items()}
     return {**found, **guessed_prompt(columns)}
 
@@ -43,8 +43,7 @@ PREFERENCE = DatasetFormatDef(
     fields=lambda options: named(options, "prompt", "input", "chosen", "rejected", "system", "tools"),
     optional=lambda options: named(options, "input", "system", "tools"),
     encode=encode,
-    guess=_guess,
-    guess_named=True,
+    found=_found,
     truncation="delete",
     group_size=2,
 )

@@ -87,8 +87,8 @@ class DatasetFormatDef(Definition, Generic[Options]):
                 token after its first, or one that is left out
     fields      (options) -> names of the columns that `encode` reads
     optional    (options) -> those of `fields` that a row may lack; `encode` then gets None
-    guess       (the same names as `matches`) -> keys that `type: auto` sets if the entry does not
-    guess_named whether an entry that names the type gets these keys too
+    found       (the same names as `matches`) -> keys that the type sets if the entry does not
+    guess       (the same names) -> further keys that only `type: auto` sets
     truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
     columns     what `Encoded.columns` of each document has
     group_size  documents of a row, which stay together: losses take them as a group
@@ -100,8 +100,8 @@ class DatasetFormatDef(Definition, Generic[Options]):
     matches: Callable[[Sequence[str]], bool]
     fields: Callable[[Options], Sequence[str]]
     encode: Callable[[Mapping[str, Any], Tokenizer, Options], Encoded | Sequence[Encoded]]
+    found: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
     guess: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
-    guess_named: bool = False
     truncation: Literal["split", "delete"] = "split"
     optional: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
     columns: Sequence[Column] = ()

@@ -198,20 +198,20 @@ def _format(
     entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
 ) -> tuple[DatasetFormatDef, BaseModel, Source]:
     """Return the dataset type of an entry (for `auto`, the one that fits the columns), its options and the rows."""
-    named = formats.get(entry.type)
-    if named is not None and not named.guess_named:
-        options = _options(entry, named, {}, loss_scale, where)
-        return named, options, open_source(entry, getattr(options, "sample_by", "document"), where)
     source = open_source(entry, str(entry.options.get("sample_by", "document")), where)
     columns = sorted(_columns(source).holding_something())
-    fitting = [named] if named else [f for f in formats.values() if f.matches(columns)]
+    named = formats.get(entry.type)
+    if named is not None:
+        return named, _options(entry, named, named.found(columns), loss_scale, where), source
+    fitting = [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
         names = ", ".join(f.name for f in fitting) or "none"
         raise ConfigError(
             f"{where}: type: auto: columns {', '.join(columns) or '(all empty)'} fit these types: {names}. "
             f"Set type to one of {', '.join(formats)}."
         )
-    return fitting[0], _options(entry, fitting[0], fitting[0].guess(columns), loss_scale, where), source
+    guessed = {**fitting[0].found(columns), **fitting[0].guess(columns)}
+    return fitting[0], _options(entry, fitting[0], guessed, loss_scale, where), source
 
 
 def _options(
