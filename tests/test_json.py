@@ -92,7 +92,10 @@ def test_tokenized_documents_are_text_in_pieces(config: Path) -> None:
     packed = shown["packed"][0]["documents"]
     assert sum(found["tokens"] for found in packed) <= 32
     assert document("tokenize", config)["documents"] == []
-    assert document("tokenize", config, "--at", 999, status=2)["error"]["problems"][0]["remedy"] == "Give 1 to 40."
+    place = f"{config.parent}/chat.jsonl:1"
+    row = document("tokenize", config, "--at", place)
+    assert (row["row"], row["left_out"], len(row["documents"])) == (place, [], 1)
+    assert [piece["trained"] for piece in row["documents"][0]["pieces"]] == [False, True]
 
 
 def test_a_profile_is_a_document(config: Path) -> None:

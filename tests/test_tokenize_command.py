@@ -89,15 +89,26 @@ def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_en
     assert "row 0" not in out
 
 
-def test_at_shows_one_document_counted_over_all_entries(run: Path) -> None:
-    (run.parent / "more.jsonl").write_text(json.dumps({"messages": conversation("More.")}) + "\n")
-    run.write_text(run.read_text() + f"  - path: {run.parent}/more.jsonl\n    type: conversation\n")
-    for number, answer in {1: "A friend. ", 4: "A friend. " * 4, 11: "More."}.items():
-        out = tokenize(run, "--at", str(number)).stdout
-        assert re.findall(r"^document (\d+)", out, re.M) == [str(number)] and f"[[{answer}" in out
-        assert "row 0" not in out
-    refused = tokenize(run, "--at", "12")
-    assert refused.returncode == 2 and "--at 12: the training data has 11 documents. Give 1 to 11." in refused.stderr
+def test_at_shows_the_row_of_a_file_and_line_as_a_run_tokenizes_it(run: Path) -> None:
+    (run.parent / "more.csv").write_text("question,answer\nWho?,More.\n")
+    run.write_text(run.read_text() + f"  - path: {run.parent}/more.csv\n    type: auto\n")
+    places = {"rows.jsonl:4": "A friend. " * 4, f"{run.parent}/rows.jsonl:1": "A friend. ", "more.csv:2": "More."}
+    for place, answer in places.items():
+        out = tokenize(run, "--at", place).stdout
+        (where,) = re.findall(r"^(\S+) \((?:conversation|instruction)\), \d+ tokens$", out, re.M)
+        assert where.endswith(place) and out.count("[[") == 2 and f"[[{answer}<|im_end|>" in out  # the legend has one
+    refused = tokenize(run, "--at", "ows.jsonl:4")
+    assert refused.returncode == 2 and "--at ows.jsonl:4: no row of the data is there. Name its place" in refused.stderr
+
+
+def test_at_says_why_a_row_is_left_out_or_refused_whatever_other_rows_are(run: Path) -> None:
+    named = [{**message, "name": "Bob"} for message in conversation("Yes.")]
+    write(run.parent, [{"messages": [{"role": "narrator"}]}, {"messages": named}])
+    shown = tokenize(run, "--at", "rows.jsonl:2")
+    assert "[[Yes.<|im_end|>" in shown.stdout
+    assert "left out: the key 'name' of 2 of 2 messages: the chat template does not write it" in shown.stderr
+    refused = tokenize(run, "--at", "rows.jsonl:1")
+    assert refused.returncode == 2 and "rows.jsonl:1: column 'messages', message 0" in refused.stderr
 
 
 def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_omitted(run: Path) -> None:

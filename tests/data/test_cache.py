@@ -191,8 +191,8 @@ def test_shards_of_a_killed_process_are_continued_to_the_same_bytes(
     assert len(whole) >= shards
 
     encoded: list[int] = []
-    encode = module._encode
-    monkeypatch.setattr(module, "_encode", lambda rows, *rest: (encoded.append(len(rows)), encode(rows, *rest))[1])
+    encode = module.encode_rows
+    monkeypatch.setattr(module, "encode_rows", lambda rows, *rest: (encoded.append(len(rows)), encode(rows, *rest))[1])
     printed: list[str] = []
     resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=printed.append)
     assert resumed.path is not None

@@ -36,7 +36,7 @@ from .train.worker_setup import fill_weights, make_worker
 from .training import train
 
 if TYPE_CHECKING:
-    from .data.corpora import Corpora
+    from .data.corpora import Corpora, TokenizedRow
 
 __all__ = [
     "Fit",
@@ -55,6 +55,7 @@ __all__ = [
     "plan",
     "quantize",
     "tokenize",
+    "tokenize_row",
     "train",
 ]
 
@@ -170,6 +171,16 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
     registry = load_registry(files=loaded.config.plugins)
     asked = asked_by(loaded, registry)
     return load_corpora(loaded.config, registry.dataset_formats(), model_dir, vocab_size, notice, asked=asked)
+
+
+def tokenize_row(loaded: LoadedConfig, place: str) -> TokenizedRow:
+    """Tokenise one row of the data as `tokenize` does. `place`: as messages name it, such as rows.jsonl:7."""
+    from .data.corpora import tokenize_row
+
+    loaded.require_datasets()
+    model_dir = resolve_model_dir(loaded.config.model, TOKENIZER_FILES)
+    formats = load_registry(files=loaded.config.plugins).dataset_formats()
+    return tokenize_row(loaded.config, formats, model_dir, place)
 
 
 def merge(

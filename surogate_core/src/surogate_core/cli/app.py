@@ -206,15 +206,17 @@ def tokenize(
     debug: Annotated[bool, typer.Option("--debug", help="Show documents of each entry, and the first rows.")] = False,
     rows: Annotated[int, typer.Option("--rows", min=0, metavar="N", help="Number of rows that --debug shows.")] = 1,
     at: Annotated[
-        int | None, typer.Option("--at", min=1, metavar="N", help="Show only document N, counted over all entries.")
+        str | None, typer.Option("--at", metavar="FILE:LINE", help="Show only this row; its place as messages name it.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .tokenize import tokenize_command
+    from .tokenize import show_row, tokenize_command
 
     _print_notices(arguments)
-    return tokenize_command(arguments, rows, debug, at, as_json=as_json)
+    if at is not None:
+        return show_row(arguments, at, as_json=as_json)
+    return tokenize_command(arguments, rows, debug, as_json=as_json)
 
 
 @app.command(help="Compare model and recipe with transformers, layer by layer.")

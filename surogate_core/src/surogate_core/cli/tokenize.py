@@ -16,10 +16,10 @@ from ..api import Encoded
 from ..config.load import LoadedConfig
 from ..config.schema import DatasetEntry
 from ..data.cache import TokenDataset
+from ..data.chat.row_tokenizer import RowTokenizer
 from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
-from ..errors import ConfigError
 from ..machine.progress import print_notice
 from .json_output import print_json
 from .options import RunArguments
@@ -33,33 +33,55 @@ _SHOWN_TOKENS: Final = 1000
 """Tokens of a document or a row that are shown at most."""
 
 
-def tokenize_command(arguments: RunArguments, rows: int, debug: bool, at: int | None, *, as_json: bool = False) -> int:
+def tokenize_command(arguments: RunArguments, rows: int, debug: bool, *, as_json: bool = False) -> int:
     """Tokenize and check the data of a run and print counts.
 
     debug  also print documents and the first `rows` rows of the training data
-    at     also print this document, counted from 1 over all training data
     """
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     data = run.tokenize(loaded, print_notice)
-    shown_rows = range(min(rows, data.train.n_rows)) if debug and at is None else ()
-    documents = list(_documents(loaded, data, at)) if debug or at is not None else []
+    shown_rows = range(min(rows, data.train.n_rows)) if debug else ()
+    documents = list(_documents(loaded, data)) if debug else []
     if as_json:
         print_json(to_json(loaded, data, documents, shown_rows))
         return 0
     print("\n".join(_summary(loaded, data)))
-    if not debug and at is None:
+    if debug:
+        print()
+        _print(chain((_document(data, *found) for found in documents), (_row(data, row) for row in shown_rows)))
+    return 0
+
+
+def show_row(arguments: RunArguments, place: str, *, as_json: bool = False) -> int:
+    """Tokenize one row of the data and print it (`run.tokenize_row`)."""
+    row = run.tokenize_row(run.load(arguments.config, arguments.overrides, arguments.mode), place)
+    for line in row.left_out:
+        print_notice(f"left out: {line}")
+    if as_json:
+        documents = [_pieces(document, row.tokenizer) for document in row.documents]
+        print_json({"row": row.where, "type": row.type, "left_out": row.left_out, "documents": documents})
         return 0
-    print(f"\n{_legend()}")
+    _print(
+        Text(f"{row.where} ({row.type}), {len(document.tokens):,} tokens\n", style="bold").append(
+            _tokens(document, row.tokenizer)
+        )
+        for document in row.documents
+    )
+    return 0
+
+
+def _print(parts: Iterable[Text]) -> None:
+    print(_legend())
     width = output_width()
     console = Console(width=width or 80, highlight=False, soft_wrap=width is None)
-    for shown in chain((_document(data, *found) for found in documents), (_row(data, row) for row in shown_rows)):
+    for shown in parts:
         console.print()
         console.print(shown)
-    return 0
 
 
 def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], rows: Iterable[int]) -> dict[str, Any]:
     """Return counts, documents and rows as data: the contract of `surogate tokenize --json`."""
+    tokenizer = data.tokenizer
     return {
         "datasets": [
             {
@@ -80,21 +102,25 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], row
             for name, found in _parts(data).items()
         },
         "documents": [
-            {"document": number, "path": entry.path, "type": entry.type, **_pieces(data, start, stop)}
+            {"document": number, "path": entry.path, "type": entry.type, **_pieces(_read(data, start, stop), tokenizer)}
             for number, entry, start, stop in documents
         ],
         "packed": [
-            {"row": row, "documents": [_pieces(data, start, stop) for start, stop in _packed(data.train, row)]}
+            {"row": row, "documents": [_pieces(_read(data, *span), tokenizer) for span in _packed(data.train, row)]}
             for row in rows
         ],
     }
 
 
-def _pieces(data: Corpora, start: int, stop: int) -> dict[str, Any]:
-    """Return the text at positions `start` to `stop` of the training data, in pieces that are trained or masked."""
-    encoded = Encoded(*(part.tolist() for part in data.train.corpus.read(np.arange(start, stop))))
-    pieces = [{"text": text, "trained": trained} for text, trained in runs(encoded, data.tokenizer)]
-    return {"tokens": stop - start, "pieces": pieces}
+def _read(data: Corpora, start: int, stop: int) -> Encoded:
+    """Return the training data at positions `start` to `stop`."""
+    return Encoded(*(part.tolist() for part in data.train.corpus.read(np.arange(start, stop))))
+
+
+def _pieces(document: Encoded, tokenizer: RowTokenizer) -> dict[str, Any]:
+    """Return the text of a document in pieces that are trained or masked."""
+    pieces = [{"text": text, "trained": trained} for text, trained in runs(document, tokenizer)]
+    return {"tokens": len(document.tokens), "pieces": pieces}
 
 
 def _datasets(loaded: LoadedConfig, data: Corpora) -> Iterator[tuple[DatasetEntry, TokenDataset]]:
@@ -142,17 +168,12 @@ def _legend() -> str:
     return "[[trained]], masked; padding is counted at the end of a row"
 
 
-def _documents(loaded: LoadedConfig, data: Corpora, at: int | None) -> Iterator[Found]:
-    """Yield the shortest, the median and the longest document of each entry, or only document `at`."""
-    corpus = data.train.corpus
-    count = sum(dataset.n_docs for dataset in corpus.datasets)
-    if at is not None and at > count:
-        raise ConfigError(f"--at {at}: the training data has {count:,} documents. Give 1 to {count}.")
-    before = 0
+def _documents(loaded: LoadedConfig, data: Corpora) -> Iterator[Found]:
+    """Yield the shortest, the median and the longest document of each entry."""
+    corpus, before = data.train.corpus, 0
     for entry, dataset, base in zip(loaded.config.datasets, corpus.datasets, corpus.bases, strict=False):
         by_length = np.argsort(np.diff(dataset.offsets), kind="stable")
-        chosen = by_length[[0, len(by_length) // 2, -1]].tolist() if at is None else [at - 1 - before]
-        for number in dict.fromkeys(n for n in chosen if 0 <= n < dataset.n_docs):
+        for number in dict.fromkeys(by_length[[0, len(by_length) // 2, -1]].tolist()):
             start, stop = (dataset.offsets[number : number + 2] + base).tolist()
             yield before + number + 1, entry, start, stop
         before += dataset.n_docs
@@ -160,7 +181,7 @@ def _documents(loaded: LoadedConfig, data: Corpora, at: int | None) -> Iterator[
 
 def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop: int) -> Text:
     shown = Text(f"document {number:,} ({entry.path}), {stop - start:,} tokens\n", style="bold")
-    return shown.append(_tokens(data, start, stop, _SHOWN_TOKENS))
+    return shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS))
 
 
 def _packed(rows: PackedRows, row: int) -> Iterator[tuple[int, int]]:
@@ -174,23 +195,22 @@ def _row(data: Corpora, row: int) -> Text:
     for start, stop in _packed(data.train, row):
         if used < _SHOWN_TOKENS:
             shown.append(f"\ndocument of {stop - start:,} tokens\n", style="not bold cyan")
-            shown.append(_tokens(data, start, stop, _SHOWN_TOKENS - used))
+            shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS - used))
         used += stop - start
     padding = data.train.sequence_len - used
     shown.append(f"\n{padding:,} of {data.train.sequence_len:,} positions are padding", style="not bold yellow")
     return shown
 
 
-def _tokens(data: Corpora, start: int, stop: int, most: int) -> Text:
-    """Return the training data at positions `start` to `stop` as text, with at most `most` tokens."""
-    end, plain, shown = min(stop, start + most), not sys.stdout.isatty(), Text()
-    tokens, trained = data.train.corpus.read(np.arange(start, end))
-    for text, is_trained in runs(Encoded(tokens.tolist(), trained.tolist()), data.tokenizer):
+def _tokens(document: Encoded, tokenizer: RowTokenizer, most: int | None = None) -> Text:
+    """Return the text of a document, with at most `most` tokens."""
+    plain, shown = not sys.stdout.isatty(), Text()
+    for text, is_trained in runs(Encoded(document.tokens[:most], document.trained[:most]), tokenizer):
         visible = _visible(text)
         marked = f"[[{visible}]]" if plain and is_trained else visible
         shown.append(marked, style="not bold green" if is_trained else "not bold dim")
-    if end < stop:
-        shown.append(f" ... {stop - end:,} more tokens", style="not bold cyan")
+    if most is not None and most < len(document.tokens):
+        shown.append(f" ... {len(document.tokens) - most:,} more tokens", style="not bold cyan")
     return shown
 
 

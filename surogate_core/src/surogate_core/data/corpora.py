@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from ..api import DatasetFormatDef
+from ..api import DatasetFormatDef, Encoded
 from ..config.schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
 from .asked import ASKS_NOTHING, Asked
@@ -22,7 +23,7 @@ from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .readers import missing_column
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
-from .tokenize import cache_error, tokenize_dataset
+from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset
 from .tokenizer import Tokenizer
 
 _MOST_NAMES = 5  # tokens that a notice spells out
@@ -42,6 +43,56 @@ class Corpora:
     unigram_loss: float | None = None
     validation_labels: int = 0
     validation_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedRow:
+    """A row of the dataset type `type`, at the place `where`.
+
+    left_out: a line for each part that is not in `documents`.
+    """
+
+    where: str
+    type: str
+    tokenizer: RowTokenizer
+    documents: Sequence[Encoded]
+    left_out: Sequence[str]
+
+
+def tokenize_row(
+    config: TrainConfig, formats: Mapping[str, DatasetFormatDef], model_dir: Path, place: str
+) -> TokenizedRow:
+    """Tokenise the first row at `place`, such as rows.jsonl:7, whose folders may be left out.
+
+    Raises ConfigError if there is none, or if its type refuses it.
+    """
+    tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
+    wanted = f"/{place.removeprefix('./').lstrip('/')}"
+    entries = {f"datasets.{index}": entry for index, entry in enumerate(config.datasets)}
+    entries |= {f"validation_datasets.{index}": entry for index, entry in enumerate(config.validation_datasets or ())}
+    for key, entry in entries.items():
+        chosen, options, source = _format(entry, formats, config.loss_scale, key)
+        columns = chosen.fields(options)
+        rows = source.rows(columns, chosen.optional(options))
+        row = next((row for row in rows if f"{Path.cwd()}/{row.where}".endswith(wanted)), None)
+        if row is None:
+            continue
+        found = encode_rows([row], columns, chosen, options, tokenizer, skip_bad=False)
+        if found.bad:
+            raise found.bad[0]
+        stops = np.cumsum(found.lengths)
+        spans = [slice(*span) for span in zip(stops - found.lengths, stops, strict=True)]
+        return TokenizedRow(
+            where=row.where,
+            type=chosen.name,
+            tokenizer=tokenizer,
+            documents=[Encoded(found.tokens[span].tolist(), found.trained[span].tolist()) for span in spans],
+            left_out=list(omission_lines(found.omissions)),
+        )
+    raise ConfigError(
+        f"--at {place}: no row of the data is there. Name its place as messages do: rows.jsonl:7, 'rows.json[6]' or "
+        "'rows.parquet row 6'."
+    )
 
 
 def load_corpora(

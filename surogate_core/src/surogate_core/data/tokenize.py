@@ -219,7 +219,7 @@ def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class EncodedRows:
     """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names.
 
     bad: the errors of rows that are refused, unless these are skipped.
@@ -250,7 +250,7 @@ def _write(
     workers = len(os.sched_getaffinity(0))
     done = writer.counts
     kept = done.n_tokens
-    pending: deque[Future[_Chunk]] = deque()
+    pending: deque[Future[EncodedRows]] = deque()
     bad: list[ConfigError] = []
 
     def drain(limit: int) -> None:
@@ -277,7 +277,7 @@ def _write(
         try:
             left = islice(source.rows(columns, format_def.optional(options)), done.rows, None)
             for rows in _chunks(left, columns):
-                pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer, skip_bad))
+                pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad))
                 drain(2 * workers)
             drain(0)
             if bad:
@@ -316,14 +316,15 @@ def _texts(values: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
     return (value for value in (values.get(column) for column in columns) if isinstance(value, str))
 
 
-def _encode(
+def encode_rows(
     rows: Sequence[Row],
     columns: Sequence[str],
     format_def: DatasetFormatDef,
     options: BaseModel,
     tokenizer: RowTokenizer,
     skip_bad: bool,
-) -> _Chunk:
+) -> EncodedRows:
+    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses."""
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
@@ -357,7 +358,7 @@ def _encode(
             for name, values in found_numbers.items():
                 numbers[name].append(values)
         n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
-    return _Chunk(
+    return EncodedRows(
         tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.uint32),
         trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
