@@ -16,13 +16,14 @@ import pytest
 from chat_formats import QWEN25, chat_tokenizer, published_tokenizer
 from end_to_end.product import COMMAND, invoke
 
-ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The YAML file of a run on ten conversations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("surogate_core.machine.progress._SILENT_SECONDS", 60.0)  # a busy machine is slow
     chat_tokenizer(tmp_path / "model", QWEN25)
     (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 600}))
     write(tmp_path, [{"messages": conversation("A friend. " * (n + 1))} for n in range(10)])
