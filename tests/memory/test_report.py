@@ -370,7 +370,7 @@ def test_passes_come_on_top_of_arithmetic() -> None:
 
 @pytest.mark.parametrize(
     ("d", "kernel", "share"),
-    [(H200, toy_kernel(0.5), 0.5), (H200, toy_kernel(None), 0.8), (H200, None, 0.8), (cpu(), None, 0.4)],
+    [(H200, toy_kernel(0.5), 0.5), (H200, toy_kernel(None), 0.8), (H200, None, 0.8), (cpu(), None, 0.8)],
 )
 def test_bytes_take_the_share_of_the_kernel_or_of_the_class_of_devices(
     d: DeviceInfo, kernel: KernelDef | None, share: float

@@ -178,8 +178,8 @@ DEVICES: dict[str, DeviceInfo] = {
 def cpu() -> DeviceInfo:
     """Return this machine's CPU, with all of its memory, and the cores that this process may use.
 
-    The rates are rough: per core what was measured on two cores of 2024 (AVX-512). References compute in fp32 what is
-    stored in bf16 or FP8, so these have the rate of fp32.
+    The rates are rough: per core what was measured on one of 2024 (AVX-512), a launch with steps of 32 tokens.
+    References compute in fp32 what is stored in bf16 or FP8, so these have the rate of fp32.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return DeviceInfo(
@@ -187,9 +187,9 @@ def cpu() -> DeviceInfo:
         title=f"CPU, {cores} cores",
         sm=None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        flops={"fp32": cores * 60e9, "fp64": cores * 30e9},
-        bandwidth=cores * 5e9,
-        launch_seconds=2e-5,
+        flops={"fp32": cores * 80e9, "fp64": cores * 40e9},
+        bandwidth=cores * 12e9,
+        launch_seconds=6e-5,
         runtime_bytes=700 << 20,
         source="rule of thumb",
         link=Link("memory", 10e9, "rule of thumb"),

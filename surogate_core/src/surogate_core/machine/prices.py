@@ -15,6 +15,9 @@ from ..api import DeviceInfo, Op, OpDef
 _H200_RATE: Final = 668e12
 """FLOP/s of products in bf16 on the device that attention was fitted to."""
 
+_ELEMENTWISE: Final = 32
+"""FLOPs for each value that is read or written: more are those of products."""
+
 
 @dataclass(frozen=True)
 class _Attention:
@@ -53,12 +56,14 @@ class _Attention:
 class Prices:
     """Shares of its rates that a class of devices reaches.
 
-    memory     of the bandwidth, by ops whose kernel does not say
-    attention  of the FLOP/s, by `OpDef.attention`
+    memory          of the bandwidth, by ops whose kernel does not say
+    attention       of the FLOP/s, by `OpDef.attention`
+    moved_per_flop  bytes that ops without products read and write for each FLOP, where it is a pass over memory
     """
 
     memory: float
     attention: Mapping[str, _Attention]
+    moved_per_flop: int = 0
 
 
 GPU: Final = Prices(
@@ -79,11 +84,20 @@ that is included. Rows of shorter documents have less arithmetic (`OpDef.flops`)
 of 256 take 154 and 754 us, with 32 heads of 128 149 and 546 (H100, 2026-11-25).
 """
 
-CPU: Final = Prices(memory=0.4, attention=dict.fromkeys(("forward", "backward"), _Attention(0.2, 0, 0, 0)))
-"""Of references, which write every intermediate result, and whose attention computes all scores.
+CPU: Final = Prices(
+    memory=0.8,
+    attention={
+        "forward": _Attention(0.53, 230, 0, 0, skips=False),
+        "backward": _Attention(0.53, 180, 0, 0, skips=False),
+    },
+    moved_per_flop=8,
+)
+"""Of references: torch functions, each of which reads and writes memory.
 
-Rough: a step of `examples/quickstart.yaml`, planned at 220 ms, took 148 ms on two idle cores and up to 500 ms on busy
-ones (2026-11-24)."""
+Attention computes all scores, of which `OpDef.flops` counts half, and its softmax makes several passes over them: on
+one core 6 to 9 ns a score forward and 10 to 18 backward besides its products, twice that if they exceed the cache.
+Measured steps of one core are in `tests/memory/test_step_times.py`.
+"""
 
 
 def prices(device: DeviceInfo) -> Prices:
@@ -94,3 +108,12 @@ def prices(device: DeviceInfo) -> Prices:
 def arithmetic_share(op: Op, definition: OpDef, flops: int, rate: float, device: DeviceInfo) -> float:
     """Return the share of `rate`, in FLOP/s, at which a device computes the `flops` of an op, which are not 0."""
     return prices(device).attention[definition.attention].share(op, flops, rate) if definition.attention else 1.0
+
+
+def moved_between(op: Op, definition: OpDef, flops: int, device: DeviceInfo) -> int:
+    """Return the bytes of intermediate results that a device reads and writes in memory for an op."""
+    per_flop = prices(device).moved_per_flop
+    if not per_flop or definition.product or definition.attention:
+        return 0
+    values = sum(v.size for v in (*op.ins, *op.outs))
+    return flops * per_flop if flops < _ELEMENTWISE * values else 0

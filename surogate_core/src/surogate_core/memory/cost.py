@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ..machine.links import Route
-from ..machine.prices import arithmetic_share, prices
+from ..machine.prices import arithmetic_share, moved_between, prices
 from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
 
@@ -75,7 +75,8 @@ def op_cost(
         share = arithmetic_share(op, definition, flops, rate, device)
     arithmetic = flops / (rate * share) if flops else 0.0
     bandwidth = device.bandwidth * ((kernel and kernel.memory_efficiency) or prices(device).memory)
-    longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
+    moved = max(traffic, moved_between(op, definition, flops, device))
+    longest = max(arithmetic, moved / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     crossing = max(sum(v.nbytes for v in values if v.place == "host") for values in (op.ins, op.outs))  # each direction
     host = crossing / link if traffic else 0.0
