@@ -17,7 +17,7 @@ from surogate_core.cli import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
-from surogate_core.plugins.registry import REFERENCE, Registry, Resolved
+from surogate_core.plugins.registry import REFERENCE, Registry, Resolved, refusal
 from surogate_core.program.op import Signature
 
 H200 = Target(device("h200"))
@@ -34,6 +34,21 @@ def kernel(op: str, scratch: int = 0) -> KernelDef:
         notice=lambda op, target: f"{op.kind} is new",
         module="acme._C",
     )
+
+
+def test_a_kernel_is_not_asked_about_an_older_gpu_than_it_names_or_about_a_cpu() -> None:
+    x = Value("x", (8,), "bf16", "act")
+    asked: list[Target] = []
+
+    def supports(op: Op, target: Target) -> Support:
+        asked.append(target)
+        return Support(True)
+
+    op, definition = Op("cast", (x,), (), {"dtype": "bf16"}), OPS["cast"]
+    for sm, name, refused in ((80, "a100", ""), (90, "a100", "SM90"), (80, "cpu", "SM80"), (90, "h200", "")):
+        reason = refusal(replace(kernel("cast"), sm=sm, supports=supports), definition, op, Target(device(name)))
+        assert reason == (f"needs a GPU of {refused} or newer, not {device(name).title}" if refused else "")
+    assert [target.device.name for target in asked] == ["a100", "h200"]
 
 
 def table(target: Target = H200) -> KernelTable:

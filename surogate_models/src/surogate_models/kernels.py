@@ -136,12 +136,10 @@ def _bind_columns(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
 def _supports_columns(op: Op, target: Target) -> Support:
     if op.accumulate:
         return Support(False, f"cannot accumulate into {op.outs[0]!r}")
-    return Support(target.device.sm is not None, f"needs a GPU, not {target.device.title}")
+    return Support(True)
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.attrs["head_dim"] > MAX_HEAD_DIM:
         return Support(False, f"head_dim must be at most {MAX_HEAD_DIM}, got {op.attrs['head_dim']}")
     return Support(True)

@@ -159,9 +159,7 @@ def _workspace(op: Op, target: Target) -> int:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    """Support by a GPU that has bf16 instructions. Only gradients of params accumulate, in fp32."""
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    """Support fp32 and bf16. Only gradients of params accumulate, in fp32."""
     other = next((v for v in (*op.ins, *op.outs) if v.dtype not in _FLOATS), None)
     if other is not None:
         return Support(False, f"operands must be fp32 or bf16, got {other!r}")

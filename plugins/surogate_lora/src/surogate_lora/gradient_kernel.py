@@ -7,7 +7,6 @@ from struct import pack
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .gradients import OCTET, Part, Strip, refusal, strips
-from .kernels import on_gpu
 
 _TILE_COLUMNS = 256
 _STEP_ROWS = 32
@@ -74,7 +73,7 @@ def _supports(op: Op, target: Target) -> Support:
     if narrow is not None:
         return Support(False, f"accumulates only into fp32 outputs, got {narrow!r}")
     reason = refusal(op)
-    return Support(False, reason) if reason else on_gpu(target)
+    return Support(not reason, reason)
 
 
 LORA_WGRAD_KERNEL = KernelDef(

@@ -111,17 +111,10 @@ def _bind_dropout(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def on_gpu(target: Target) -> Support:
-    """Support by a GPU that has bf16 instructions."""
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    return Support(True)
-
-
 def _writes(op: Op, target: Target) -> Support:
     if op.accumulate:
         return Support(False, "cannot accumulate into its output")
-    return on_gpu(target)
+    return Support(True)
 
 
 def _pack_supports(op: Op, target: Target) -> Support:

@@ -65,8 +65,6 @@ def _bind_answers(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if target.device.sm is None:
-        return Support(False, "needs a GPU")
     adds = op.kind in ("pair_loss", "kto_loss") or (op.kind == "document_scores_wgrad" and op.outs[0].dtype == "fp32")
     if op.accumulate and not adds:
         return Support(False, f"cannot accumulate into {op.outs[0]!r}")

@@ -18,8 +18,6 @@ def _bind(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if target.device.sm is None:
-        return Support(False, "needs a GPU")
     if op.accumulate and op.kind == "token_loss_bwd":
         return Support(False, "cannot accumulate into gradients of tokens")
     return Support(True)

@@ -28,8 +28,6 @@ def _bind_geglu(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate:
         return Support(False, f"cannot accumulate into {op.outs[0]!r}")
     return Support(True)

@@ -35,8 +35,6 @@ def _bind_adamw(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     others = [v for v in (*op.ins[4:], *op.outs) if v.dtype not in _DTYPES]
     if others:
         return Support(False, f"gradients, masters, moments and copies must be fp32 or bf16, got {others[0]!r}")

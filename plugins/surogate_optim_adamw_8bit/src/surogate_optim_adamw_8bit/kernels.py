@@ -62,8 +62,6 @@ def packed(words: Sequence[int]) -> list[int]:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     values = (*column_of(op, 0), *column_of(op, 1), *copies_of(op).values())
     others = [v for v in values if v.dtype not in _DTYPES]
     if others:

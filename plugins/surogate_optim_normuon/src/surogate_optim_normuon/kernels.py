@@ -193,8 +193,6 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     values = columns(op)
     mixed = (*values.grads, *values.masters, *values.momenta, *filter(None, values.copies))
     others = [v for v in mixed if v.dtype not in _DTYPES]

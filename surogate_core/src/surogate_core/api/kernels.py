@@ -79,7 +79,8 @@ class KernelDef(Definition):
                 values
     attrs       names of the attributes with a default that it implements. It is not asked to run an op in which another
                 attribute differs from its default. It implements all attributes without one (`OpDef.attrs`).
-    supports    (op, target) -> Support. Must be cheap: imports no compiled module, never raises.
+    sm          the least compute capability of a GPU that it runs on (80: Ampere)
+    supports    (op, target) -> Support, on such a GPU. Must be cheap: imports no compiled module, never raises.
     bind        (op, context) -> a Call, or a tuple of Launch to run in order. Imports the compiled module and selects
                 algorithms, by timing if necessary. It may overwrite all buffers of the op but those of role "input",
                 for example with random operands to time: weights are loaded later. The functions take raw pointers
@@ -101,8 +102,9 @@ class KernelDef(Definition):
 
     op: Name
     dtypes: tuple[KernelDtype, ...]
-    supports: Callable[[Op, Target], Support]
     bind: Callable[[Op, BindContext], Call | tuple[Launch, ...]]
+    supports: Callable[[Op, Target], Support] = lambda op, target: Support(True)
+    sm: int = 80
     attrs: tuple[str, ...] = ()
     workspace: Callable[[Op, Target], Count] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""

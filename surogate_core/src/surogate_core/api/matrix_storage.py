@@ -58,8 +58,6 @@ def need(condition: bool, message: str) -> None:
 
 def supports(op: Op, target: Target) -> Support:
     """Return whether a device and core's headers for kernels (`fused_rows.cuh`, `e4m3_copy.cuh`) serve an op."""
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if len(op.attrs["rows"]) > MAX_MATRICES:
         return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
     if op.accumulate:

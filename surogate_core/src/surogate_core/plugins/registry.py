@@ -300,5 +300,7 @@ def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str
         return f"supports dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
     if more := definition.not_implemented(op, kernel.attrs):
         return f"does not implement {', '.join(f'{name}={value!r:.80}' for name, value in more.items())}"
+    if (target.device.sm or 0) < kernel.sm:
+        return f"needs a GPU of SM{kernel.sm} or newer, not {target.device.title}"
     support = kernel.supports(op, target)
     return "" if support.ok else support.reason or "refuses without a reason"

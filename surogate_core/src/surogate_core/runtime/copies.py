@@ -9,7 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ..api import BindContext, Call, KernelDef, Op, Support, Target
+from ..api import BindContext, Call, KernelDef, Op
 from ..machine.local_device import DRIVER
 
 
@@ -32,18 +32,12 @@ def copy(source: int, target: int, nbytes: int, stream: int) -> None:
         raise CopyError(f"cuMemcpyAsync of {nbytes} bytes failed with CUDA error {result}")
 
 
-def _supports(op: Op, target: Target) -> Support:
-    if target.device.sm is None:
-        return Support(False, f"needs a GPU, got {target.device.title}")
-    return Support(True)
-
-
 def _bind_move(op: Op, ctx: BindContext) -> Call:
     return ctx.call(copy, op.ins[0], op.outs[0], op.outs[0].nbytes)
 
 
 KERNELS = (
-    KernelDef(op="move", dtypes=("*", "*"), supports=_supports, bind=_bind_move),
+    KernelDef(op="move", dtypes=("*", "*"), bind=_bind_move),
     # The order of the streams is all that the op asks for.
-    KernelDef(op="wait", dtypes=("*", "..."), supports=_supports, bind=lambda op, ctx: ()),
+    KernelDef(op="wait", dtypes=("*", "..."), bind=lambda op, ctx: ()),
 )

@@ -1,4 +1,4 @@
-"""Dtypes of the kernels, and the checks of device and accumulation that the kernel families share."""
+"""Dtypes of the kernels, and the checks of accumulation that the kernel families share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ FLOATS = ("fp32", "bf16")
 
 
 def supports_accumulate(op: Op, target: Target) -> Support:
-    """Support SM80 or newer and accumulation into fp32 outputs.
+    """Support accumulation into fp32 outputs.
 
     Accumulation into bf16 outputs is not supported, because small addends would be lost.
     """
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     for i in op.accumulate:
         if op.outs[i].dtype != "fp32":
             return Support(False, f"accumulates only into fp32 outputs, got {op.outs[i]!r}")
@@ -22,7 +20,7 @@ def supports_accumulate(op: Op, target: Target) -> Support:
 
 
 def supports_write(op: Op, target: Target) -> Support:
-    """Support SM80 or newer, without accumulation."""
+    """Support outputs that are written, not added to."""
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     return supports_accumulate(op, target)

@@ -69,8 +69,6 @@ def _supports_guard(op: Op, target: Target) -> Support:
 
 
 def _supports_fp32(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     return Support(True)

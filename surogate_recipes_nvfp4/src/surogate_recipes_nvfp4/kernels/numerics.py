@@ -21,8 +21,6 @@ def _bind_report(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     return Support(not op.accumulate, "cannot accumulate into its outputs" if op.accumulate else "")
 
 

@@ -48,14 +48,10 @@ def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _supports_swiglu(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     return Support(not op.accumulate, "cannot accumulate into its outputs" if op.accumulate else "")
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     if op.attrs.get("square") and (op.attrs.get("hadamard") or op.attrs.get("stochastic")):

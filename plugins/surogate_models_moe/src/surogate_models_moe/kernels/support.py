@@ -1,4 +1,4 @@
-"""What the kernels of this package have in common: GPUs from SM80 on, and widths in words of 16 bytes."""
+"""The check that the kernels of this package share: widths in words of 16 bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ WORD = 8
 
 def supports(op: Op, target: Target, *widths: int, accumulate: bool = False) -> Support:
     """Support `widths` that are whole words. Outputs are added to only with `accumulate`."""
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate and not accumulate:
         return Support(False, "cannot accumulate into its outputs")
     odd = next((width for width in widths if width % WORD), None)
