@@ -91,7 +91,7 @@ def compare(row: Row, arguments: argparse.Namespace, read: Callable[[], Sample] 
 
 
 def options(row: Row, arguments: argparse.Namespace) -> list[str]:
-    """What both scripts are given."""
+    """The arguments of both scripts."""
     sizes = ["--seq-len", row.seq_len, "--batch", row.batch, "--accumulate", row.accumulate]
     return [
         *("--model", str(arguments.models / row.model), *map(str, sizes), "--seconds", str(arguments.timed)),

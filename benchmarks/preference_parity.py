@@ -559,7 +559,7 @@ THEIR_LOSSES: dict[str, Loss] = {"orpo": their_orpo, "kto, micro-batches of 2": 
 
 @dataclass(frozen=True)
 class Side:
-    """What a side found in a case."""
+    """The results of a side in a case."""
 
     figures: list[dict[str, float]]
     gradients: dict[str, Tensor]

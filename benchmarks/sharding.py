@@ -1,4 +1,4 @@
-"""What fits where: the table of docs/sharding.md, made of plans. Needs no GPU.
+"""The table of docs/sharding.md: models and the machines that they fit, made of plans. Needs no GPU.
 
 python benchmarks/sharding.py
 """

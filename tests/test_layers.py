@@ -345,3 +345,11 @@ def _words(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
 def test_no_file_of_core_is_longer_than_400_lines() -> None:
     long = [path.relative_to(CORE).as_posix() for path in core_files() if len(path.read_text().splitlines()) > 400]
     assert not long, f"split by idea: {', '.join(long)}"
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    """ "Arguments of `assemble`.", not "What `assemble` is given."."""
+    question = re.compile(r'"""(?:What|How|Where|Which|Why) .*')
+    sources = [path for folder in ("*/src", "plugins/*/src") for path in ROOT.glob(f"{folder}/**/*.py")]
+    found = {path.relative_to(ROOT): match.group() for path in sources if (match := question.search(path.read_text()))}
+    assert not found, found

@@ -1,1 +1,1 @@
-"""What packages with kernels are built with: the build backend, CMake functions, headers and shared sources."""
+"""Tools to build packages with kernels: the build backend, CMake functions, headers and shared sources."""

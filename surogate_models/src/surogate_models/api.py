@@ -1,4 +1,4 @@
-"""What packages of other model families are built of. Everything else of `surogate_models` may change without notice.
+"""The names for packages of other model families. Everything else of `surogate_models` may change without notice.
 
 A dense family is its sizes (a function from `config.json`, mostly `read_dims`), its block, and its weight maps:
 

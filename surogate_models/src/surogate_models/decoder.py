@@ -1,4 +1,4 @@
-"""What decoders are built of: functions that emit parts of the program, and those that assemble a model from blocks.
+"""The parts of decoders: functions that emit parts of the program, and those that assemble a model from blocks.
 
 A `Block` emits one transformer block. A `ResidualStream` passes through blocks: what has been added up, and the output
 of the last MLP, which is still to be added. So each addition is fused with the norm that follows it.

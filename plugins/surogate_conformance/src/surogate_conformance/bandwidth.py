@@ -43,7 +43,7 @@ COPIED = 1 << 30
 
 @dataclass(frozen=True)
 class Share:
-    """How a kernel moved its bytes: in the op with the most of them that it ran.
+    """The rate at which a kernel moved its bytes: in the op with the most of them that it ran.
 
     kernel      kind of op, with a number if the plugin has several for it
     dtypes      of the op's inputs and outputs

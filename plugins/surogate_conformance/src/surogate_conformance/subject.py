@@ -1,4 +1,4 @@
-"""What is tested: the plugins of an installed distribution, of a folder with a pyproject.toml, or of one .py file."""
+"""The plugins to test: of an installed distribution, of a folder with a pyproject.toml, or of one .py file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes of a run add to its programs, change in them and drop from them, whose they are, and what runs the
+"""The ops that passes of a run add to its programs, change in them and drop from them, whose they are, and who runs the
 ops that result. No torch."""
 
 from __future__ import annotations

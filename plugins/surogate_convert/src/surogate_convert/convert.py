@@ -24,7 +24,7 @@ _ORDER = (
     *("lr_scheduler_type", "warmup_ratio", "warmup_steps", "optimizer", "weight_decay"),
 )
 _SIGN = 5
-"""What a key or word that only one tool has counts, beside a key that the tool knows."""
+"""The weight of a key or word that only one tool has, beside a key that the tool knows."""
 
 
 @dataclass

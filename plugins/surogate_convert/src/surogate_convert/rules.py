@@ -31,7 +31,7 @@ TOOLS = ("axolotl", "trl", "llamafactory", "unsloth")
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of a key; see the module."""
+    """The fate of a key; see the module."""
 
     to: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where the processes of a run meet: the address of the store, and who holds it."""
+"""The meeting of the processes of a run: the address of the store, and who holds it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ GRACE: Final = 15.0
 """Seconds that the other processes have to end by themselves after one has failed."""
 
 ANSWER_SECONDS: Final = 5.0
-"""How long to wait for the mailbox, which answers at once unless its machine is gone."""
+"""Seconds to wait for the mailbox, which answers at once unless its machine is gone."""
 
 _PERIOD = 0.2
 """Seconds between two looks at what the processes say."""

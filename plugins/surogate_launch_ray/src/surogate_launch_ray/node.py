@@ -25,12 +25,12 @@ from .cluster import CPUS
 from .mailbox import Correspondence, Stream
 
 JOIN_SECONDS: Final = 600.0
-"""How long a process waits at the start for the others."""
+"""Seconds that a process waits at the start for the others."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a node has to do for a run.
+    """The task of a node in a run.
 
     process, processes  its index, and their number
     gpus                of the node; 0: its CPU trains
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a process returned or raised."""
+    """The result of a process: what it returned or raised."""
 
     value: Any = None
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What is asked of nodes before a run starts there: whether they can run it, and what is free.
+"""Questions to nodes before a run starts there: whether they can run it, and what is free.
 
 Ray gets this module by value, because the package may be missing on a node. At its import it needs no other.
 """

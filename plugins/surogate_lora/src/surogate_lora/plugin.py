@@ -17,7 +17,7 @@ SUROGATE_EXAMPLES = {
         {"ins": ["fp32[6,8]"], "attrs": {"row": 1, "rows": 4, "rank": 2, "scale": 0.5, "dtype": "fp32"}}
     ],
 }
-"""What `surogate plugins test` runs."""
+"""The examples that `surogate plugins test` runs."""
 
 surogate_ops = provides(OPS)
 surogate_adapters = provides([LORA])

@@ -1,4 +1,4 @@
-"""What a teacher says of the tokens of a dataset, computed once by transformers and cached beside the tokens.
+"""A teacher's probabilities of the tokens of a dataset, computed once by transformers and cached beside the tokens.
 
 A cache is a directory `<token cache>/<hash of the tokens>.distillation/<key>/`:
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from surogate_core.api import Column, Loss, LossContext, LossDef, Metric
 
 WEIGHT = Column("weight", "token")
-"""What a dataset type gives for weights: of each token, as the label of the token before it."""
+"""The column of a dataset type with weights: of each token, as the label of the token before it."""
 
 
 class TokensOptions(BaseModel):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..program.builder import Builder
 
 Unit = Literal["token", "group"]
-"""What a metric is a mean over: the labels of an optimizer step, or its groups of documents."""
+"""The unit of the mean that a metric is: the labels of an optimizer step, or its groups of documents."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Metric(Declared):
 
 @dataclass(frozen=True)
 class Loss(Declared):
-    """What `LossDef.build` returns.
+    """The result of `LossDef.build`.
 
     terms    the gradient is that of their sum: no op may add them. The first is reported as the loss, and `name`
              of it is not used; the others are reported as metrics.
@@ -114,7 +114,7 @@ class PrepareContext(Generic[Options]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a loss makes of a dataset: columns, numpy arrays with a row for each token or document, and of all datasets
+    """The result of `LossDef.prepare`: columns, numpy arrays with a row for each token or document, and of all datasets
     facts, {option: what a resumed run must have in common in place of its value, None for nothing}."""
 
     columns: Mapping[str, Any]

@@ -19,7 +19,7 @@ _REFUSED = "join/refused"
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What a process says of itself when it joins.
+    """The facts that a process tells the others when it joins.
 
     process, processes  its index, and the number of processes that it was told
     machine             the same word in all processes of a machine

@@ -103,7 +103,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Head(Declared):
-    """What a model gives to its loss: the logits are x weight^T, which no op holds as a whole.
+    """The input of a loss: the logits are x weight^T, which no op holds as a whole.
 
     x       [T, C], the last hidden state
     weight  [V, C]

@@ -19,7 +19,7 @@ optimizer:
 
 n            number of params
 copied       indices of the params that have a work copy: masters of another dtype than the param
-copy_dtypes  theirs
+copy_dtypes  dtypes of these copies
 measured     indices of the params whose largest magnitude the recipe reads
 streams      of random bits, one per param
 

@@ -27,13 +27,13 @@ __all__ = ["Address", "TcpStore", "listen"]
 
 _T = TypeVar("_T")
 _Call = tuple["Future[Any]", Callable[[Any], Any], Any]
-"""Where its result goes, the call, and the store of torch that it is for."""
+"""The future of its result, the call, and the store of torch that it is for."""
 
 ANSWER_SECONDS = 8.0
 """A store that has not answered for so long is lost."""
 
 LEAVE_SECONDS = 5.0
-"""How long the process that holds the store waits in `close` for the others to close theirs."""
+"""Seconds that the process that holds the store waits in `close` until the others have closed their ends."""
 
 _TORCH_SECONDS = 300.0  # that torch waits for a key by default
 _LONGEST_ATTEMPT = 10.0  # to connect
@@ -42,7 +42,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.0002, 0.02  # seconds between two looks for a key
 
 @dataclass(frozen=True)
 class Address:
-    """Where the store of a run is reached.
+    """The address of the store of a run.
 
     owner   the process that holds it, for errors
     remedy  a sentence on how to use another address

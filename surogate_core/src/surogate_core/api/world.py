@@ -27,7 +27,7 @@ class CollectiveError(RuntimeError):
 
 
 class Position:
-    """How far a rank has come: its micro-step, and the collective that it entered last. Any thread may read it."""
+    """The position of a rank: its micro-step, and the collective that it entered last. Any thread may read it."""
 
     def __init__(self) -> None:
         self._micro_step = self._moves = 0
@@ -75,7 +75,7 @@ class Comm(Protocol):
 
     @property
     def position(self) -> Position:
-        """How far the rank has come. Those who call collectives write it."""
+        """The position of the rank. Callers of collectives write it."""
 
     def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
         """Replace each span by its sum or maximum over all ranks."""
@@ -202,7 +202,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinContext:
-    """What a launcher knows of this process when it joins.
+    """The facts of a process that a launcher joins to a run.
 
     environment       variables of the process
     device_count      devices that the process may use: visible GPUs, or 1 if the CPU trains

@@ -1,4 +1,4 @@
-"""How values come to the device ahead of their use: from the memory of the host, or from the parts of all ranks."""
+"""Transfers of values to the device ahead of their use: from the memory of the host, or from the parts of all ranks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PARTS = ("waiting", "copy", "product", "attention", "memory")
 
 @dataclass(frozen=True)
 class Machines:
-    """Where a run is planned for.
+    """The machines that a run is planned for.
 
     device  name of a device; None: what a run on this machine would train on
     gpus    of all machines; None: on each machine those of the key `gpus`

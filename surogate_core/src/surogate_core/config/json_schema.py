@@ -25,7 +25,7 @@ _VARIABLE: Final = r"\$\{?[A-Za-z_]"
 _FLAG: Final = {"type": "string", "pattern": f"^({'|'.join(FLAG_WORDS)})$|{_VARIABLE}"}
 _NUMBER: Final = {"type": "string", "pattern": rf"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$|{_VARIABLE}"}
 _BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-"""What pydantic leaves beside a choice of schemas -> the word of JSON Schema, which bounds the numbers among them."""
+"""A bound of pydantic beside a choice of schemas -> the word of JSON Schema, which bounds the numbers among them."""
 
 
 class _Schemas(GenerateJsonSchema):

@@ -1,4 +1,4 @@
-"""How far a device has come, written by its own streams: also by CUDA graphs, which the host cannot look into."""
+"""The position of a device, written by its own streams: also by CUDA graphs, which the host cannot look into."""
 
 from __future__ import annotations
 

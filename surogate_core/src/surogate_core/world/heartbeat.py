@@ -17,7 +17,7 @@ from ..api import World
 from ..api.world import Position
 
 _LOOP = "surogate_core.runtime.threads"
-"""Where the thread of a rank waits for work."""
+"""The module in which the thread of a rank waits for work."""
 
 
 @dataclass(frozen=True, kw_only=True)

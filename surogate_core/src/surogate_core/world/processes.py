@@ -154,7 +154,7 @@ class Processes:
 
     @property
     def failure(self) -> SurogateError | None:
-        """Why the run has failed elsewhere; None as long as it has not."""
+        """The error of the run elsewhere; None as long as there is none."""
         return None if self._watch is None else self._watch.failure
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def scores(self) -> tuple[int, float]:
-        """Which keys a query sees, and what multiplies their products."""
+        """The keys that a query sees, and the factor of their products."""
         return self.window, self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property

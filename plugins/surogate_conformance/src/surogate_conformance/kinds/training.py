@@ -1,4 +1,4 @@
-"""What holds for the training runs of definitions of every kind."""
+"""Checks of training runs, for definitions of every kind."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def an_adapter_on_it_computes_what_transformers_computes(definition: WeightForma
     remedy="Store each logical matrix of a fused param as if it were alone, states concatenated by rows.",
 )
 def a_matrix_that_is_stored_again_keeps_its_states(definition: WeightFormatDef, bench: Bench) -> None:
-    """What a state decodes to is stored without a further error of more than the format's own."""
+    """A decoded state is stored again without a further error of more than the format's own."""
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
         codec = codec_of(_run_of(bench, keys), "bf16")

@@ -48,7 +48,7 @@ def _cutlass_supports(op: Op, target: Target) -> Support:
 
 
 def _cutlass_workspace(op: Op, target: Target) -> int:
-    """What CUTLASS reads of the groups, and its TMA descriptors."""
+    """The table of groups that CUTLASS reads, and its TMA descriptors."""
     experts = op.ins[2].size
     return _DESCRIPTOR_BYTES + sum(aligned(experts * nbytes) for nbytes in _GROUP_BYTES)
 

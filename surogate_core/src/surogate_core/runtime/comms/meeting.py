@@ -13,7 +13,7 @@ something that may take long."""
 
 
 class Meeting:
-    """Where `size` threads exchange values, any number of times, until one fails or `end` is called."""
+    """A place where `size` threads exchange values, any number of times, until one fails or `end` is called."""
 
     def __init__(self, size: int, seconds: float = SECONDS) -> None:
         self.size = size

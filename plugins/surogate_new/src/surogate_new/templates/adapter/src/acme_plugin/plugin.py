@@ -38,7 +38,7 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def acme_toy_scale(y: Tensor, factors: Tensor) -> Tensor:
-    """What the op computes: the reference, and what runs on a CPU."""
+    """The definition of the op, which runs on a CPU."""
     return (y.float() * factors.float().flatten()).to(y.dtype)
 
 

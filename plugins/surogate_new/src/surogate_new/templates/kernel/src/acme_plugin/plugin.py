@@ -35,7 +35,7 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def reference(x: Tensor) -> Tensor:
-    """What the op computes, and what the kernel is tested against."""
+    """The definition of the op, which the kernel is tested against."""
     return x.float().relu().square().to(x.dtype)
 
 

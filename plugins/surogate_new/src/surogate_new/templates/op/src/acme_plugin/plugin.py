@@ -21,7 +21,7 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def reference(x: Tensor) -> Tensor:
-    """What the op computes. It returns a new tensor, and is differentiated by autograd."""
+    """The definition of the op. It returns a new tensor, and is differentiated by autograd."""
     return x.float().relu().square().to(x.dtype)
 
 
