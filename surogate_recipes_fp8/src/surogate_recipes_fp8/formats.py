@@ -43,3 +43,8 @@ the backward products need transposed copies."""
 def transposes(sm: int | None) -> bool:
     """Return whether products on this compute capability need transposed copies. References on a CPU take them too."""
     return sm is None or sm in TRANSPOSING
+
+
+def multiplies_groups(sm: int | None) -> bool:
+    """Return whether there are products of groups of rows, such as those of experts, on this compute capability."""
+    return sm in (None, 90)

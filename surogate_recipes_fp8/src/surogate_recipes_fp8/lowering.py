@@ -4,6 +4,9 @@
     dx = dy w      fp8_linear(dy, w^T)     E5M2 x E4M3
     dw = dy^T x    fp8_linear(dy^T, x^T)   E5M2 x E4M3, fp32
 
+`fp8_grouped_linear` computes y and dx of groups of rows (`OpDef.group_ends`). Their dw stays in bf16: transposed operands would be
+cut where groups end, and tensor cores read 16 bytes from multiples of 16 on.
+
 Each x and each dy is quantized by the op that computes it where that op has a form that quantizes, otherwise by
 `fp8_quantize` right after it. The input of the product that follows SwiGLU is not stored for dw: the backward pass of
 SwiGLU, which reads the same tensors, writes the transposed copy again.
@@ -100,10 +103,15 @@ class Fp8Quantizer(Quantizer):
         stored = self._quantizers.weight(weight, transposed=self._keeps_transposed(weight))
         operand, attrs = (stored.copy, {}) if forward else self._weight_for_dgrad(weight)
         fast = self._settings.fast_fprop if forward else self._settings.fast_backward
+        ins = (copies.rows, operand, copies.scale, stored.scale)
+        at = self._b.ops[op.kind].group_ends
+        if at is not None:
+            assert base is None and bias is None, f"{op.kind} is declared to add to a product of groups"
+            self._b.emit("fp8_grouped_linear", *ins, op.ins[at], outs=op.outs, fast=fast, beside=not forward)
+            return
         kind = "fp8_linear" if base is None else "fp8_linear_add"
         added = [value for value in (base, bias) if value is not None]
-        ins = (copies.rows, operand, copies.scale, stored.scale, *added)
-        self._b.emit(kind, *ins, outs=op.outs, **attrs, dtype=op.outs[0].dtype, fast=fast)
+        self._b.emit(kind, *ins, *added, outs=op.outs, **attrs, dtype=op.outs[0].dtype, fast=fast)
 
     def wgrad(self, op: Op, dy: Operand, x: Operand) -> None:
         left, right = self._copies[dy.value], self._copies[x.value]

@@ -271,6 +271,19 @@ def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(out.label, out.shape, base.dtype)]
 
 
+def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    a, b, scale_a, scale_b, ends = ins
+    (rows, terms), groups = _operand(a, False), ends.size
+    _need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
+    width, found = _operand(b, False)
+    stacked = found if attrs.get("beside") else width
+    _need(stacked % groups == 0, f"{groups} groups do not divide b, {list(b.shape)}")
+    width, found = (width, found // groups) if attrs.get("beside") else (width // groups, found)
+    _need(terms == found, f"a sums over {terms} elements, b over {found}")
+    _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
+    return [OutSpec("linear", (rows, width), "bf16")]
+
+
 def _product_flops(op: Op) -> int:
     summed = op.ins[0].shape[0 if op.attrs.get("trans_a") else 1]
     return 2 * op.outs[0].size * summed
@@ -314,6 +327,13 @@ _PRICE: dict[str, Any] = {
 PRODUCTS: tuple[OpDef, ...] = (
     _plain("fp8_linear", _linear_bias, **_PRICE),
     _plain("fp8_linear_add", _linear_add, **_PRICE, may_overwrite=lambda op: {0: 4}),
+    _plain(
+        "fp8_grouped_linear",
+        _grouped,
+        attrs={"fast": (bool, False), "beside": (bool, False)},
+        flops=lambda op: 2 * op.ins[0].size * op.outs[0].shape[1],
+        math=_fp8,
+    ),
 )
 
 # ---------------------------------------------------------------------------------------------------- between the steps

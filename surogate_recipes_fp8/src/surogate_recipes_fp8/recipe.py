@@ -30,7 +30,7 @@ from surogate_core.api import (
 )
 from surogate_core.api.products import SkippedBlocks, is_block_matrix, quantized_precision, quantized_weights
 
-from .formats import LARGEST, MULTIPLE, transposes
+from .formats import LARGEST, MULTIPLE, multiplies_groups, transposes
 from .lowering import Scaling, Settings, lower_program
 from .numerics import Counts, report
 from .quantizers import QuantizedWeight, Quantizers
@@ -114,11 +114,11 @@ def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
 
 
 def _settings(family: Programs, context: LowerContext, options: Fp8Options) -> Settings:
-    weights = quantized_weights(family, context, options, MULTIPLE, "FP8 products", BF16)
-    target = context.target
+    sm = context.target.device.sm if context.target else None
+    groups = multiplies_groups(sm)
     return Settings(
-        weights=weights,
-        transposes=transposes(target.device.sm if target else None),
+        weights=quantized_weights(family, context, options, MULTIPLE, "FP8 products", BF16, groups=groups),
+        transposes=transposes(sm),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",
     )

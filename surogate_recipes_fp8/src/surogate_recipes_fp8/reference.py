@@ -231,6 +231,30 @@ def fp8_linear_add(
     return standard.add(product.to(base.dtype), base)
 
 
+def fp8_grouped_linear(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    ends: Tensor,
+    *,
+    fast: bool = False,
+    beside: bool = False,
+) -> Tensor:
+    """a b^T of the rows of each group, which end at `ends`, with its matrix of b [groups N, K]: -> bf16 [rows, N].
+
+    With `beside`, the matrices of the groups are beside each other: b is [N, groups K], as the transposed copy of a stack
+    [groups K, N] is. `fast` as in `fp8_linear`.
+    """
+    bounds = [0, *ends.tolist()]
+    matrices = b.chunk(len(ends), dim=1 if beside else 0)
+    products = [
+        _product(a[start:end], matrix, scale_a, scale_b, False, False)
+        for start, end, matrix in zip(bounds, bounds[1:], matrices, strict=False)
+    ]
+    return torch.cat(products).bfloat16()
+
+
 # ---------------------------------------------------------------------------------------------------- between the steps
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Product, ProgramError, Rewrites, Value, accumulator
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -236,6 +236,7 @@ OPS: tuple[OpDef, ...] = (
         _grouped,
         vjp=_grouped_vjp,
         flops=_grouped_flops,
+        product=Product(of="forward"),
         group_ends=2,
         rewrites=Rewrites(add_kind=_adding),
     ),
@@ -246,14 +247,21 @@ OPS: tuple[OpDef, ...] = (
         flops=_grouped_flops,
         may_overwrite=lambda op: {0: 3},
     ),
-    _op("grouped_linear_dgrad", _grouped_dgrad, flops=_grouped_flops, rewrites=Rewrites(add_kind=_adding)),
+    _op(
+        "grouped_linear_dgrad",
+        _grouped_dgrad,
+        flops=_grouped_flops,
+        product=Product(of="dgrad"),
+        group_ends=2,
+        rewrites=Rewrites(add_kind=_adding),
+    ),
     _op(
         "grouped_linear_dgrad_add",
         _added(_grouped_dgrad),
         flops=_grouped_flops,
         may_overwrite=lambda op: {0: 3},
     ),
-    _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops),
+    _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops, product=Product(of="wgrad"), group_ends=2),
     _op("weighted_swiglu", _weighted_swiglu, vjp=_weighted_swiglu_vjp, flops=lambda op: 4 * op.outs[0].size),
     _op(
         "weighted_swiglu_bwd",

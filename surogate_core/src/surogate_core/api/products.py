@@ -6,6 +6,9 @@ quantizes each x and each dy once, where it is computed, and multiplies. All oth
 
     weights = quantized_weights(programs, context, options, 32, "MXFP8 products", "use recipe: bf16")
     micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
+
+Products of groups of rows (`OpDef.group_ends`) are among them if the recipe asks for `groups`, all but their dw: it sums over the
+rows of a group, whose number only the device knows.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import ConfigError
 from ..origin import Count
 from ..program.op import Op, Program
-from ..program.opdef import Product
+from ..program.opdef import OpDef, Product
 from ..program.value import Value
 from .recipes import LowerContext, ParamInfo, Precision, PrecisionRequest, Programs
 
@@ -137,12 +140,13 @@ def lower_products(
     return replace(program, ops=tuple(ops))
 
 
-def _weight(op: Op, product: Product | None, weights: QuantizedWeights) -> Value | None:
+def _weight(op: Op, definition: OpDef, weights: QuantizedWeights) -> Value | None:
     """Return the weight of a product that is quantized; None for any other op."""
+    product = definition.product
     if product is None:
         return None
     if product.of == "wgrad":
-        return weights.grads.get(op.outs[0])
+        return weights.grads.get(op.outs[0]) if definition.group_ends is None else None
     plain = weights.forward_only if product.of == "dgrad" else ()
     return op.ins[1] if op.ins[1] in weights.params and op.ins[1] not in plain else None
 
@@ -157,7 +161,7 @@ class _Lowering:
 
     def lower(self, op: Op) -> None:
         product = self._b.ops[op.kind].product
-        weight = _weight(op, product, self._weights)
+        weight = _weight(op, self._b.ops[op.kind], self._weights)
         if product is not None and weight is not None:
             self._multiply(op, product, weight)
         elif op in self._computed or self._quantizes_result(op):
@@ -188,7 +192,7 @@ class _Lowering:
         if product.of == "wgrad":
             self._quantizer.wgrad(op, left, self._quantized_operand(op.ins[1]))
             return
-        added = op.ins[2] if len(op.ins) > 2 else None
+        added = op.ins[2] if product.adds and len(op.ins) > 2 else None
         if product.second:
             added = self._b.apply(product.second, *op.ins[2:], label=op.outs[0].label, dtype=op.outs[0].dtype)
         base, bias = (None, added) if product.adds == "bias" else (added, None)
@@ -201,7 +205,7 @@ def _operands(program: Program, builder: Builder, weights: QuantizedWeights) -> 
     reads: set[tuple[Op, Value]] = set()
     for op in program.ops:
         product = builder.ops[op.kind].product
-        weight = _weight(op, product, weights)
+        weight = _weight(op, builder.ops[op.kind], weights)
         if product is None or weight is None:
             continue
         reads.add((op, op.ins[0]))
@@ -219,15 +223,22 @@ def _operands(program: Program, builder: Builder, weights: QuantizedWeights) -> 
 
 
 def quantized_weights(
-    programs: Programs, context: LowerContext, options: SkippedBlocks, multiple: int, what: str, otherwise: str
+    programs: Programs,
+    context: LowerContext,
+    options: SkippedBlocks,
+    multiple: int,
+    what: str,
+    otherwise: str,
+    *,
+    groups: bool = False,
 ) -> QuantizedWeights:
-    """Return the matrices of all blocks that `options` do not skip.
+    """Return the matrices of all blocks that `options` do not skip, those of groups of rows only with `groups`.
 
     Raises ConfigError if there are none, or if a dimension of a product, "NVFP4 products" for instance, is no multiple
     of `multiple`. `otherwise` is the remedy where another batch does not help.
     """
     ops = context.builder.ops
-    read = {op.ins[1] for op in programs.evaluate.ops if ops[op.kind].product is not None}
+    read = {op.ins[1] for op in programs.evaluate.ops if _is_asked_for(ops[op.kind], groups)}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
     blocks = 1 + max((op.block for op in programs.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
@@ -244,9 +255,14 @@ def quantized_weights(
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
     for op in programs.evaluate.ops:
-        if _weight(op, ops[op.kind].product, weights) is not None:
-            _check_multiples(op, multiple, what, otherwise)
+        if _weight(op, ops[op.kind], weights) is not None:
+            at = ops[op.kind].group_ends
+            _check_multiples(op, 1 if at is None else op.ins[at].size, multiple, what, otherwise)
     return weights
+
+
+def _is_asked_for(definition: OpDef, groups: bool) -> bool:
+    return definition.product is not None and (groups or definition.group_ends is None)
 
 
 def is_block_matrix(info: ParamInfo) -> bool:
@@ -254,12 +270,12 @@ def is_block_matrix(info: ParamInfo) -> bool:
     return info.stored and info.param.block >= 0 and info.kind == "matrix"
 
 
-def _check_multiples(op: Op, multiple: int, what: str, otherwise: str) -> None:
-    """Raise ConfigError unless all dimensions of a forward product are multiples of `multiple`."""
+def _check_multiples(op: Op, groups: int, multiple: int, what: str, otherwise: str) -> None:
+    """Raise ConfigError unless all dimensions of a forward product, or of each group's, are multiples of `multiple`."""
     x, weight = op.ins[:2]
     for size, unit, remedy in (
         (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
-        (weight.shape[0], f"rows in {weight.name}", f"For this model {otherwise}"),
+        (weight.shape[0] // groups, f"rows in {weight.name}", f"For this model {otherwise}"),
         (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
     ):
         if size % multiple:

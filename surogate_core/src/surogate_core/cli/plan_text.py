@@ -13,6 +13,7 @@ from ..planning.plan import Plan
 from ..planning.report import Report, SameValues, largest_values, memory_is_the_hosts
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
+from ..program.opdef import OpDef
 from ..program.value import WEIGHT_LABEL
 from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
@@ -56,7 +57,7 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     )
     if plain := _unquantized(plan):
         yield f"products of block{'s' * (len(plain) > 1)} {numbers(plain, ' to ')} in {inputs.precision.model}"
-    if precise := _unquantizable(plan):
+    if precise := _unquantizable(plan, plain):
         yield f"{', '.join(precise)} in {inputs.precision.model}, which {config.recipe} does not quantize"
     if inputs.weight_format:
         yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
@@ -75,19 +76,25 @@ def _unquantized(plan: Plan) -> list[int]:
     """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
     weights = {weight.param for weight in plan.assembly.weights if weight.kind != "router"}
     ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0]
-    products = [op for op in ops if plan.inputs.ops[op.kind].product is not None]
+    products = [op for op in ops if _always_narrow(plan.inputs.ops[op.kind])]
     plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
     return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
 
 
-def _unquantizable(plan: Plan) -> list[str]:
-    """Return the kinds of ops that multiply weights of blocks, but of which a recipe of narrow products has no form."""
+def _unquantizable(plan: Plan, plain: list[int]) -> list[str]:
+    """Return the kinds of ops that multiply weights of other blocks than `plain`, and that the recipe left as they are:
+    it has no narrow form of them."""
     if plan.inputs.precision.matmul == plan.inputs.precision.model:
         return []
     matrices = {weight.param for weight in plan.assembly.weights if len(weight.tensors[0].shape) > 1}
     ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and len(op.ins) > 1]
-    others = [op for op in ops if plan.inputs.ops[op.kind].product is None]
+    others = [op for op in ops if op.block not in plain and not _always_narrow(plan.inputs.ops[op.kind])]
     return sorted({op.kind for op in others if op.ins[1].name in matrices or op.ins[1].label == WEIGHT_LABEL})
+
+
+def _always_narrow(definition: OpDef) -> bool:
+    """Return whether every recipe of narrow products has a form of an op: it is a product, and not of groups."""
+    return definition.product is not None and definition.groups is None
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:

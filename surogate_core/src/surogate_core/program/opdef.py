@@ -148,8 +148,9 @@ class OpDef(Definition):
                 gather these (`assembly/parts.py`)
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
-    group_ends  of an op x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each: the index of the input
-                with the ends of the groups. Adapters emit the op again, with other matrices in place of w.
+    group_ends  of a product x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each, and of its dgrad and
+                wgrad: the index of the input with the ends of the groups. Adapters emit the forward op again, with
+                other matrices in place of w.
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
                 their scale by the largest magnitude, fp32 [2] (decode, encode). "": it does anything else. Weight
                 formats make such copies from what they store (`WeightFormatDef.copies`).

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import norms, numerics, products, quantizers, scales
+from . import groups, norms, numerics, products, quantizers, scales
 
 KERNELS: tuple[KernelDef, ...] = (
     *products.KERNELS,
+    *groups.KERNELS,
     *quantizers.KERNELS,
     *norms.KERNELS,
     *scales.KERNELS,

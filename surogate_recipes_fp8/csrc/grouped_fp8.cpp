@@ -1,0 +1,77 @@
+#include "grouped_fp8.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "surogate/check.h"
+#include "surogate/dtype.h"
+#include "surogate/workspace.h"
+
+namespace surogate {
+namespace {
+
+constexpr const char* op_name = "grouped_fp8";
+
+// The factor of all sums; of each group a shape, three pointers and three strides.
+constexpr int64_t factor_bytes = 4;
+constexpr int64_t group_bytes[] = {12, 8, 8, 8, 8, 8, 8};
+
+// Descriptors of TMA, 128 bytes each: those of A and B, and for both groups of warps those of C and D, of each multiprocessor.
+constexpr int64_t descriptor_bytes = 6 * 128;
+constexpr int64_t most_processors = 160;
+
+void check_multiple(int64_t size, int64_t multiple, const std::string& name) {
+    SUROGATE_REQUIRE(size > 0 && size % multiple == 0, op_name,
+                     name + " must be a multiple of " + std::to_string(multiple) + ", got " + std::to_string(size));
+    to_int(size, op_name, name.c_str());
+}
+
+void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
+    check_positive(shape.rows, op_name, "rows");
+    to_int(shape.rows, op_name, "rows");
+    check_multiple(shape.width, 8, "width");
+    check_multiple(shape.terms, 16, "terms");
+    SUROGATE_REQUIRE(shape.groups > 0 && shape.groups <= 65535, op_name,
+                     "groups must be 1 to 65535, got " + std::to_string(shape.groups));
+    SUROGATE_REQUIRE(shape.dtype_a == E4M3 || shape.dtype_a == E5M2, op_name,
+                     std::string("a must be e4m3 or e5m2, not ") + name_of(shape.dtype_a));
+    check_pointer(buffers.a, op_name, "a", 16);
+    check_pointer(buffers.b, op_name, "b", 16);
+    check_pointer(buffers.scale_a, op_name, "scale_a", 4);
+    check_pointer(buffers.scale_b, op_name, "scale_b", 4);
+    check_pointer(buffers.ends, op_name, "ends", 4);
+    check_pointer(buffers.d, op_name, "d", 16);
+    check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
+}
+
+}  // namespace
+
+int64_t GroupedFp8::workspace_bytes(int64_t groups) {
+    int64_t bytes = descriptor_bytes * most_processors + aligned(factor_bytes);
+    for (const int64_t each : group_bytes) {
+        bytes += aligned(groups * each);
+    }
+    return bytes;
+}
+
+GroupedFp8::GroupedFp8(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
+    check(shape, buffers);
+    int device = 0, major = 0, minor = 0;
+    check_cuda(cudaGetDevice(&device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
+    if (major != 9 || minor != 0) {
+        throw std::runtime_error("grouped_fp8: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
+    }
+#ifdef SUROGATE_SM90A
+    impl_ = make_grouped_fp8(shape, buffers);
+#else
+    throw std::runtime_error("grouped_fp8: this module was compiled without SM90a (CUDAARCHS)");
+#endif
+}
+
+GroupedFp8::~GroupedFp8() = default;
+
+void GroupedFp8::run(cudaStream_t stream) const { impl_->run(stream); }
+
+}  // namespace surogate

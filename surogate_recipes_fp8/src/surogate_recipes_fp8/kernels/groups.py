@@ -1,0 +1,61 @@
+"""FP8 products of groups of rows by CUTLASS (`csrc/grouped_fp8.h`), on SM90 alone."""
+
+from __future__ import annotations
+
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api.compiled import aligned
+
+_GROUP_BYTES = (12, 8, 8, 8, 8, 8, 8)
+"""Of the shape, three pointers and three strides of a group. Must match `csrc/grouped_fp8.cpp`, as the next ones."""
+
+_FACTOR_BYTES = 4
+_DESCRIPTOR_BYTES = 160 * 6 * 128
+"""TMA descriptors that CUTLASS writes: at most six for each of 160 multiprocessors."""
+
+
+def _sizes(op: Op) -> tuple[int, int, int, int]:
+    """Return rows, columns of the result, terms and groups."""
+    (rows, terms), ends = op.ins[0].shape, op.ins[4]
+    return rows, op.outs[0].shape[1], terms, ends.size
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if target.device.sm != 90:
+        return Support(False, f"FP8 products of groups are for SM90 alone, not {target.device.title}")
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its output")
+    _, width, terms, _ = _sizes(op)
+    for name, size, multiple in (("summed dimension", terms, 16), ("columns of the result", width, 8)):
+        if size % multiple:
+            return Support(False, f"FP8 products need a multiple of {multiple} as {name}, got {size}")
+    return Support(True)
+
+
+def _workspace(op: Op, target: Target) -> int:
+    """What CUTLASS reads of the groups, the factor of the sums, and its TMA descriptors."""
+    groups = op.ins[4].size
+    return _DESCRIPTOR_BYTES + sum(aligned(size) for size in (_FACTOR_BYTES, *(groups * n for n in _GROUP_BYTES)))
+
+
+def _bind(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    pointers = (ctx.pointer(value) for value in (*op.ins, *op.outs))
+    modes = (bool(op.attrs.get("beside")), bool(op.attrs.get("fast")))
+    product = _C.GroupedFp8(*pointers, ctx.workspace, *_sizes(op), DTYPES[op.ins[0].dtype].code, *modes)
+    return ctx.call(product.run)
+
+
+KERNELS: tuple[KernelDef, ...] = tuple(
+    KernelDef(
+        op="fp8_grouped_linear",
+        dtypes=(dtype, "e4m3", "fp32", "fp32", "int32", "bf16"),
+        attrs=("fast", "beside"),
+        arithmetic=("fp8", share),
+        supports=_supports,
+        bind=_bind,
+        workspace=_workspace,
+    )
+    for dtype, share in (("e4m3", 0.75), ("e5m2", 0.6))
+)
+"""The shares of the rate of dense products are estimates: fast sums in tiles of 128 x 256, and exact ones of 128 x 128."""
