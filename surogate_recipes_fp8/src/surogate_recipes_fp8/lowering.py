@@ -4,8 +4,8 @@
     dx = dy w      fp8_linear(dy, w^T)     E5M2 x E4M3
     dw = dy^T x    fp8_linear(dy^T, x^T)   E5M2 x E4M3, fp32
 
-`fp8_grouped_linear` computes y and dx of groups of rows (`OpDef.group_ends`). Their dw stays in bf16: transposed operands would be
-cut where groups end, and tensor cores read 16 bytes from multiples of 16 on.
+`fp8_grouped_linear` computes y and dx of groups of rows (`OpDef.group_ends`). Their dw stays in bf16: transposed operands
+would be cut where groups end, and FP8 products read 16 bytes at a time, from multiples of 16 on.
 
 Each x and each dy is quantized by the op that computes it where that op has a form that quantizes, otherwise by
 `fp8_quantize` right after it. The input of the product that follows SwiGLU is not stored for dw: the backward pass of
@@ -161,6 +161,9 @@ class Fp8Quantizer(Quantizer):
 
     def quantize_result(self, op: Op, operand: Operand) -> bool:
         """Emit the form of an op that has copies in place of its first output, or beside it if something reads it."""
+        if self._b.ops[op.kind].moves and not self._is_transposed(operand):
+            self._quantize_moved(op, operand)
+            return True
         kind = f"fp8_{op.kind}"
         if kind not in self._b.ops or not op.attrs.keys() <= self._b.ops[kind].attrs.keys():
             return False  # the offset of a norm, for example: its result is quantized by an op of its own
@@ -185,6 +188,15 @@ class Fp8Quantizer(Quantizer):
             for waiting in self._waiting.pop(hidden, ()):
                 self.wgrad(*waiting)
         return True
+
+    def _quantize_moved(self, op: Op, operand: Operand) -> None:
+        """Quantize what an op moves, which may be less than what it writes, and move the copy."""
+        if operand.is_wide or self._counts is not None:
+            self._b.append(op)
+        attrs, source = self._attrs(operand), op.ins[0]
+        copy, *rest = self._b.emit("fp8_quantize", source, *self._given(operand), label=source.label, **attrs)
+        moved = self._b.emit(op.kind, copy, *op.ins[1:], label=operand.value.label, **op.attrs)
+        self._keep(operand, [*moved, *rest], attrs)
 
     def _given(self, operand: Operand) -> tuple[Value, ...]:
         """Return the last inputs of the op that quantizes: scale and amax, as the scaling asks for."""

@@ -243,8 +243,8 @@ def fp8_grouped_linear(
 ) -> Tensor:
     """a b^T of the rows of each group, which end at `ends`, with its matrix of b [groups N, K]: -> bf16 [rows, N].
 
-    With `beside`, the matrices of the groups are beside each other: b is [N, groups K], as the transposed copy of a stack
-    [groups K, N] is. `fast` as in `fp8_linear`.
+    With `beside`, the matrices of the groups are beside each other: b is [N, groups K], as the transposed copy of a
+    stack [groups K, N] is. `fast` as in `fp8_linear`.
     """
     bounds = [0, *ends.tolist()]
     matrices = b.chunk(len(ends), dim=1 if beside else 0)

@@ -28,7 +28,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Product, ProgramError, Rewrites, Value, accumulator
+from surogate_core.api import (
+    Emitter,
+    Gradients,
+    Op,
+    OpDef,
+    OutSpec,
+    Product,
+    ProgramError,
+    Rewrites,
+    Value,
+    accumulator,
+)
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -229,7 +240,7 @@ OPS: tuple[OpDef, ...] = (
     _op("route_bwd", _route_bwd, attrs={"normalize": bool}, flops=lambda op: 5 * op.ins[1].size),
     _op("expert_order", _expert_order, attrs={"n_experts": int}),
     # The backward pass gathers again what it reads: k rows of a token are k times the memory of their source.
-    _op("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True),
+    _op("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True, moves=True),
     _op("sum_rows", _sum_rows, attrs={"k": int}, vjp=_sum_rows_vjp, flops=lambda op: op.ins[0].size),
     _op(
         "grouped_linear",

@@ -151,6 +151,8 @@ class OpDef(Definition):
     group_ends  of a product x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each, and of its dgrad and
                 wgrad: the index of the input with the ends of the groups. Adapters emit the forward op again, with
                 other matrices in place of w.
+    moves       its only output holds the elements of its first input, of any dtype, each at least once and nothing
+                else: recipes may quantize the input instead
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
                 their scale by the largest magnitude, fp32 [2] (decode, encode). "": it does anything else. Weight
                 formats make such copies from what they store (`WeightFormatDef.copies`).
@@ -184,6 +186,7 @@ class OpDef(Definition):
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     group_ends: int | None = None
+    moves: bool = False
     copies_to: Callable[[Op], str] = lambda op: ""
     math: Callable[[Op], str] | None = None
 

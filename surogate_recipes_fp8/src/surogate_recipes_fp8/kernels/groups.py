@@ -58,4 +58,4 @@ KERNELS: tuple[KernelDef, ...] = tuple(
     )
     for dtype, share in (("e4m3", 0.75), ("e5m2", 0.6))
 )
-"""The shares of the rate of dense products are estimates: fast sums in tiles of 128 x 256, and exact ones of 128 x 128."""
+"""The shares of the rate of dense products are estimates: fast sums have tiles of 128 x 256, exact ones 128 x 128."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
-from .support import supports
+from .support import WORD, supports
 
 
 def _width(op: Op) -> int:
@@ -16,13 +16,26 @@ def _supports(op: Op, target: Target) -> Support:
     return supports(op, target, _width(op))
 
 
+def _in_word(op: Op) -> int:
+    """Elements in the 16 bits that the kernel takes for one: two of FP8."""
+    return 16 // DTYPES[op.ins[0].dtype].bits
+
+
+def _gather_supports(op: Op, target: Target) -> Support:
+    """Support rows that are whole words of 16 bytes."""
+    width, word = _width(op), WORD * _in_word(op)
+    if width % word:
+        return Support(False, f"widths must be multiples of {word}, got {width}")
+    return supports(op, target)
+
+
 def _bind_gather(op: Op, ctx: BindContext) -> Call:
     """`order` is not read: a thread has a part of a token, which it writes to the token's rows."""
     from .. import _C
 
     (x, _, place), (y,) = op.ins, op.outs
     tokens, width = x.shape
-    return ctx.call(_C.gather_rows, x, place, y, tokens, y.shape[0] // tokens, width)
+    return ctx.call(_C.gather_rows, x, place, y, tokens, y.shape[0] // tokens, width // _in_word(op))
 
 
 def _bind_sum(op: Op, ctx: BindContext) -> Call:
@@ -39,12 +52,18 @@ def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
     return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, op.ins[0].shape[0], _width(op))
 
 
-KERNELS: tuple[KernelDef, ...] = tuple(
+GATHER: tuple[KernelDef, ...] = tuple(
+    KernelDef(op="gather_rows", dtypes=(dtype, "int32", "int32", dtype), supports=_gather_supports, bind=_bind_gather)
+    for dtype in ("bf16", "e4m3", "e5m2")
+)
+
+OTHERS: tuple[KernelDef, ...] = tuple(
     KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=bind)
     for kind, dtypes, bind in (
-        ("gather_rows", ("bf16", "int32", "int32", "bf16"), _bind_gather),
         ("sum_rows", ("bf16", "int32", "int32", "bf16"), _bind_sum),
         ("weighted_swiglu", ("bf16", "fp32", "int32", "bf16"), _bind_swiglu),
         ("weighted_swiglu_bwd", ("bf16", "bf16", "fp32", "int32", "bf16", "fp32"), _bind_swiglu),
     )
 )
+
+KERNELS: tuple[KernelDef, ...] = (*GATHER, *OTHERS)

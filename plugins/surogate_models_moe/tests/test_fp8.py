@@ -1,0 +1,142 @@
+"""Mixtures under fp8-hybrid on the CPU: what is quantized, its bits, and training full and with adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fp8_model import Model, differing, kinds
+from models.harness import tiny_config
+
+from surogate_core.api import ConfigError, Program, Target
+from surogate_core.testing.devices import device
+from surogate_core.testing.kernels import same_bits
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
+from surogate_models_moe import reference
+from surogate_recipes_fp8.reference import fp8_quantize
+from surogate_recipes_nvfp4.recipe import NVFP4
+
+LAYERS, EXPERTS = 2, 5
+CONFIG = tiny_config(
+    **{"model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    **{"hidden_size": 128, "vocab_size": 64, "num_hidden_layers": LAYERS, "head_dim": 16},
+)
+EXPERTS_OF = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
+
+def adapter(*parameters: str) -> dict[str, Any]:
+    return {"adapters": [(LORA, LoraOptions(lora_rank=8, lora_target_parameters=parameters))]}
+
+
+def test_products_of_experts_are_quantized_forward_and_backward() -> None:
+    """Gradients of weights stay in bf16. Fast sums are those of the forward pass."""
+    program = Model(CONFIG).assembly.programs["micro_first"]
+    found = kinds(program)
+    assert found["fp8_grouped_linear"] == 4 * LAYERS and found["grouped_linear_wgrad"] == 2 * LAYERS
+    assert not {"grouped_linear", "grouped_linear_dgrad"} & found.keys()
+    for op in program.ops:
+        if op.kind == "fp8_grouped_linear":
+            forward = op.phase == "forward"
+            assert op.ins[0].dtype == ("e4m3" if forward else "e5m2")
+            assert (op.attrs["fast"], op.attrs["beside"]) == (forward, not forward)
+        if op.kind == "grouped_linear_wgrad":
+            assert {v.dtype for v in op.ins[:2]} == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantized"),
+    [
+        ({}, True),
+        ({"target": Target(device("h200"))}, True),
+        ({"target": Target(device("l40s"))}, False),
+        ({"target": Target(device("b200"))}, False),
+        ({"recipe": NVFP4, "options": NVFP4.options(), "fp8": False}, False),
+    ],
+    ids=["CPU", "SM90", "SM89", "SM100", "nvfp4"],
+)
+def test_experts_stay_in_bf16_where_no_kernel_multiplies_groups(settings: dict[str, Any], quantized: bool) -> None:
+    found = kinds(Model(CONFIG, **settings).assembly.programs["evaluate"])
+    assert ("grouped_linear" in found) == (not quantized) and ("fp8_grouped_linear" in found) == quantized
+
+
+def test_rows_of_tokens_are_gathered_as_codes_with_the_bits_of_quantized_rows() -> None:
+    """The largest magnitude of the rows is that of the tokens: every token is in a row."""
+    experts = torch.randint(EXPERTS, (32, 2), generator=torch.Generator().manual_seed(1)).int()
+    order, place, _ = reference.expert_order(experts, n_experts=EXPERTS)
+    x = torch.randn(32, 48, generator=torch.Generator().manual_seed(2)).bfloat16()
+    codes, scale = fp8_quantize(x, dtype="e4m3", scaling="current")
+    ours = reference.gather_rows(codes, order, place)
+    theirs, same = fp8_quantize(reference.gather_rows(x, order, place), dtype="e4m3", scaling="current")
+    assert same_bits(ours, theirs) and same_bits(scale, same)
+    gathers = [op for op in Model(CONFIG).assembly.programs["micro_first"].ops if op.kind == "gather_rows"]
+    assert [op.ins[0].dtype for op in gathers if op.phase == "forward"] == ["e4m3"] * LAYERS
+    assert {op.ins[0].dtype for op in gathers if op.phase == "backward"} == {"bf16", "e5m2"}  # dw reads bf16
+
+
+def test_scales_are_of_all_rows_of_a_layer() -> None:
+    """After a step the next one scales by the largest magnitude that the tensor had, of whatever expert."""
+    model, seen = Model(CONFIG), dict[str, float]()
+
+    def watch(program: Program, index: int) -> None:
+        op = program.ops[index]
+        if op.kind == "fp8_quantize" and ".mlp." in op.ins[-1].name:
+            largest = float(model.buffers.view(op.ins[0], program.name).abs().max())
+            seen[op.ins[-1].name] = max(seen.get(op.ins[-1].name, 0.0), largest)
+
+    model.step(after=watch)
+    assert len(seen) == 4 * LAYERS
+    for name, largest in seen.items():
+        maximum = 448.0 if ".x." in name else 57344.0
+        assert float(model.state(name.replace(".amax", ".scale"))[1]) == float(torch.tensor(maximum) / largest), name
+
+
+@pytest.mark.parametrize("lora", [{}, adapter(), adapter(*EXPERTS_OF)], ids=["full", "attention", "experts"])
+def test_losses_and_gradients_are_close_to_those_of_bf16(lora: dict[str, Any]) -> None:
+    ours, theirs = Model(CONFIG, **lora), Model(CONFIG, fp8=False, **lora)
+    for model in (ours, theirs):
+        model.micro_step(True, 0)
+    assert float(ours.view(ours.assembly.loss)) == pytest.approx(float(theirs.view(theirs.assembly.loss)), rel=5e-3)
+    left, right = ours.gradients(), theirs.gradients()
+    errors = {name: float((left[name] - g).norm() / g.norm()) for name, g in right.items() if g.norm() > 0}
+    assert left.keys() == right.keys() and any(".mlp." in name for name in errors) == (lora != adapter())
+    assert sum(errors.values()) / len(errors) < 0.2
+    ours.update()
+    assert [ours.step() for _ in range(3)] == pytest.approx([*_after_first(theirs)], rel=3e-2)
+
+
+def _after_first(model: Model) -> list[float]:
+    model.update()
+    return [model.step() for _ in range(3)]
+
+
+def test_frozen_experts_are_kept_in_fp8_only() -> None:
+    """Quantized once, with the transposed copy of the stack that the backward pass reads."""
+    model = Model(CONFIG, **adapter(*EXPERTS_OF))
+    resident = {v.name: v for v in model.assembly.allocated}
+    for i in range(LAYERS):
+        for name, shape in (("gate_up", (EXPERTS * 256, 128)), ("down", (EXPERTS * 128, 128))):
+            assert f"layers.{i}.mlp.{name}" not in resident
+            assert resident[f"fp8.layers.{i}.mlp.{name}"].shape == shape
+        assert resident[f"fp8.layers.{i}.mlp.down.transposed"].shape == (128, EXPERTS * 128)
+    assert "fp8_transpose" not in kinds(model.assembly.programs["micro_first"])
+
+
+def test_recomputation_changes_no_bit() -> None:
+    from surogate_core.assembly.recomputed import PARTS
+
+    plain, saving = (Model(CONFIG, **changes) for changes in ({}, {"recompute": frozenset(PARTS)}))
+    for model in (plain, saving):
+        for _ in range(2):
+            model.step()
+    assert differing(plain.named("param", "state"), saving.named("param", "state")) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [(72, "16 columns in layers.0.mlp.down, got 72"), (40, "16 columns in layers.0.mlp.down, got 40")],
+)
+def test_experts_of_odd_widths_are_refused(width: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Model(CONFIG | {"moe_intermediate_size": width})

@@ -1,0 +1,97 @@
+"""FP8 products of groups of rows: the reference against products of whole matrices, and what the kernel supports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import Op, ProgramError, Support, Target, Value
+from surogate_core.testing.devices import DEVICES
+from surogate_core.testing.kernels import same_bits
+from surogate_core.testing.ops import check_op
+from surogate_recipes_fp8.kernels.groups import KERNELS
+from surogate_recipes_fp8.ops import OPS
+from surogate_recipes_fp8.reference import fp8_linear, fp8_quantize
+
+KINDS = {definition.kind: definition for definition in OPS}
+COUNTS, WIDTH, TERMS = (5, 0, 130, 1, 0), 48, 32
+GROUPS, ROWS = len(COUNTS), sum(COUNTS)
+
+
+def quantized(*shape: int, dtype: str, transposed: bool = False) -> tuple[Tensor, ...]:
+    """Return the copies of a random matrix and their scale."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+    return fp8_quantize(x, dtype=dtype, scaling="current", transposed=transposed)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_each_group_meets_its_own_matrix(beside: bool) -> None:
+    """Of a stack, or of the transposed copy of one: dgrad has the bits of products with the transposed matrices."""
+    ends = torch.tensor(COUNTS).cumsum(0).int()
+    a, scale_a = quantized(ROWS, TERMS, dtype="e5m2" if beside else "e4m3")
+    shape = (GROUPS * TERMS, WIDTH) if beside else (GROUPS * WIDTH, TERMS)
+    stack, transposed, scale_b = quantized(*shape, dtype="e4m3", transposed=True)
+    b = transposed if beside else stack
+    (found,) = check_op(KINDS["fp8_grouped_linear"], a, b, scale_a, scale_b, ends, beside=beside)
+    assert found.shape == (ROWS, WIDTH) and found.dtype == torch.bfloat16
+    start = 0
+    for end, matrix in zip(ends.tolist(), stack.chunk(GROUPS), strict=True):
+        alone = matrix.T.contiguous() if beside else matrix
+        expected = fp8_linear(a[start:end], alone, scale_a, scale_b, dtype="bf16")
+        assert same_bits(found[start:end], expected)
+        start = end
+
+
+def test_a_tensor_that_is_not_finite_makes_every_row_nan() -> None:
+    """Its scale has a decode factor of NaN, although the codes look finite."""
+    ends = torch.tensor(COUNTS).cumsum(0).int()
+    b, scale_b = quantized(GROUPS * WIDTH, TERMS, dtype="e4m3")
+    x = torch.randn(ROWS, TERMS).bfloat16()
+    x[3, 3] = torch.inf
+    a, scale_a = fp8_quantize(x, dtype="e4m3", scaling="current")
+    (found,) = check_op(KINDS["fp8_grouped_linear"], a, b, scale_a, scale_b, ends)
+    assert found.isnan().all()
+
+
+def op(width: int = WIDTH, terms: int = TERMS, *, a: str = "e4m3", **attrs: bool) -> Op:
+    shape = (width, GROUPS * terms) if attrs.get("beside") else (GROUPS * width, terms)
+    ins = (
+        Value("a", (ROWS, terms), a, "act"),
+        Value("b", shape, "e4m3", "state"),
+        *(Value(name, (2,), "fp32", "state") for name in ("scale_a", "scale_b")),
+        Value("ends", (GROUPS,), "int32", "act"),
+    )
+    (spec,) = KINDS["fp8_grouped_linear"].infer(ins, attrs)
+    return Op("fp8_grouped_linear", ins, (Value("d", spec.shape, spec.dtype, "act"),), attrs)
+
+
+def supported(product: Op, device: str = "h100") -> Support:
+    dtypes = tuple(v.dtype for v in (*product.ins, *product.outs))
+    (kernel,) = [k for k in KERNELS if k.dtypes == dtypes]
+    return kernel.supports(product, Target(DEVICES[device]))
+
+
+def test_the_kernel_is_for_sm90_and_names_what_it_does_not_serve() -> None:
+    for product in (op(), op(a="e5m2", beside=True)):
+        assert [name for name in ("l40s", "h100", "h200", "b200", "rtx5090") if supported(product, name).ok] == [
+            "h100",
+            "h200",
+        ]
+    assert "for SM90 alone, not" in supported(op(), "b200").reason
+    assert supported(op(terms=24)).reason == "FP8 products need a multiple of 16 as summed dimension, got 24"
+    assert supported(op(width=20)).reason == "FP8 products need a multiple of 8 as columns of the result, got 20"
+    assert "cannot accumulate" in supported(replace(op(), accumulate=frozenset({0}))).reason
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    a, b, *rest = op().ins
+    infer = KINDS["fp8_grouped_linear"].infer
+    with pytest.raises(ProgramError, match="5 groups do not divide b"):
+        infer((a, replace(b, shape=(12, TERMS)), *rest), {})
+    with pytest.raises(ProgramError, match="a sums over 32 elements, b over 16"):
+        infer((a, replace(b, shape=(10, 16)), *rest), {})
+    with pytest.raises(ProgramError, match="int32"):
+        infer((a, b, *rest[:2], replace(rest[2], dtype="fp32")), {})
