@@ -99,6 +99,15 @@ def test_rows_are_gathered_and_summed_to_the_bit(shape: tuple[int, int, int], wi
     assert same_bits(total, reference.sum_rows(y, order, place, k=k))
 
 
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("width", [16, 272])
+def test_codes_of_rows_are_gathered_to_the_bit(dtype: str, width: int) -> None:
+    order, place = order_of(67, 60, 4)
+    codes = torch.randint(256, (67, width), dtype=torch.uint8).view(TORCH_DTYPES[dtype])
+    (rows,) = run("gather_rows", codes, order, place)
+    assert same_bits(rows, reference.gather_rows(codes, order, place))
+
+
 @pytest.mark.parametrize("shape", cases([*ROUTES], more=[(4096, 128, 8)]), ids=str)
 @pytest.mark.parametrize("width", cases([8, 264], more=[768]))
 def test_weighted_swiglu_and_its_gradients(shape: tuple[int, int, int], width: int) -> None:

@@ -88,7 +88,8 @@ def _unquantizable(plan: Plan, plain: list[int]) -> list[str]:
         return []
     matrices = {weight.param for weight in plan.assembly.weights if len(weight.tensors[0].shape) > 1}
     ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and len(op.ins) > 1]
-    others = [op for op in ops if op.block not in plain and not _always_narrow(plan.inputs.ops[op.kind])]
+    wide = [op for op in ops if op.block not in plain and op.ins[1].dtype == plan.inputs.precision.model]
+    others = [op for op in wide if not _always_narrow(plan.inputs.ops[op.kind])]
     return sorted({op.kind for op in others if op.ins[1].name in matrices or op.ins[1].label == WEIGHT_LABEL})
 
 

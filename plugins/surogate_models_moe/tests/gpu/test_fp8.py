@@ -1,0 +1,76 @@
+"""Mixtures under fp8-hybrid on a GPU: steps with FP8 products of experts, against the references and fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpu.harness import SMALL, Setup
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="products of experts are FP8 on SM90 alone",
+    ),
+]
+
+EXPERTS = 6
+MIXTURE: dict[str, Any] = SMALL | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+MIXTURE |= {"num_experts": EXPERTS, "moe_intermediate_size": 80, "norm_topk_prob": True}
+CHOSEN = MIXTURE | {"num_experts_per_tok": 2}
+ALL = MIXTURE | {"num_experts_per_tok": EXPERTS}
+"""Every token goes to every expert, so that roundings choose no other ones."""
+
+FP8: dict[str, Any] = {"recipe": "fp8-hybrid", "options": {"fp8_amax_history": 16}, "deterministic": "true"}
+EXPERTS_OF = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "attention": {"adapter": {"lora_rank": 16}},
+    "experts": {"adapter": {"lora_rank": 16, "lora_target_parameters": EXPERTS_OF}},
+}
+every_training = pytest.mark.parametrize("adapter", ADAPTERS)
+
+
+@every_training
+def test_every_op_has_a_kernel(adapter: str) -> None:
+    setup = Setup(CHOSEN, **FP8, **ADAPTERS[adapter])
+    assert setup.missing_kernels() == set()
+    kinds = {op.kind for program in setup.assembly.programs.values() for op in program.ops}
+    assert "fp8_grouped_linear" in kinds and "grouped_linear_dgrad" not in kinds
+
+
+@every_training
+def test_gradients_are_as_close_to_fp32_as_those_of_the_references(adapter: str) -> None:
+    """In the first step and in the second, which uses the scales of the first."""
+    more = ADAPTERS[adapter]
+    truth_setup, setup = Setup(ALL, model_dtype="fp32", **more), Setup(ALL, **FP8, **more)
+    truth_worker, cpu, gpu = truth_setup.cpu(), setup.cpu(), setup.gpu()
+    for step in (1, 2):
+        losses = [
+            its.step(w, step, step=step, lr=0.0)[0]
+            for w, its in ((truth_worker, truth_setup), (cpu, setup), (gpu, setup))
+        ]
+        assert losses[2] == pytest.approx(losses[1], rel=2e-3) and losses[2] == pytest.approx(losses[0], rel=1e-2)
+        truth = truth_setup.gradients(truth_worker)
+        known = [n for n, g in truth.items() if float(g.norm()) > 0]
+        reference, kernels = (
+            {n: float((g.double().cpu() - truth[n].double()).norm() / truth[n].double().norm()) for n, g in all_of}
+            for all_of in ([(n, setup.gradients(w)[n]) for n in known] for w in (cpu, gpu))
+        )
+        mean = sum(kernels.values()) / len(kernels), sum(reference.values()) / len(reference)
+        assert mean[0] <= 1.15 * mean[1], (step, mean)
+
+
+@every_training
+def test_captured_and_eager_steps_are_bit_identical(adapter: str) -> None:
+    """Routes change from step to step, the graph does not. Recomputation changes no bit either."""
+    setup = Setup(CHOSEN, **FP8, **ADAPTERS[adapter])
+    saving = Setup(CHOSEN, **FP8, **ADAPTERS[adapter], recompute=frozenset({"block"}))
+    eager, captured, again = setup.gpu(graphs=False), setup.gpu(graphs=True), saving.gpu()
+    for step in range(1, 5):
+        expected = setup.step(eager, step, step=step)
+        assert setup.step(captured, step, step=step) == expected == saving.step(again, step, step=step)
+    ours, theirs = setup.weights(captured), setup.weights(eager)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,0 +1,168 @@
+"""FP8 products of groups of rows, bound through their KernelDefs and compared with fp64 for groups of any size.
+
+Allowed errors are those of `test_products.py`: the tensor cores are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import Op, Value
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.binding import bind_kernel, run_kernel
+from surogate_core.testing.cases import cases
+from surogate_core.testing.kernels import UNIT, guarded, same_bits
+from surogate_recipes_fp8.kernels.groups import KERNELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="the kernel needs an SM90"
+    ),
+]
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+EXACT, FAST = 3e-4, 3e-3
+"""Allowed relative rms errors of sums."""
+NAN = 0x7F
+
+FORWARD, FORWARD_EXACT = ("e4m3", False, True), ("e4m3", False, False)
+BACKWARD, BACKWARD_FAST = ("e5m2", True, False), ("e5m2", True, True)
+MODES = (FORWARD, FORWARD_EXACT, BACKWARD, BACKWARD_FAST, ("e4m3", True, True), ("e5m2", False, False))
+"""dtype of a, whether matrices are beside each other, fast sums."""
+
+GROUPS: dict[str, tuple[Sequence[int], int, int]] = {
+    # rows of each group; columns of the result, terms
+    "one row": ([1], 16, 16),
+    "uneven": ([0, 5, 130, 0, 128, 1, 0, 61, 0], 144, 80),
+    "one has all": ([0, 0, 300, 0], 272, 48),
+    "pairs of tiles": ([130, 0, 5], 512, 1024),
+    "more groups than lanes": ([3, 0, 1, 2] * 18, 48, 144),
+}
+MORE: dict[str, tuple[Sequence[int], int, int]] = {
+    "whole tiles": ([128, 256, 128], 256, 256),
+    "Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(128)], 1536, 2048),
+    "Qwen3-30B-A3B, down": ([i * 7 % 509 for i in range(128)], 2048, 768),
+}
+
+
+class Product:
+    """An op with random operands, and its result in fp64."""
+
+    def __init__(self, name: str, mode: tuple[str, bool, bool]) -> None:
+        counts, width, terms = (GROUPS | MORE)[name]
+        dtype, beside, fast = mode
+        rows, groups = sum(counts), len(counts)
+        self.bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
+        self.tolerance = FAST if fast and dtype == "e4m3" else EXACT
+        codes, scale_a, a = quantised((rows, terms), dtype)
+        stack, scale_b, b = quantised((groups, width, terms), "e4m3")
+        held = stack.permute(1, 0, 2).reshape(width, -1).contiguous() if beside else stack.view(-1, terms)
+        tensors = (codes, held, scale_a, scale_b, torch.tensor(self.bounds[1:], dtype=torch.int32))
+        dtypes = (dtype, "e4m3", "fp32", "fp32", "int32")
+        names = ("a", "b", "scale_a", "scale_b", "ends")
+        values = [Value(n, tuple(t.shape), d, "act") for n, t, d in zip(names, tensors, dtypes, strict=True)]
+        self.out = Value("d", (rows, width), "bf16", "act")
+        self.op = Op("fp8_grouped_linear", tuple(values), (self.out,), {"fast": fast, "beside": beside})
+        self.contents: dict[Value, Tensor] = dict(zip(values, tensors, strict=True))
+        self.truth = torch.cat([a[self.rows(g)] @ b[g].T for g in range(groups)])
+
+    def rows(self, group: int) -> slice:
+        return slice(self.bounds[group], self.bounds[group + 1])
+
+    def run(self) -> Tensor:
+        (out,) = run_kernel(KERNELS, self.op, self.contents)
+        return out.cuda()
+
+
+def quantised(shape: Sequence[int], dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random FP8 numbers, their (decode, encode) scale, and what they stand for in fp64."""
+    x = torch.randn(*shape, device="cuda") * 10 ** float(torch.empty(1).uniform_(-3, 1))
+    encode = LARGEST[dtype] / x.abs().max()
+    q = (x * encode).clamp(-LARGEST[dtype], LARGEST[dtype]).to(TORCH_DTYPES[dtype])
+    scale = torch.stack((1 / encode, encode))
+    return q, scale, q.float().double() * scale[0].double()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
+def test_products_of_the_dequantised_operands(name: str, mode: tuple[str, bool, bool]) -> None:
+    x = Product(name, mode)
+    out = x.run()
+    assert out.isfinite().all()
+    size = float(x.truth.square().mean().sqrt())
+    excess = ((out.double() - x.truth).abs() - UNIT[out.dtype] * x.truth.abs()).clamp(min=0)
+    assert float(excess.square().mean().sqrt()) <= x.tolerance * size
+    assert float(excess.max()) <= 20 * x.tolerance * size
+
+
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
+def test_undefined_rows_and_matrices_reach_no_other_group(mode: tuple[str, bool, bool]) -> None:
+    """Tiles end within groups, and in the summed dimension within matrices: behind them is the next one's memory."""
+    x = Product("uneven", mode)
+    clean, first = x.run(), x.bounds[3]  # the first row of the group behind the one with 130
+    x.contents[x.op.ins[0]].view(torch.uint8)[first] = NAN
+    broken = x.run()
+    assert broken.isnan().any(1).nonzero().flatten().tolist() == [first]
+    assert same_bits(broken[:first], clean[:first]) and same_bits(broken[first + 1 :], clean[first + 1 :])
+
+    x = Product("uneven", mode)
+    whole, (_, width, terms) = x.run(), GROUPS["uneven"]
+    codes = x.contents[x.op.ins[1]].view(torch.uint8)
+    (codes[:, 4 * terms : 5 * terms] if mode[1] else codes[4 * width : 5 * width]).fill_(NAN)
+    broken, own = x.run(), x.rows(4)
+    assert broken[own].isnan().all()
+    assert same_bits(broken[: own.start], whole[: own.start]) and same_bits(broken[own.stop :], whole[own.stop :])
+
+
+@pytest.mark.parametrize("mode", [FORWARD, BACKWARD], ids=str)
+def test_groups_and_scales_are_read_when_the_product_runs(mode: tuple[str, bool, bool]) -> None:
+    """A graph that was captured once follows routes and scales that change from step to step."""
+    x = Product("uneven", mode)
+    binding = bind_kernel(KERNELS, x.op, x.contents)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        binding.launch(torch.cuda.current_stream().cuda_stream)
+    out, scale_a, scale_b, ends = (binding.buffers[v].tensor for v in (x.out, *x.op.ins[2:]))
+    graph.replay()
+    before = out.clone()
+    scale_a[0] *= 4
+    scale_b[0] /= 2
+    graph.replay()
+    assert same_bits(out, 2 * before)
+    ends.copy_(torch.tensor([0, 0, 0, 0, 325, 325, 325, 325, 325]))
+    graph.replay()
+    own = x.rows(4)
+    assert same_bits(out[own], 2 * before[own]) and not same_bits(out[: own.start], 2 * before[: own.start])
+    scale_a[0] = torch.nan  # of a tensor that is not finite
+    graph.replay()
+    assert out.isnan().all()
+
+
+def test_the_workspace_is_what_the_module_needs() -> None:
+    from surogate_recipes_fp8 import _C
+
+    for name, (counts, *_) in GROUPS.items():
+        x = Product(name, FORWARD)
+        (scratch,) = bind_kernel(KERNELS, x.op, x.contents).workspaces
+        assert scratch.tensor.numel() == _C.grouped_fp8_workspace(len(counts))
+
+
+def test_wrong_arguments_are_named() -> None:
+    from surogate_recipes_fp8 import _C
+
+    p = guarded((64,), torch.float32).pointer
+    pointers = (p,) * 7
+    for arguments, message in (
+        ((*pointers, 8, 12, 16, 1, 5, False, False), "width must be a multiple of 8, got 12"),
+        ((*pointers, 8, 16, 24, 1, 5, False, False), "terms must be a multiple of 16, got 24"),
+        ((*pointers, 8, 16, 16, 0, 5, False, False), "groups must be 1 to 65535, got 0"),
+        ((*pointers, 8, 16, 16, 1, 1, False, False), "a must be e4m3 or e5m2, not bf16"),
+        ((p + 8, *pointers[1:], 8, 16, 16, 1, 5, False, False), "a must be aligned to 16 bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _C.GroupedFp8(*arguments)
