@@ -5,7 +5,9 @@
 Shapes are those of Qwen3-30B-A3B (128 experts of 768, 8 a token, model width 2,048), 4,096 and 16,384 tokens without
 arguments. Products: by CUTLASS (on an SM90), by mma.sync, torch's grouped_mm and one dense product of the same rows and
 widths (of wgrad: one matrix, not 128; torch's results are bf16). "share": the rate of the first of ours, of that of
-the dense one. Before them the ops around them, with the bytes that they must move. Medians of replayed CUDA graphs.
+the dense one. On an SM90 then FP8 products, forward with fast sums and dgrad with exact ones, beside dense FP8 products
+by cuBLASLt; "of bf16": times as fast as ours in bf16. Before all of them the ops around them, with the bytes that they
+must move. Medians of replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from surogate_core.api import KernelDef, Op, Value
 from surogate_core.testing.binding import bind_kernel
 from surogate_models_moe.kernels import KERNELS, grouped
 from surogate_models_moe.ops import OPS
+from surogate_recipes_fp8.kernels import KERNELS as FP8_KERNELS
+from surogate_recipes_fp8.ops import OPS as FP8_OPS
 
 EXPERTS, K, WIDTH, HIDDEN = 128, 8, 2048, 768
 WEIGHTS = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
-DEFINITIONS = {definition.kind: definition for definition in OPS}
+DEFINITIONS = {definition.kind: definition for definition in (*OPS, *FP8_OPS)}
 WGRAD = "grouped_linear_wgrad"
 PRODUCTS = (("grouped_linear", "bf16"), ("grouped_linear_dgrad", "bf16"), (WGRAD, "fp32"), (WGRAD, "bf16"))
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LAUNCHES, REPLAYS = 5, 7
 
 
@@ -50,13 +55,14 @@ def milliseconds(launch: Callable[[], object]) -> float:
 
 
 def bound(
-    kernels: Sequence[KernelDef], kind: str, ins: Mapping[str, Tensor], dtype: str = "", **attrs: object
+    kernels: Sequence[KernelDef], kind: str, ins: Mapping[str, Tensor], written: str = "", **attrs: object
 ) -> tuple[Callable[[], object], list[Tensor]]:
-    """Return a launch of an op and its outputs, in `dtype` if it is not the usual one."""
+    """Return a launch of an op and its outputs, in the dtype `written` if it is not the usual one."""
     names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "int32"}
+    names |= {dtype: name for name, dtype in FP8.items()}
     values = {Value(n, tuple(x.shape), names[x.dtype], "act"): x for n, x in ins.items()}
     specs = DEFINITIONS[kind].infer(tuple(values), attrs)
-    outs = tuple(Value(spec.label, spec.shape, dtype or spec.dtype, "act") for spec in specs)
+    outs = tuple(Value(spec.label, spec.shape, written or spec.dtype, "act") for spec in specs)
     binding = bind_kernel(kernels, Op(kind, tuple(values), outs, dict(attrs)), values)
 
     def launch() -> None:
@@ -82,7 +88,9 @@ def torch_product(kind: str, a: Tensor, b: Tensor, ends: Tensor) -> Callable[[],
     return lambda: product(a, weights, offs=ends)
 
 
-def products(tokens: int, ends: Tensor, is_sm90: bool) -> None:
+def products(tokens: int, ends: Tensor, is_sm90: bool) -> dict[str, float]:
+    """Print products in bf16. Return the time of the first of ours of each."""
+    found: dict[str, float] = {}
     rows = tokens * K
     print(f"\n{tokens} tokens, {rows} rows, {int(ends.diff(prepend=ends.new_zeros(1)).max())} of one expert at most")
     print(f"{'':30}{'cutlass':>16}{'mma.sync':>16}{'torch':>16}{'dense':>16}  share  of torch")
@@ -103,9 +111,28 @@ def products(tokens: int, ends: Tensor, is_sm90: bool) -> None:
             cells = [*([] if is_sm90 else [None]), *ours, theirs, dense]
             texts = [f"{ms:7.3f} {flops / ms / 1e9:4.0f} TF/s"[:16] if ms else "-" for ms in cells]
             ratio = f"{theirs / ours[0]:6.2f}" if theirs else ""
-            label = f"{name} {kind.removeprefix('grouped_linear').strip('_') or 'forward'} {dtype}"
-            print(f"{label:30}", *(f"{t:>15}" for t in texts), end="")
+            label = f"{name} {kind.removeprefix('grouped_linear').strip('_') or 'forward'}"
+            found[label] = ours[0]
+            print(f"{f'{label} {dtype}':30}", *(f"{t:>15}" for t in texts), end="")
             print(f" {dense / ours[0]:6.2f} {ratio}")
+    return found
+
+
+def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> None:
+    rows, scales = tokens * K, {name: torch.ones(2, device="cuda") for name in ("scale_a", "scale_b")}
+    print(f"\n{'FP8':30}{'cutlass':>16}{'dense':>16}  share  of bf16")
+    for name, (n, k) in WEIGHTS.items():
+        for label, dtype, fast in ((f"{name} forward", "e4m3", True), (f"{name} dgrad", "e5m2", False)):
+            terms, width = (k, n) if fast else (n, k)
+            a, one = bf16(rows, terms).to(FP8[dtype]), bf16(width, terms).to(FP8["e4m3"])
+            b = (bf16(EXPERTS * n, k) if fast else bf16(k, EXPERTS * n)).to(FP8["e4m3"])
+            ins, attrs = {"a": a, "b": b, **scales, "ends": ends}, {"fast": fast, "beside": not fast}
+            ours = milliseconds(bound(FP8_KERNELS, "fp8_grouped_linear", ins, **attrs)[0])
+            plain = {"a": a, "b": one, **scales}
+            dense = milliseconds(bound(FP8_KERNELS, "fp8_linear", plain, dtype="bf16", fast=fast)[0])
+            texts = [f"{ms:7.3f} {2 * rows * n * k / ms / 1e9:4.0f} TF/s" for ms in (ours, dense)]
+            print(f"{f'{label} {dtype}':30}", *(f"{t:>15}" for t in texts), end="")
+            print(f" {dense / ours:6.2f} {of_bf16[label] / ours:7.2f}")
 
 
 def others(tokens: int) -> Tensor:
@@ -143,7 +170,9 @@ def main() -> None:
     torch.manual_seed(0)
     for tokens in [int(argument) for argument in sys.argv[1:]] or [4096, 16384]:
         ends = others(tokens)
-        products(tokens, ends, (major, minor) == (9, 0))
+        of_bf16 = products(tokens, ends, (major, minor) == (9, 0))
+        if (major, minor) == (9, 0):
+            fp8_products(tokens, ends, of_bf16)
         torch.cuda.empty_cache()
 
 

@@ -47,8 +47,8 @@ Each "yes" is a test of `make test` or `make test-slow` that runs a tiny model o
 - `zero_level: 3`: two ranks that divide weights, gradients and states have the bits of two that do not.
 - chat templates, published ones or written anew after them: answers and nothing else are trained.
 
-In mixtures, adapters are those of attention, and recipes leave the products of experts in bf16
-([models](../models.md)).
+In mixtures, adapters are those of attention; `fp8-hybrid` computes the products of experts in FP8, on GPUs of SM90, and
+`nvfp4` leaves them in bf16 ([models](../models.md)).
 
 """
 

@@ -4,8 +4,8 @@
     dx = dy w      fp8_linear(dy, w^T)     E5M2 x E4M3
     dw = dy^T x    fp8_linear(dy^T, x^T)   E5M2 x E4M3, fp32
 
-`fp8_grouped_linear` computes y and dx of groups of rows (`OpDef.group_ends`). Their dw stays in bf16: transposed operands
-would be cut where groups end, and FP8 products read 16 bytes at a time, from multiples of 16 on.
+`fp8_grouped_linear` computes y and dx of groups of rows (`OpDef.group_ends`). Their dw stays in bf16: transposed
+operands would be cut where groups end, and FP8 products read 16 bytes at a time, from multiples of 16 on.
 
 Each x and each dy is quantized by the op that computes it where that op has a form that quantizes, otherwise by
 `fp8_quantize` right after it. The input of the product that follows SwiGLU is not stored for dw: the backward pass of

@@ -7,8 +7,8 @@ quantizes each x and each dy once, where it is computed, and multiplies. All oth
     weights = quantized_weights(programs, context, options, 32, "MXFP8 products", "use recipe: bf16")
     micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
 
-Products of groups of rows (`OpDef.group_ends`) are among them if the recipe asks for `groups`, all but their dw: it sums
-over the rows of a group, whose number only the device knows.
+Products of groups of rows (`OpDef.group_ends`) are among them if the recipe asks for `groups`, all but their dw: it
+sums over the rows of a group, whose number only the device knows.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _unquantizable(plan: Plan, plain: list[int]) -> list[str]:
 
 def _always_narrow(definition: OpDef) -> bool:
     """Return whether every recipe of narrow products has a form of an op: it is a product, and not of groups."""
-    return definition.product is not None and definition.groups is None
+    return definition.product is not None and definition.group_ends is None
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:
