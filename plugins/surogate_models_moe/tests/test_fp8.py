@@ -15,6 +15,7 @@ from surogate_core.testing.kernels import same_bits
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_models_moe import reference
+from surogate_qlora_nf4.format import NF4
 from surogate_recipes_fp8.reference import fp8_quantize
 from surogate_recipes_nvfp4.recipe import NVFP4
 
@@ -94,14 +95,16 @@ def test_scales_are_of_all_rows_of_a_layer() -> None:
 
 @pytest.mark.parametrize("lora", [{}, adapter(), adapter(*EXPERTS_OF)], ids=["full", "attention", "experts"])
 def test_losses_and_gradients_are_close_to_those_of_bf16(lora: dict[str, Any]) -> None:
-    ours, theirs = Model(CONFIG, **lora), Model(CONFIG, fp8=False, **lora)
+    """Every token goes to every expert, so that roundings choose no other ones."""
+    config = CONFIG | {"num_experts_per_tok": EXPERTS}
+    ours, theirs = Model(config, **lora), Model(config, fp8=False, **lora)
     for model in (ours, theirs):
         model.micro_step(True, 0)
     assert float(ours.view(ours.assembly.loss)) == pytest.approx(float(theirs.view(theirs.assembly.loss)), rel=5e-3)
     left, right = ours.gradients(), theirs.gradients()
     errors = {name: float((left[name] - g).norm() / g.norm()) for name, g in right.items() if g.norm() > 0}
     assert left.keys() == right.keys() and any(".mlp." in name for name in errors) == (lora != adapter())
-    assert sum(errors.values()) / len(errors) < 0.2
+    assert sum(errors.values()) / len(errors) < 0.18
     ours.update()
     assert [ours.step() for _ in range(3)] == pytest.approx([*_after_first(theirs)], rel=3e-2)
 
@@ -123,10 +126,20 @@ def test_frozen_experts_are_kept_in_fp8_only() -> None:
     assert "fp8_transpose" not in kinds(model.assembly.programs["micro_first"])
 
 
-def test_recomputation_changes_no_bit() -> None:
-    from surogate_core.assembly.recomputed import PARTS
+def test_experts_in_nf4_are_read_as_fp8_copies_of_what_is_stored() -> None:
+    stored: dict[str, Any] = {**adapter(*EXPERTS_OF), "weight_format": (NF4, NF4.options())}
+    ours, theirs = Model(CONFIG, **stored), Model(CONFIG, fp8=False, **stored)
+    program = ours.assembly.programs["micro_first"]
+    writers = {v: op.kind for op in program.ops for v in op.outs}
+    read = [op.ins[1] for op in program.ops if op.kind == "fp8_grouped_linear"]
+    assert len(read) == 4 * LAYERS and {writers[v] for v in read} == {"nf4_to_e4m3"}
+    assert [ours.step() for _ in range(3)] == pytest.approx([theirs.step() for _ in range(3)], rel=1e-2)
 
-    plain, saving = (Model(CONFIG, **changes) for changes in ({}, {"recompute": frozenset(PARTS)}))
+
+def test_recomputation_changes_no_bit() -> None:
+    plain, saving = (
+        Model(CONFIG, **changes) for changes in ({}, {"recompute": frozenset({"block", "rmsnorm", "swiglu"})})
+    )
     for model in (plain, saving):
         for _ in range(2):
             model.step()
