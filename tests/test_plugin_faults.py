@@ -79,6 +79,14 @@ MODEL_BUILD = MODEL.build
 change("MODEL", build=build,
        weights=lambda d, w=weights: [*w(d), WeightMap("idle", (HFTensor("idle", (4,)),))])
 """
+TABLE_REPORTED = """
+from surogate_core.api import Figure
+def build(b, d, batch):
+    head = MODEL_BUILD(b, d, batch)
+    return dataclasses.replace(head, figures=[Figure("table", head.x)])
+MODEL_BUILD = MODEL.build
+change("MODEL", build=build)
+"""
 STRANGE_DTYPE = 'change("MODEL", build=lambda b, d, batch: b.param("w", (8,), Init(), dtype="fp7"))'
 BAD_OPTIONS = """
 class OptimizerOptions(NoOptions):
@@ -283,6 +291,11 @@ FAULTS = [
         "build is no head",
         'change("MODEL", build=lambda b, d, batch: Head(batch.tokens, batch.tokens))',
         r"build: returned a Head, expected a Head of x \[T, C\]",
+    ),
+    case(
+        "build reports a table",
+        TABLE_REPORTED,
+        r"build: returned a Head, expected a Head of .* whose losses and figures have shape \[\]",
     ),
     case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
     *(

@@ -7,6 +7,7 @@ void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "route", surogate::route);
     surogate::bind_launcher(m, "route_bwd", surogate::route_bwd);
     surogate::bind_launcher(m, "expert_order", surogate::expert_order);
+    surogate::bind_launcher(m, "router_load", surogate::router_load);
     surogate::bind_launcher(m, "gather_rows", surogate::gather_rows);
     surogate::bind_launcher(m, "sum_rows", surogate::sum_rows);
     surogate::bind_launcher(m, "weighted_swiglu", surogate::weighted_swiglu);

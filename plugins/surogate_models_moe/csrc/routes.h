@@ -1,4 +1,4 @@
-// Launchers of routes.cu and expert_order.cu. dtype: that of logits and d_logits, FP32 or BF16.
+// Launchers of routes.cu, expert_order.cu and router_load.cu. dtype: that of logits and d_logits, FP32 or BF16.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,5 +16,10 @@ void route_bwd(const void* d_weights, const void* logits, const void* experts, v
 // workspace: 4 n_experts bytes for each of 256 blocks at most.
 void expert_order(const void* experts, void* order, void* place, void* ends, void* workspace, int64_t slots,
                   int64_t n_experts, cudaStream_t stream);
+
+// before: null for none. workspace: 4 (n_experts + 1) bytes for each of 128 blocks at most.
+void router_load(const void* logits, const void* experts, const void* targets, const void* before, void* load,
+                 void* workspace, int64_t tokens, int64_t n_experts, int64_t k, int64_t layer, int64_t layers, bool adds,
+                 int dtype, cudaStream_t stream);
 
 }  // namespace surogate

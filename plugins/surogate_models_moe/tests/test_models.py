@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -38,6 +39,39 @@ def test_the_routes_of_every_layer_are_those_of_transformers(family: dict[str, A
         gaps = -logits.sort(1, descending=True).values.diff(dim=1)
         assert float(gaps.min()) > 1e-4, "a tie: draw other weights"
         assert torch.equal(experts[kept].long(), theirs)
+
+
+@pytest.mark.parametrize(
+    "family", [QWEN3_MOE | {"mlp_only_layers": [1]}, OLMOE], ids=lambda family: family["model_type"]
+)
+def test_figures_are_those_of_the_routers_of_transformers(family: dict[str, Any]) -> None:
+    """Of the tokens with a label of both micro-steps together, and of one evaluated batch."""
+    config = tiny_config(**family, num_hidden_layers=3)
+    hf = random_hf_model(config)
+    routers = [layer.mlp.gate for layer in hf.model.layers if hasattr(layer.mlp, "gate")]
+    assert len(routers) == (2 if "mlp_only_layers" in family else 3)
+    found: list[Tensor] = []
+    for router in routers:
+        router.register_forward_hook(lambda module, ins, outs: found.append(outs[0][:-1]))  # the last has no label
+    rows = packed_documents()
+    steps = [rows, [row[:1] for row in rows]]
+    model = PlannedModel(config, batch_size=3, seq_len=24, grad_accum_steps=2)
+    model.load(hf.state_dict())
+    for first, step in zip((True, False), steps, strict=True):
+        model.micro_step(step, 1 / 100, first=first)
+    model.executor.run("evaluate")  # of the second
+    for batches, which in ((steps, "step"), (steps[1:], "evaluation")):
+        found.clear()
+        with torch.no_grad():
+            for document in (document for step in batches for row in step for document in row):
+                hf(input_ids=torch.tensor(document)[None])
+        logits = [torch.cat(found[i :: len(routers)]) for i in range(len(routers))]
+        routes = torch.stack([x.topk(3).indices.flatten().bincount(minlength=5) for x in logits]).double()
+        entropy = float(torch.stack([torch.distributions.Categorical(logits=x).entropy() for x in logits]).mean())
+        expected = [float((routes.max(1).values / routes.mean(1)).max()), entropy, entropy / math.log(5)]
+        values = [model.buffers.persistent(getattr(one, which)).numpy() for one in model.assembly.reported[1:]]
+        ours = [one.of(value) for one, value in zip(model.assembly.reported[1:], values, strict=True)]
+        assert ours == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])

@@ -53,6 +53,20 @@ def test_of_equal_logits_the_lower_expert_is_first() -> None:
     assert experts.tolist() == [[1, 2, 0], [0, 1, 2]] and weights.dtype == torch.float32
 
 
+def test_the_load_of_a_router_is_of_the_tokens_with_a_label() -> None:
+    """A share of 0 has no entropy. Other layers keep what they have."""
+    logits, _, experts, *_ = routes(False)
+    logits[2, 0] = -torch.inf
+    targets = torch.tensor([1, -100, 0, -100, 3, 2, -100], dtype=torch.int32)
+    kept, before = targets >= 0, draw(3, EXPERTS + 1)
+    (first,) = run("router_load", logits, experts, targets, layer=1, layers=3)
+    (load,) = run("router_load", logits, experts, targets, before, layer=1, layers=3)
+    assert not first[[0, 2]].any() and torch.equal(load[[0, 2]], before[[0, 2]]) and torch.equal(load[1], first[1])
+    assert load[1, :-1].tolist() == [int((experts[kept] == e).sum()) for e in range(EXPERTS)]
+    entropy = torch.special.entr(logits[kept].softmax(1)).sum()
+    assert float(load[1, -1]) == pytest.approx(float(entropy))
+
+
 @pytest.mark.parametrize("used", [EXPERTS, 3])
 def test_rows_are_the_slots_in_the_order_of_their_experts(used: int) -> None:
     _, _, experts, order, place, ends = routes(True, used)
@@ -129,12 +143,15 @@ def test_only_the_experts_of_a_row_are_counted() -> None:
         ("grouped_linear", [(8, 6), (10, 6), (4,)], {}, "the 10 rows of w are no multiple of 4 experts"),
         ("grouped_linear", [(8, 5), (12, 6), (4,)], {}, "x has 5 columns, w has 6"),
         ("gather_rows", [(3, 2), (8,), (8,)], {}, "8 rows are no multiple of 3 tokens"),
+        ("router_load", [(8, 4), (8, 2), (8,)], {"layer": 2, "layers": 2}, "layer must be from 0 to 1, got 2"),
+        ("router_load", [(8, 4), (8, 2), (7,)], {"layer": 0, "layers": 2}, "targets must be int32"),
         ("weighted_swiglu", [(8, 4), (3, 2), (8,)], {}, "weights must be fp32 with 8 elements"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(
     kind: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], message: str
 ) -> None:
-    ins = [Value(f"in{i}", s, "int32" if len(s) == 1 else "fp32", "act") for i, s in enumerate(shapes)]
+    indices = [len(s) == 1 or (kind, i) == ("router_load", 1) for i, s in enumerate(shapes)]
+    ins = [Value(f"in{i}", s, "int32" if indices[i] else "fp32", "act") for i, s in enumerate(shapes)]
     with pytest.raises(ProgramError, match=message):
         KINDS[kind].infer(ins, attrs)

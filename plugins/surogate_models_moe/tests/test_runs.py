@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import MODEL_CONFIG, Workplace, losses, make_workplace, write_model
+from end_to_end.product import MODEL_CONFIG, Workplace, losses, make_workplace, records, write_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -53,6 +54,10 @@ def train(place: Workplace, name: str, **keys: Any) -> Path:
 
 def weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
     return load_file(folder / f"{name}.safetensors")
+
+
+def figures(folder: Path, kind: str = "step") -> list[dict[str, float]]:
+    return [record["metrics"] for record in records(folder, kind)]
 
 
 def test_weights_are_read_and_written_without_a_change_of_a_bit(place: Workplace) -> None:
@@ -152,6 +157,24 @@ def test_memory_is_saved_without_a_change_of_a_bit(place: Workplace, keys: dict[
     plain, other = (train(place, f"bits {each}", **LORA, **EXPERTS, **each) for each in ({}, keys))
     one, same = (weights(folder / "adapter", "adapter_model") for folder in (plain, other))
     assert losses(plain) == losses(other) and all(torch.equal(tensor, same[name]) for name, tensor in one.items())
+    assert figures(plain) == figures(other)
+
+
+def test_routers_are_reported_of_whole_steps_and_of_evaluations(place: Workplace) -> None:
+    """The same of two micro-steps, of two ranks, and of one batch."""
+    keys: dict[str, Any] = {"max_steps": 1, "eval_steps": 1, "validation_split_ratio": 0.1}
+    ways: list[dict[str, Any]] = [
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "ranks_per_gpu": 2},
+    ]
+    whole, *others = (train(place, f"figures {i}", **keys, **way) for i, way in enumerate(ways))
+    for kind in ("step", "eval"):
+        (expected,) = figures(whole, kind)
+        assert expected["expert_imbalance"] > 1 and 0 < expected["router_entropy_share"] < 1
+        assert expected["router_entropy"] == pytest.approx(expected["router_entropy_share"] * math.log(4))
+        for other in others:
+            assert figures(other, kind) == [pytest.approx(expected)]
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(place: Workplace) -> None:

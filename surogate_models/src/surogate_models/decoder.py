@@ -12,10 +12,10 @@ the checkpoint tensors to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, Head, Init, ModelDef, ProgramError, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, Head, Init, Metric, ModelDef, ProgramError, Value, WeightMap
 
 from .dims import DecoderDims
 from .rope import Rope
@@ -24,10 +24,14 @@ from .weight_maps import decoder_weights, ignored_tensors, tied_copies
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The residual stream in front of a block: `residual` + `pending`, or `residual` alone in the first block."""
+    """The residual stream in front of a block: `residual` + `pending`, or `residual` alone in the first block.
+
+    collected  what the blocks before have collected for the metrics of the model
+    """
 
     residual: Value
     pending: Value | None = None
+    collected: Value | None = None
 
 
 Block = Callable[[Builder, Any, BatchInputs, int, ResidualStream], ResidualStream]
@@ -46,6 +50,7 @@ def decoder(
     block: Block,
     block_weights: Callable[[Any, str, str], Sequence[WeightMap]],
     model_type: str | None = None,
+    metrics: Callable[[Any, Value], Sequence[Metric]] | None = None,
 ) -> ModelDef:
     """Return a model: an embedding, blocks, a last norm, and an LM head that may be tied to the embedding.
 
@@ -54,6 +59,7 @@ def decoder(
     block_weights   (dims, param prefix, checkpoint prefix) -> the weight maps of one block; prefixes of the first are
                     "layers.0" and "model.layers.0"
     model_type      `model_type` of `config.json`, if it is not `name`
+    metrics         (dims, `ResidualStream.collected` of the last block) -> what the model reports
     """
 
     def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Head:
@@ -62,7 +68,8 @@ def decoder(
         for i in range(d.n_layers):
             with b.block(i):
                 stream = block(b, d, batch, i, stream)
-        return lm_head(b, d, stream, embedding)
+        head = lm_head(b, d, stream, embedding)
+        return replace(head, metrics=metrics(d, stream.collected)) if metrics and stream.collected else head
 
     return ModelDef(
         name=name,

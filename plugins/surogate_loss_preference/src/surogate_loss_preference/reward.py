@@ -67,7 +67,7 @@ def scored(model: ModelDef, base: Mapping[str, Any], folder: Path, options: Rewa
         b.forget(value for value in b.declared if value.name in lm_head)
         init = Init(kind="normal", std=float(base.get("initializer_range", _STD)))
         score = b.param("score", (1, head.x.shape[1]), init)
-        return Head(head.x, score, losses=head.losses, attrs={"padding": padding()})
+        return replace(head, weight=score, attrs={"padding": padding()})
 
     return replace(
         model,

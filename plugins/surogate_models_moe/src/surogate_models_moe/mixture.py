@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.api import Builder, Init, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, Init, Value, WeightMap
 from surogate_models.api import (
     DecoderDims,
     ResidualStream,
@@ -77,15 +77,21 @@ def read_mixture(config: Mapping[str, Any], *, n_experts: int, d_expert: int) ->
     return {"n_experts": experts, "k": k, "d_expert": d_expert, "normalize": normalize}
 
 
-def mixture_or_mlp(b: Builder, d: MixtureDims, i: int, stream: ResidualStream) -> ResidualStream:
+def mixture_or_mlp(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the norm of a stream, then the mixture of layer i, or its MLP."""
     name = f"layers.{i}.mlp"
     norm, residual = add_norm(b, d, stream, f"{name}.norm", label="residual_mid")
-    return ResidualStream(residual, mlp(b, d, name, norm) if i in d.dense else mixture(b, d, name, norm))
+    if i in d.dense:
+        return ResidualStream(residual, mlp(b, d, name, norm), stream.collected)
+    y, logits, experts = mixture(b, d, name, norm)
+    before = () if stream.collected is None else (stream.collected,)
+    layer, layers = i - sum(dense < i for dense in d.dense), d.n_layers - len(d.dense)
+    load = b.apply("router_load", logits, experts, batch.targets, *before, layer=layer, layers=layers)
+    return ResidualStream(residual, y, load)
 
 
-def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> Value:
-    """Emit the mixture of x [T, d_model]: -> [T, d_model]."""
+def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> tuple[Value, Value, Value]:
+    """Emit the mixture of x [T, d_model]: -> [T, d_model]. Also return the router's logits and the experts chosen."""
     logits = linear(b, d, x, f"{name}.router", d.n_experts, label="router_logits")
     weights, experts = b.emit("route", logits, k=d.k, normalize=d.normalize)
     order, place, ends = b.emit("expert_order", experts, n_experts=d.n_experts)
@@ -93,7 +99,7 @@ def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> Value:
     gate_up = _experts(b, d, rows, f"{name}.gate_up", 2 * d.d_expert, ends, label="gate_up")
     middle = b.apply("weighted_swiglu", gate_up, weights, order)
     y = _experts(b, d, middle, f"{name}.down", d.d_model, ends, label="expert_out", residual_projection=True)
-    return b.apply("sum_rows", y, order, place, k=d.k)
+    return b.apply("sum_rows", y, order, place, k=d.k), logits, experts
 
 
 def _experts(

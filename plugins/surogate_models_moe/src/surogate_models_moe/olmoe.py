@@ -24,6 +24,7 @@ from surogate_models.api import (
     weight_map,
 )
 
+from .metrics import metrics
 from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
 
 
@@ -59,7 +60,7 @@ def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Residu
     name = f"layers.{i}.attn"
     norm, residual = add_norm(b, d, stream, f"{name}.norm")
     attn_out = attend(b, d, batch, name, normed_qkv(b, d, name, norm), rope=d.rope)
-    return mixture_or_mlp(b, d, i, ResidualStream(residual, attn_out))
+    return mixture_or_mlp(b, d, batch, i, ResidualStream(residual, attn_out, stream.collected))
 
 
 def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:
@@ -80,4 +81,5 @@ OLMOE = decoder(
     dims=dims,
     block=block,
     block_weights=block_weights,
+    metrics=metrics,
 )

@@ -10,6 +10,7 @@ in the order of their experts.
     sum_rows          (y [R, D], order, place; k) -> [T, D]    the sum of the rows of each token
     grouped_linear    (x [R, K], w [E N, K], ends) -> [R, N]   of each row with the weight of its expert
     weighted_swiglu   (gate_up [R, 2F], weights fp32 [T, k], order) -> [R, F]
+    router_load       (logits [T, E], experts, targets int32 [T], [before]; layer, layers L) -> fp32 [L, E + 1]
 
 order[row] is the slot of a row, place[slot] the row of a slot, ends[e] the end of the rows of expert e. Weights of
 experts are rows one above another, as q, k and v are those of one param: the first N rows are of expert 0. The rows of
@@ -17,6 +18,10 @@ gate_up are, for each expert, F of the gate and F of the value.
 
 Adapters of experts multiply by stacks of thin matrices [E r, K] and [E N, r]. Products over at most MOST_THIN terms add
 to a base, in place of an `add`: grouped_linear_add and grouped_linear_dgrad_add (the same inputs, base).
+
+router_load collects what is reported of the tokens with a label (`targets` >= 0). Row `layer` has the routes of each
+expert, and last the sum of the entropies in nats of the router's softmax over all experts; the others are those of
+`before`, or 0. Numbers of routes are exact up to 2^24 a layer and expert.
 
 The weights of the routes multiply what enters the down projection. That is their place because it is narrower than what
 leaves it, which no backward op reads then. So the sum of the experts of a token is `sum_rows`, and its gradient
@@ -94,6 +99,18 @@ def _expert_order(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _indices(experts, "experts", *_matrix(experts, "experts"))
     labels = {"order": experts.size, "place": experts.size, "ends": attrs["n_experts"]}
     return [OutSpec(label, (size,), "int32") for label, size in labels.items()]
+
+
+def _router_load(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    logits, experts, targets, *before = ins
+    tokens, n_experts = _matrix(logits, "logits")
+    _indices(experts, "experts", tokens, _matrix(experts, "experts")[1])
+    _indices(targets, "targets", tokens)
+    _need(0 <= attrs["layer"] < attrs["layers"], f"layer must be from 0 to {attrs['layers'] - 1}, got {attrs['layer']}")
+    spec = OutSpec("router_load", (attrs["layers"], n_experts + 1), accumulator(logits.dtype))
+    fits = all((v.shape, v.dtype) == (spec.shape, spec.dtype) for v in before)
+    _need(len(before) < 2 and fits, f"before must be {spec.dtype} {list(spec.shape)}, not {before!r}")
+    return [spec]
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -239,6 +256,13 @@ OPS: tuple[OpDef, ...] = (
     ),
     _op("route_bwd", _route_bwd, attrs={"normalize": bool}, flops=lambda op: 5 * op.ins[1].size),
     _op("expert_order", _expert_order, attrs={"n_experts": int}),
+    _op(
+        "router_load",
+        _router_load,
+        attrs={"layer": int, "layers": int},
+        may_overwrite=lambda op: {0: 3} if len(op.ins) == 4 else {},
+        flops=lambda op: 5 * op.ins[0].size,
+    ),
     # The backward pass gathers again what it reads: k rows of a token are k times the memory of their source.
     _op("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True, moves=True),
     _op("sum_rows", _sum_rows, attrs={"k": int}, vjp=_sum_rows_vjp, flops=lambda op: op.ins[0].size),

@@ -23,6 +23,7 @@ from surogate_models.api import (
     weight_map,
 )
 
+from .metrics import metrics
 from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
 
 
@@ -68,7 +69,7 @@ def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Residu
     """Emit the block x + attention(norm(x)), then x + mixture(norm(x))."""
     norm, residual = add_norm(b, d, stream, f"layers.{i}.attn.norm")
     attn_out = attention(b, d, batch, f"layers.{i}.attn", norm, rope=d.rope)
-    return mixture_or_mlp(b, d, i, ResidualStream(residual, attn_out))
+    return mixture_or_mlp(b, d, batch, i, ResidualStream(residual, attn_out, stream.collected))
 
 
 def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:
@@ -88,4 +89,5 @@ QWEN3_MOE = decoder(
     dims=dims,
     block=block,
     block_weights=block_weights,
+    metrics=metrics,
 )

@@ -41,6 +41,19 @@ def expert_order(experts: Tensor, *, n_experts: int) -> tuple[Tensor, Tensor, Te
     return order.int(), torch.argsort(order).int(), torch.bincount(flat, minlength=n_experts).cumsum(0).int()
 
 
+def router_load(
+    logits: Tensor, experts: Tensor, targets: Tensor, before: Tensor | None = None, *, layer: int, layers: int
+) -> Tensor:
+    """In row `layer`, of the tokens with a label: the routes of each expert, and the sum of the entropies."""
+    labelled, n_experts = targets >= 0, logits.shape[1]
+    log_shares = F.log_softmax(up(logits)[labelled], 1)
+    entropy = -torch.special.xlogy(log_shares.exp(), log_shares.exp()).sum()
+    routes = torch.bincount(experts[labelled].flatten(), minlength=n_experts)
+    load = entropy.new_zeros(layers, n_experts + 1) if before is None else before.clone()
+    load[layer] = torch.cat((routes.to(load.dtype), entropy[None]))
+    return load
+
+
 # --------------------------------------------------------------------------------------------------------------- rows
 
 

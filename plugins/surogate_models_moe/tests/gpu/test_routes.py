@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from surogate_core.api import Op, Value
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.testing.binding import run_op
+from surogate_core.testing.binding import as_inputs, run_kernel, run_op
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import assert_close, guarded, same_bits
 from surogate_models_moe import reference
@@ -83,6 +85,30 @@ def test_slots_are_sorted_by_expert(shape: tuple[int, int, int], used: str) -> N
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("shape", cases([*ROUTES, (2100, 40, 3)], more=[(40000, 128, 8)]), ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("which", ["first", "next", "in place", "added"])
+def test_loads_of_routers(shape: tuple[int, int, int], dtype: str, which: str) -> None:
+    """Numbers of routes are exact, rows of other layers are those before, and an output may be added to."""
+    tokens, n_experts, k = shape
+    logits, experts = drawn_logits(tokens, n_experts, dtype), drawn_experts(tokens, n_experts, k)
+    targets = torch.randint(50, (tokens,), dtype=torch.int32).where(torch.rand(tokens) < 0.8, -100)
+    attrs, before = {"layer": 1, "layers": 3}, torch.randint(9, (3, n_experts + 1)).float()
+    ins = as_inputs([logits, experts, targets, *([before] if which != "first" else [])])
+    values = tuple(ins)
+    out = values[3] if which == "in place" else Value("load", tuple(before.shape), "fp32", "act")
+    held = {out: torch.randint(9, (3, n_experts + 1)).float()} if which == "added" else {}
+    op = Op("router_load", values, (out,), attrs, accumulate=frozenset({0} if held else ()))
+    (load,) = run_kernel(KERNELS, op, {**ins, **held})
+    floats = [before.double()] if which != "first" else []
+    expected = reference.router_load(logits.double(), experts, targets, *floats, **attrs)
+    expected = expected + held[out] if held else expected
+    exact = torch.ones(expected.shape, dtype=torch.bool)
+    exact[1, -1] = False
+    assert torch.equal(load[exact].double(), expected[exact])
+    assert_close(load[1, -1:], expected[1, -1:], torch.float32, tokens + n_experts, 9 + tokens * math.log(n_experts))
+
+
 def order_of(tokens: int, n_experts: int, k: int) -> Sequence[Tensor]:
     return reference.expert_order(drawn_experts(tokens, n_experts, k), n_experts=n_experts)[:2]
 
@@ -134,6 +160,8 @@ def test_wrong_arguments_are_named() -> None:
         (lambda: _C.route(p, p, p, 1, 4, 5, False, 0, 0), "k must be 1 to 16 and at most the number of experts, got 5"),
         (lambda: _C.route_bwd(p, p, p, p, 1, 4, 2, False, 2, 0), "logits must be fp32 or bf16, not fp64"),
         (lambda: _C.expert_order(p, p, p, p, 0, 1, 4, 0), "workspace is a null pointer"),
+        (lambda: _C.router_load(p, p, p, 0, p, p, 1, 4, 2, 3, 3, False, 0, 0), "layer must be below layers, got 3"),
+        (lambda: _C.router_load(p, p, p, p, p, p, 1, 4, 2, 0, 3, True, 0, 0), "cannot add to before"),
         (lambda: _C.gather_rows(p, p, p, 1, 1, 12, 0), "the width must be a multiple of 8, got 12"),
         (lambda: _C.sum_rows(p + 4, p, p, 1, 1, 8, 0), "y must be aligned to 16 bytes"),
     ):

@@ -28,8 +28,8 @@ from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
-from .losses import Document, Loss, LossContext, LossDef, Metric, PrepareContext, Prepared, Prepass
-from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, ModelDef, WeightMap
+from .losses import Document, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
+from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, Metric, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, TrainedParam, UpdateContext
 from .recipes import (

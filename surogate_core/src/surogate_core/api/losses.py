@@ -5,35 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..origin import Declared, Definition, Name
 from ..program.inputs import BatchInputs
 from ..program.value import Value
 from .base import NoOptions, Options
 from .data import Column
-from .models import Head, ModelDef
+from .models import Head, Metric, ModelDef
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..program.builder import Builder
-
-Unit = Literal["token", "group"]
-"""The unit of the mean that a metric is: the labels of an optimizer step, or its groups of documents."""
-
-
-@dataclass(frozen=True)
-class Metric(Declared):
-    """A scalar of a micro-step, fp32 []: its share of the mean over the units of the optimizer step.
-
-    An op sums over the units of the micro-batch and multiplies by `loss_scale` ("token") or `group_scale` ("group"),
-    which evaluations set to 1. Core adds up micro-steps and ranks.
-    """
-
-    name: str
-    value: Value
-    per: Unit = "token"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import SkipValidation
 
@@ -101,6 +101,27 @@ class Matrix:
     rows: int
 
 
+Unit = Literal["token", "group"]
+"""What a figure is a mean over: the labels of an optimizer step, or its groups of documents."""
+
+
+@dataclass(frozen=True)
+class Metric(Declared):
+    """A number of an optimizer step: the mean over its units of `value`, fp32 [].
+
+    An op sums over the units of the micro-batch and multiplies by `loss_scale` ("token") or `group_scale` ("group"),
+    which evaluations set to 1. Core adds up micro-steps and ranks.
+
+    of  (value, a float or a numpy array) -> the number, of a figure that is no mean of micro-steps, such as a maximum.
+        It computes on the host, from a value of any shape, which several metrics of a model may share.
+    """
+
+    name: str
+    value: Value
+    per: Unit = "token"
+    of: Callable[[Any], float] = float
+
+
 @dataclass(frozen=True)
 class Head(Declared):
     """The input of a loss: the logits are x weight^T, which no op holds as a whole.
@@ -110,6 +131,7 @@ class Head(Declared):
     losses  further losses of the model, such as that of a router, whose gradients are added. Each is an output of its
             own op.
     attrs   further attributes of the ops that compute logits
+    metrics what the model reports besides what the loss does
     """
 
     x: Value
@@ -117,6 +139,7 @@ class Head(Declared):
     _: KW_ONLY
     losses: Sequence[Value] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Metric] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

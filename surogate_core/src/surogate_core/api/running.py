@@ -48,7 +48,7 @@ class StepReport:
     tokens             positions that are not padding
     valid_tokens       positions with a label
     groups             of documents, if the loss has any: pairs, for example
-    metrics            what the loss reports besides, by name
+    metrics            what the loss and the model report besides, by name
     tokens_per_second  tokens / duration
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite

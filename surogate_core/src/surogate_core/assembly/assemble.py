@@ -152,11 +152,10 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     forward = recorder.adapt(forward, weights)
     forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
-    first, *others = (*loss.terms, *loss.metrics)
-    reported = tuple(_reported(b, figure) for figure in (replace(first, name="loss"), *others))
-    values = [figure.value for figure in (first, *others)]
-    totals = {value: figure.step for value, figure in zip(values, reported, strict=True)}
-    evaluated = {value: figure.evaluation for value, figure in zip(values, reported, strict=True)}
+    first, *others = (*loss.terms, *loss.metrics, *head.metrics)
+    totals: dict[Value, Value] = {}
+    evaluated: dict[Value, Value] = {}
+    reported = tuple(_reported(b, one, totals, evaluated) for one in (replace(first, name="loss"), *others))
     kept = (loss.cached_reference,) if inputs.loss.cached_reference and loss.cached_reference else ()
     cached = tuple(b.state("cached_reference", v.shape, v.dtype, Init(kind="zeros")) for v in kept)
     evaluated |= zip(kept, cached, strict=True)
@@ -173,7 +172,10 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     return RecordedPrograms(recorder, family, params, states, started, stored, gradients, *read)
 
 
-def _reported(b: Builder, figure: Metric) -> Reported:
-    zero, dtype = Init(kind="zeros"), figure.value.dtype
-    step = b.state(f"step_{figure.name}", (), dtype, zero, collects="sum")
-    return Reported(figure.name, figure.per, step, b.state(f"eval_{figure.name}", (), dtype, zero))
+def _reported(b: Builder, figure: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:
+    """Return a metric, with states of its value in `totals` and `evaluated`, which other figures may have added."""
+    value, zero = figure.value, Init(kind="zeros")
+    if value not in totals:
+        totals[value] = b.state(f"step_{figure.name}", value.shape, value.dtype, zero, collects="sum")
+        evaluated[value] = b.state(f"eval_{figure.name}", value.shape, value.dtype, zero)
+    return Reported(figure.name, figure.per, totals[value], evaluated[value], figure.of)

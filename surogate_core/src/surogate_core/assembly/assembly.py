@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..api import BatchInputs, Numerics, Scalars, WeightMap
-from ..api.losses import Unit
+from ..api.models import Unit
 from ..memory.plan import MemoryPlan
 from ..program.op import Program, Purpose, Stage
 from ..program.passes.reduce import MicroStep
@@ -21,12 +22,13 @@ ADAPTER_START = "start_adapter"
 
 @dataclass(frozen=True)
 class Reported:
-    """A figure of the run's loss: the states that hold it after an optimizer step, and after an evaluated batch."""
+    """A `Metric`: the states that hold its value after an optimizer step, and after an evaluated batch."""
 
     name: str
     per: Unit
     step: Value
     evaluation: Value
+    of: Callable[[Any], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Assembly:
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
     passed      the passes that ran; `passed.verify` runs the checks of a draft
-    reported    the loss, then the other figures of the run's loss
+    reported    the loss, then the other metrics of the run's loss and of the model
     numerics    what the programs of the purpose "report" write; None: there are none
     cached      what an evaluation writes of each document (`LossDef.cached_reference`), if anything
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run

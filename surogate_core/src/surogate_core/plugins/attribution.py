@@ -110,13 +110,18 @@ def _dims(result: Any, args: Sequence[Any]) -> str:
 def _head(result: Any, args: Sequence[Any]) -> str:
     x, weight = result.x, result.weight
     fits = len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
-    fits = fits and all(loss.shape == () for loss in result.losses)
-    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses have shape []"
+    fits = fits and all(loss.shape == () for loss in result.losses) and all(map(_is_figure, result.metrics))
+    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses and figures have shape []"
+
+
+def _is_figure(figure: Any) -> bool:
+    return figure.value.dtype in ("fp32", "fp64") and (figure.value.shape == () or figure.of is not float)
 
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
     figures = [*result.terms, *result.metrics]
-    if not result.terms or any((f.value.shape, f.value.dtype) not in (((), "fp32"), ((), "fp64")) for f in figures):
+    scalars = all(term.value.shape == () for term in result.terms)
+    if not (result.terms and scalars and all(map(_is_figure, figures))):
         return "a Loss of at least one term, whose values are fp32 of shape []"
     names = [figure.name for figure in figures]
     if len(set(names)) < len(names) or len({figure.value for figure in figures}) < len(names):

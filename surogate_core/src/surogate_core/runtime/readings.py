@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,8 @@ class Reading(Protocol):
     def ready(self) -> bool:
         """Whether `values` would return without waiting."""
 
-    def values(self) -> tuple[float, ...]:
-        """Wait for the step. Return (loss, 2-norm of the gradient before clipping, the loss's other figures)."""
+    def values(self) -> tuple[Any, ...]:
+        """Wait for the step. Return (loss, 2-norm of the gradient before clipping, values of the other figures)."""
 
     @property
     def finished_at(self) -> float:
@@ -34,16 +35,21 @@ class Reading(Protocol):
         """
 
 
+def to_number(value: Tensor) -> Any:
+    """Return a float, or the numpy array of a figure that has several."""
+    return np.array(value.tolist()) if value.ndim else float(value)
+
+
 class ReadyReading:
     """The reading of a step that is done, as all are on a CPU."""
 
     ready = True
 
-    def __init__(self, values: tuple[float, ...]) -> None:
+    def __init__(self, values: tuple[Any, ...]) -> None:
         self._values = values
         self.finished_at = time.perf_counter()
 
-    def values(self) -> tuple[float, ...]:
+    def values(self) -> tuple[Any, ...]:
         return self._values
 
 
@@ -99,13 +105,13 @@ class PendingReading(HostCopyOf):
     def ready(self) -> bool:
         return bool(self._event.query())
 
-    def values(self) -> tuple[float, ...]:
+    def values(self) -> tuple[Any, ...]:
         if self._finished_at is None:
             finished_earlier = self._event.query()
             self._event.synchronize()
             now = time.perf_counter()
             self._finished_at = min(now, self._after_previous() or now) if finished_earlier else now
-        return tuple(map(float, self._host))
+        return tuple(map(to_number, self._host))
 
     @property
     def finished_at(self) -> float:

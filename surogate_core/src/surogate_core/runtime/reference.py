@@ -27,7 +27,7 @@ from . import collectives
 from .arena import Buffers
 from .executor import Executor
 from .launch import ALONE
-from .readings import ReadyReading
+from .readings import ReadyReading, to_number
 
 
 class ReferenceExecutor(Executor):
@@ -66,7 +66,7 @@ class ReferenceExecutor(Executor):
                 self._buffers.kill(value, program)
 
     def readings(self, values: Sequence[Tensor]) -> Callable[[], ReadyReading]:
-        return lambda: ReadyReading(tuple(map(float, values)))
+        return lambda: ReadyReading(tuple(map(to_number, values)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import zip_longest
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
@@ -164,7 +164,7 @@ class Team:
         """Read the numerics report of the first rank. See `Worker.read_numerics`."""
         return _TeamTable(self._threads[0].submit(self._workers[0].read_numerics))
 
-    def evaluate(self, *batches: MicroBatch) -> tuple[float, ...]:
+    def evaluate(self, *batches: MicroBatch) -> tuple[Any, ...]:
         """Return the sums of the figures over all batches, one for each rank of this process."""
         given = zip(self._threads, self._workers, batches, strict=True)
         found = self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given])
@@ -288,7 +288,7 @@ class _TeamReading:
         """When the last rank finished the step."""
         return max(future.result().finished_at for future in self._readings)
 
-    def values(self) -> tuple[float, ...]:
+    def values(self) -> tuple[Any, ...]:
         while not self.ready:
             time.sleep(POLL_SECONDS)
         values = [future.result().values() for future in self._readings]

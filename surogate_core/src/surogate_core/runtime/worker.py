@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
-from .readings import Reading, TableReading, table_readings
+from .readings import Reading, TableReading, table_readings, to_number
 from .reference import ReferenceExecutor
 
 Watcher = Callable[[Program, int], None]
@@ -302,7 +303,7 @@ class Worker:
         reports, self._reports = self._reports, False
         return self._read_table() if reports and self._read_table is not None else None
 
-    def evaluate(self, *batches: MicroBatch) -> tuple[float, ...]:
+    def evaluate(self, *batches: MicroBatch) -> tuple[Any, ...]:
         """Return the sums of the loss and other figures over one batch. Changes neither weights nor gradients."""
         (batch,) = batches
         self.gather()
@@ -311,7 +312,7 @@ class Worker:
         self._run(self.assembly.for_documents(self.assembly.only("evaluate"), batch.n_documents), batch.n_valid)
         self.executor.wait()
         figures = (self.buffers.persistent(figure.evaluation) for figure in self.assembly.reported)
-        return tuple(float(figure) if batch.n_valid else 0.0 for figure in figures)
+        return tuple(to_number(figure) if batch.n_valid else 0.0 for figure in figures)
 
     def cached(self) -> list[Tensor]:
         """Return what the last evaluation wrote to `Assembly.cached`; of a team, that of each rank."""

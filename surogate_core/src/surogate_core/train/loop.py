@@ -214,7 +214,7 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         time=time.time(),
         skipped=not math.isfinite(norm),
         groups=done.batch.groups,
-        metrics=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
+        metrics={figure.name: figure.of(value) for figure, value in zip(job.reported[1:], figures, strict=True)},
     )
     _report(job, progress, report)
     if done.table is not None:
@@ -332,7 +332,9 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began
-    loss, *figures = (sums.mean(total, figure.per) for total, figure in zip(sums.totals, job.reported, strict=True))
+    every = zip(job.reported, sums.totals, strict=True)
+    figures = {figure.name: figure.of(sums.mean(total, figure.per)) for figure, total in every}
+    loss = figures.pop("loss")
     report = EvalReport(
         step=progress.step,
         loss=loss,
@@ -341,7 +343,7 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
         time=time.time(),
         in_nats=job.in_nats,
         groups=sums.groups,
-        metrics=dict(zip((figure.name for figure in job.reported[1:]), figures, strict=True)),
+        metrics=figures,
     )
     progress.evaluations.append((progress.step, report.loss, sums.labels))
     _report(job, progress, report)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..api.losses import Unit
+from ..api.models import Unit
 from ..data.loader import eval_batches
 from ..data.pack import PackedRows
 from ..dtypes import DTYPES

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..api.losses import Unit
+import numpy as np
+
+from ..api.models import Unit
 from ..data.loader import MicroBatch, StepBatch
 from ..world.processes import Processes
 
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 class Sums:
     """The sums of the loss and the other figures over batches, and the labels and groups of these."""
 
-    totals: Sequence[float]
+    totals: Sequence[Any]
     labels: int
     groups: int
 
-    def mean(self, total: float, per: Unit) -> float:
+    def mean(self, total: Any, per: Unit) -> Any:
         return total / max(1, self.labels if per == "token" else self.groups)
 
 
@@ -56,13 +58,14 @@ def with_means(
 
 def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], processes: Processes, what: str) -> Sums:
     """Return the sums over all processes, which meet at `what`. `batches`: one for each of its ranks, repeatedly."""
-    totals: list[float] = []
+    totals: list[Any] = []
     labels = groups = 0
     for together in batches:
         found = worker.evaluate(*together)
         totals = [total + value for total, value in zip(totals or [0.0] * len(found), found, strict=True)]
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)
-    every = processes.gather([totals, labels, groups], what)
-    summed = [sum(values) for values in zip(*(totals for totals, *_ in every), strict=True)]
+    every = processes.gather([[np.asarray(total).tolist() for total in totals], labels, groups], what)
+    by_figure = zip(*(totals for totals, *_ in every), strict=True)
+    summed = [sum(map(np.array, values), np.zeros(()))[()] for values in by_figure]
     return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))

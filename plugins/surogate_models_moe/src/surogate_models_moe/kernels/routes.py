@@ -1,4 +1,4 @@
-"""Routes of tokens to experts, and the order of rows (`csrc/routes.cu`, `csrc/expert_order.cu`)."""
+"""Routes of tokens to experts, the order of rows, figures (`csrc/routes.cu`, `expert_order.cu`, `router_load.cu`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from .support import supports
 MOST_EXPERTS, MOST_CHOSEN = 256, 16
 """A lane of a warp has eight experts, and the lanes of half a warp an expert of the token each."""
 
+_EXPERTS = {"route_bwd": 2, "expert_order": 0, "router_load": 1}
+"""The input that has the experts of each token."""
+
 MOST_BLOCKS = 256
 """Blocks of `expert_order`, each with counts of its own."""
 
+MOST_COUNTING = 128
+"""Blocks of `router_load`, the same."""
+
 
 def _supports(op: Op, target: Target) -> Support:
-    experts = op.attrs["n_experts"] if op.kind == "expert_order" else op.ins[0 if op.kind == "route" else 1].shape[1]
+    experts = op.attrs["n_experts"] if op.kind == "expert_order" else op.ins[op.kind == "route_bwd"].shape[1]
     if experts > MOST_EXPERTS:
         return Support(False, f"at most {MOST_EXPERTS} experts, got {experts}")
-    k = op.outs[1].shape[1] if op.kind == "route" else op.ins[-1].shape[1]
+    k = (op.outs[1] if op.kind == "route" else op.ins[_EXPERTS[op.kind]]).shape[1]
     if k > MOST_CHOSEN:
         return Support(False, f"at most {MOST_CHOSEN} experts a token, got {k}")
-    return supports(op, target)
+    return supports(op, target, accumulate=op.kind == "router_load")
 
 
 def _bind_route(op: Op, ctx: BindContext) -> Call:
@@ -46,6 +52,20 @@ def _bind_order(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.expert_order, experts, *op.outs, ctx.workspace, experts.size, op.attrs["n_experts"])
 
 
+def _bind_load(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    logits, experts, targets, *before = op.ins
+    sizes = (*logits.shape, experts.shape[1], op.attrs["layer"], op.attrs["layers"])
+    pointers = (logits, experts, targets, before[0] if before else 0, *op.outs, ctx.workspace)
+    return ctx.call(_C.router_load, *pointers, *sizes, bool(op.accumulate), DTYPES[logits.dtype].code)
+
+
+def _load_workspace(op: Op, target: Target) -> int:
+    """fp32 counts of each expert and a sum in each block."""
+    return 4 * MOST_COUNTING * op.outs[0].shape[1]
+
+
 def _order_workspace(op: Op, target: Target) -> int:
     """int32 counts of each expert in each block."""
     return 4 * MOST_BLOCKS * op.attrs["n_experts"]
@@ -62,5 +82,16 @@ KERNELS: tuple[KernelDef, ...] = (
     ),
     KernelDef(
         op="expert_order", dtypes=("int32",) * 4, supports=_supports, bind=_bind_order, workspace=_order_workspace
+    ),
+    *(
+        KernelDef(
+            op="router_load",
+            dtypes=(dtype, "int32", "int32", *before, "fp32"),
+            supports=_supports,
+            bind=_bind_load,
+            workspace=_load_workspace,
+        )
+        for dtype in ("fp32", "bf16")
+        for before in ((), ("fp32",))
     ),
 )
