@@ -14,6 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
+from surogate_core.verification import Extent, verify
+from surogate_loss_preference import reference
 
 from .planted import write_random_model
 
@@ -30,9 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def train(folder: Path, name: str, **keys: Any) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the output of a run, and its steps."""
-    out = folder / name
+def keys_of(folder: Path, name: str, **keys: Any) -> dict[str, Any]:
     dataset = {"path": str(folder / "pairs.jsonl"), "type": "preference", "text_as": "text", "prompt_field": "prompt"}
     config = {
         "model": str(folder / "model"),
@@ -45,14 +45,40 @@ def train(folder: Path, name: str, **keys: Any) -> tuple[Path, list[dict[str, An
         "max_steps": 2,
         "learning_rate": 1e-3,
         "verify_outputs": False,
-        "output_dir": str(out),
+        "output_dir": str(folder / name),
         **keys,
     }
-    given = {key: value for key, value in config.items() if value is not None}
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(given))
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def train(folder: Path, name: str, **keys: Any) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the output of a run, and its steps."""
+    out = folder / name
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(keys_of(folder, name, **keys)))
     run.train(run.load(folder / f"{name}.yaml"))
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return out, [record for record in records if record["log"] == "step"]
+
+
+def test_verify_compares_scores_the_loss_and_gradients_with_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all weights on the run's pairs, and of an adapter on random ones. Wrong scores are found."""
+    config = {**keys_of(folder, "verified"), "reward_center": 0.1}
+    path = folder / "verified.yaml"
+    for changes, extent in (({}, Extent()), ({"lora": True}, Extent(rows=1, length=32, random_tokens=True))):
+        path.write_text(yaml.safe_dump({**config, **changes}))
+        result = verify(path, extent=extent, notice=lambda line: None)
+        assert result.passed, result.first_wrong
+        names = [row.name for row in result.verdict.rows]
+        assert {"embedding", "block 0", "block 1", "logits", "loss"} < set(names) and not result.verdict.not_compared
+        assert any("score" in name for name in names)
+    right = reference.document_scores
+    monkeypatch.setattr(
+        reference, "document_scores", lambda *ins, **attrs: (1.01 * right(*ins, **attrs)[0], right(*ins, **attrs)[1])
+    )
+    wrong = verify(path, extent=Extent(rows=1, length=32), notice=lambda line: None).first_wrong
+    assert wrong is not None and wrong.name == "logits" and wrong.error == pytest.approx(0.01, rel=1e-3)
 
 
 def scores(folder: Path, model: Any) -> dict[str, float]:

@@ -155,9 +155,18 @@ def _read(path: Path) -> dict[str, Any]:
 def _build(context: LossContext[RewardOptions]) -> Loss:
     b, batch, head = context.builder, context.batch, context.head
     assert batch.groups is not None and batch.group_scale is not None, "the loss asks for groups"
-    scores, used = b.emit("document_scores", head.x, head.weight, batch.tokens, batch.groups, **head.attrs)
+    scores, used = b.emit(
+        "document_scores", head.x, head.weight, batch.tokens, batch.groups, label=("logits", "used"), **head.attrs
+    )
     attrs: dict[str, Any] = {"form": "sigmoid", "beta": 1.0, "center": context.options.reward_center}
     return loss_of_groups(FIGURES, b.emit("pair_loss", scores, used, batch.group_scale, **attrs))
+
+
+def _of_scores(scores: Any, options: RewardOptions) -> Any:
+    """Return the loss of the scores of both answers, [2, 1]."""
+    import torch.nn.functional as F
+
+    return options.reward_center * scores.sum().square() - F.logsigmoid(scores[0] - scores[1]).sum()
 
 
 REWARD = LossDef(
@@ -167,4 +176,5 @@ REWARD = LossDef(
     model=scored,
     build=_build,
     group_size=2,
+    of_scores=_of_scores,
 )

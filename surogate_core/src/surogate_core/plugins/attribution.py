@@ -120,8 +120,7 @@ def _is_figure(figure: Any) -> bool:
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
     figures = [*result.terms, *result.metrics]
-    scalars = all(term.value.shape == () for term in result.terms)
-    if not (result.terms and scalars and all(map(_is_figure, figures))):
+    if not result.terms or not all(map(_is_figure, figures)):
         return "a Loss of at least one term, whose values are fp32 of shape []"
     names = [figure.name for figure in figures]
     if len(set(names)) < len(names) or len({figure.value for figure in figures}) < len(names):

@@ -332,8 +332,9 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began
-    every = zip(job.reported, sums.totals, strict=True)
-    figures = {figure.name: figure.of(sums.mean(total, figure.per)) for figure, total in every}
+    figures = {
+        one.name: one.of(sums.mean(total, one.per)) for one, total in zip(job.reported, sums.totals, strict=True)
+    }
     loss = figures.pop("loss")
     report = EvalReport(
         step=progress.step,

@@ -66,6 +66,7 @@ def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], proce
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)
     every = processes.gather([[np.asarray(total).tolist() for total in totals], labels, groups], what)
-    by_figure = zip(*(totals for totals, *_ in every), strict=True)
-    summed = [sum(map(np.array, values), np.zeros(()))[()] for values in by_figure]
+    summed = [
+        sum(map(np.array, of_one), np.zeros(())) for of_one in zip(*(totals for totals, *_ in every), strict=True)
+    ]
     return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))

@@ -25,6 +25,7 @@ from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from ..planning.plan import plan_run
+from ..plugins.discovery import load_registry
 from .extent import Extent
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import Subject, WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
@@ -100,12 +101,13 @@ def verify(
     length = extent.length or min(config.sequence_len, DEFAULT_LENGTH)
     if not 2 <= length <= config.sequence_len:
         raise ConfigError(f"--length: {length} is not from 2 to the run's sequence_len, {config.sequence_len}.")
+    scored = load_registry(files=config.plugins).loss(config.loss).of_scores is not None
     changes = {
         "per_device_train_batch_size": extent.rows,
         "sequence_len": length,
         "gradient_accumulation_steps": 1,
         "lmhead_chunks": "auto",
-        "loss": TrainConfig.model_fields["loss"].default,  # that of transformers
+        "loss": config.loss if scored else TrainConfig.model_fields["loss"].default,  # that of transformers
         "attn_bwd_chunks": 1,
         "gpus": 1,
         "ranks_per_gpu": 1,
@@ -133,7 +135,8 @@ def verify(
         exact_already = computes_in_fp32(subject.plan.inputs)
         exact = None if exact_already else planned(in_fp32, kernels="allow_reference", **dequantized)
         if config.datasets and not extent.random_tokens:
-            rows = from_data(run.tokenize(loaded, notice), subject.plan.inputs, config.train_seed)
+            data = run.tokenize(subject.run.loaded if scored else loaded, notice)
+            rows = from_data(data, subject.plan.inputs, config.train_seed)
         else:
             rows = random_rows(subject.plan.inputs, config.train_seed)
         needed = estimate(subject, exact, rows)

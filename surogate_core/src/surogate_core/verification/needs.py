@@ -39,7 +39,7 @@ def estimate(subject: Subject, exact: Subject | None, rows: ComparedRows) -> Nee
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
     trained = subject.plan.assembly.n_trainable
     forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
-    longest = max(b - a for a, b in rows.documents)
+    longest = max(sum(b - a for a, b in group) for group in rows.groups)
     share = longest / len(rows.batch.tokens)
     heads = subject.run.model_config.get("num_attention_heads")
     n_layers = len({op.block for op in assembly.only("evaluate").ops if op.block >= 0})

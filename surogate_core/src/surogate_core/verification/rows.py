@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..assembly.inputs import PlanInputs
+from ..data.asked import Asked
 from ..data.cache import Int64s, TokenDataset
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, MicroBatch, micro_batch
@@ -29,18 +30,24 @@ class ComparedRows:
     description: str
 
     @property
-    def documents(self) -> list[tuple[int, int]]:
-        """(start, stop) of each document with a label. The others, and padding, do not affect loss or gradients."""
+    def groups(self) -> list[list[tuple[int, int]]]:
+        """(start, stop) of the documents of each group, else of each with a label. Others change nothing."""
+        if self.batch.n_groups:
+            return [[(a, b) for a, b in group] for group in self.batch.asked["groups"][: self.batch.n_groups].tolist()]
         bounds = pairwise(dict.fromkeys(self.batch.cu_seqlens.tolist()))
-        return [(a, b) for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
+        return [[(a, b)] for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
+
+    @property
+    def documents(self) -> list[tuple[int, int]]:
+        return [document for group in self.groups for document in group]
 
 
 def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
-    """Return random rows of the training data, cut to the compared length. Rows without a label are skipped."""
+    """Return random rows of the training data with labels, cut to the compared length, which those of groups have."""
     n_rows, length, padding = inputs.batch_size, inputs.seq_len, data.tokenizer.padding_id
     tried = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
-    rows = _cut(data.train, tried, inputs)
-    labelled = [row for row in range(len(tried)) if micro_batch(rows, np.array([row]), 1, padding).n_valid]
+    rows, tried = (data.train, tried) if inputs.loss.group else (_cut(data.train, tried, inputs), np.arange(len(tried)))
+    labelled = [row for row in tried.tolist() if micro_batch(rows, np.array([row]), 1, padding).n_valid]
     if not labelled:
         raise ConfigError(
             f"datasets: none of {len(tried)} rows has a label in its first {length} tokens. Raise --length, "
@@ -54,8 +61,8 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
 def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random tokens in documents of random lengths, all of them labelled."""
     n_rows, length, vocab_size = inputs.batch_size, inputs.seq_len, inputs.dims.vocab_size
-    rng = np.random.default_rng(seed)
-    documents = min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, max(1, length // 8))
+    rng, group = np.random.default_rng(seed), max(1, inputs.loss.group)
+    documents = max(1, min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, length // 8) // group) * group
     bounds: list[int] = []
     tokens = []
     for row in range(n_rows):
@@ -63,10 +70,11 @@ def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
         bounds += [row * length + start for start in (0, *inner)]
         tokens.append(rng.integers(0, vocab_size, length, dtype=np.int32))
     offsets, total = np.array([*bounds, n_rows * length]), n_rows * length
-    all_trained = np.full(-(-total // 8), 0xFF, np.uint8)
-    corpus = Corpus((TokenDataset(np.concatenate(tokens), all_trained, offsets, 0, vocab_size - 1, total),))
-    of_rows = np.arange(n_rows + 1) * documents
-    rows = PackedRows(corpus, length, offsets[:-1], offsets[1:], of_rows, _documents_a_row(inputs))
+    trained = np.full(-(-total // 8), 0xFF, np.uint8)
+    corpus = Corpus((TokenDataset(np.concatenate(tokens), trained, offsets, 0, vocab_size - 1, total, group=group),))
+    of_rows, asked = np.arange(n_rows + 1) * documents // group, Asked(group=inputs.loss.group)
+    pieces = offsets[:-1:group], offsets[group::group]
+    rows = PackedRows(corpus, length, *pieces, of_rows, _documents_a_row(inputs), asked)
     batch = micro_batch(rows, np.arange(n_rows), n_rows, 0)
     return ComparedRows(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
 

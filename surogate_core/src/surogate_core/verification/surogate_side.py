@@ -50,10 +50,10 @@ def observe(
             param.copy_(param.to(TORCH_DTYPES[stored[name]]))
         _write(subject, worker, scratch)
         observed = Observed()
-        positions = torch.cat([torch.arange(a, b) for a, b in rows.documents])
-        worker.watch(lambda buffers: _Watcher(buffers, positions, observed, subject.plan))
+        worker.watch(lambda buffers: _Watcher(buffers, rows.documents, observed, subject.plan))
         worker.start(graphs=False)
-        worker.micro_step(rows.batch, first=True, last=True, loss_scale=1 / rows.batch.n_valid, index=1)
+        scales = {"loss_scale": 1 / rows.batch.n_valid, "group_scale": 1 / max(1, rows.batch.n_groups)}
+        worker.micro_step(rows.batch, first=True, last=True, index=1, **scales)
         worker.settle()
         view = worker.buffers.persistent
         observed.loss = float(view(subject.plan.assembly.loss))
@@ -70,14 +70,15 @@ def observe(
 class _Watcher:
     """Copies what is compared when the forward pass has written it.
 
-    The model labels it: "embedding", if the first block reads it; "residual", the output of a block; "logits". Without
-    a value of this label, logits are those of the op that writes the loss, if its definition says which input is the
-    head (`OpDef.param_kinds`).
+    The model labels it: "embedding", if the first block reads it; "residual", the output of a block; "logits", also of
+    each document of the loss's groups. Without a value of this label, logits are those of the op that writes the loss,
+    if its definition says which input is the head (`OpDef.param_kinds`).
     """
 
-    def __init__(self, buffers: Buffers, positions: Tensor, observed: Observed, plan: Plan) -> None:
+    def __init__(self, buffers: Buffers, documents: Sequence[tuple[int, int]], observed: Observed, plan: Plan) -> None:
         self._buffers = buffers
-        self._positions = positions
+        self._documents = documents
+        self._positions = torch.cat([torch.arange(a, b) for a, b in documents])
         self._observed = observed
         self._blocks = 0
         self._plan = plan
@@ -95,6 +96,9 @@ class _Watcher:
             elif out.dtype == "int32" and all(DTYPES[value.dtype].has_grad for value in op.ins):
                 choices = self._buffers.view(out, name)
                 self._observed.choices.append(choices[self._positions.to(choices.device)].cpu())
+            elif out.label == LOGITS and (groups := self._plan.assembly.batch.groups) and out.shape == groups.shape[:2]:
+                scores = self._buffers.view(out, name).flatten()[: len(self._documents)]
+                self._observed.states[LOGITS] = scores[:LOGIT_POSITIONS, None].float().cpu().clone()
             elif out.label == LOGITS:
                 self._keep(LOGITS, self._buffers.view(out, name), LOGIT_POSITIONS)
         kinds = self._plan.inputs.ops[op.kind].param_kinds
@@ -130,7 +134,8 @@ def _write(subject: Subject, worker: AnyWorker, scratch: Path) -> None:
     """Write what transformers cannot read from the user's files."""
     config, params = subject.run.config, worker.params()
     worker.settle()
-    if config.from_scratch and not (scratch / "model").exists():
+    headed = subject.run.adapter is None and any(m.new for m in subject.plan.assembly.weights)
+    if (config.from_scratch or headed) and not (scratch / "model").exists():
         pieces = {name: worker.pieces(value) for name, value in subject.plan.assembly.params.items()}
         hf.save_model(scratch / "model", model_export(subject.run, subject.plan, pieces))
     found = subject.run.adapter

@@ -47,26 +47,32 @@ def observe(
             _convert(wrapped, compute)
         wrapped = wrapped.to(device).eval()
     _count_padding(model)
-    observed = Observed()
+    observed, inputs = Observed(), subject.plan.inputs
     with ExitStack() as stack:
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
         same = stack.enter_context(SameChoices(choices)) if choices else None
-        for start, stop in rows.documents:
-            if same:
-                same.begin(stop - start)
-            tokens = torch.from_numpy(rows.batch.tokens[start:stop]).long().to(device)
-            targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
-            logits = wrapped(input_ids=tokens[None], use_cache=False).logits[0]
-            loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_LABEL, reduction="sum")
-            if same:
-                same.end()
-            (loss / rows.batch.n_valid).backward()
+        for group in rows.groups:
+            outputs = []
+            for start, stop in group:
+                if same:
+                    same.begin(stop - start)
+                tokens = torch.from_numpy(rows.batch.tokens[start:stop]).long().to(device)
+                outputs.append(wrapped(input_ids=tokens[None], use_cache=False).logits.flatten(0, -2))
+                if same:
+                    same.end()
+            logits = torch.cat(outputs).float()
+            if inputs.loss.of_scores:
+                loss = inputs.loss.of_scores(logits, inputs.loss_options) / rows.batch.n_groups
+            else:
+                targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
+                loss = F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum") / rows.batch.n_valid
+            loss.backward()
             total = observed.loss if seen[LOGITS] else 0.0
-            observed.loss = total + float(loss.detach()) / rows.batch.n_valid
+            observed.loss = total + float(loss.detach())
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
-            seen[LOGITS].append(logits[:rest].detach().float().cpu())
+            seen[LOGITS].append(logits[:rest].detach().cpu())
     observed.lost = same.lost if same else None
     observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
@@ -79,16 +85,18 @@ def observe(
 
 def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     """Load the weights of the checkpoint, or those that our side drew, with the config that the run would save."""
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers import __version__ as version
 
+    definition = subject.plan.inputs.model
     model_dir = scratch / "model" if (scratch / "model").exists() else subject.run.model_dir
     config = scratch / "config"
     config.mkdir(exist_ok=True)
-    (config / "config.json").write_text(json.dumps(subject.run.model_config), encoding="utf-8")
+    (config / "config.json").write_text(json.dumps(definition.saved(subject.run.model_config)), encoding="utf-8")
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            model_dir, config=str(config), dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        kind, given = getattr(transformers, definition.loaded_by), transformers.AutoConfig.from_pretrained(config)
+        return kind.from_pretrained(
+            model_dir, config=given, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         ).eval()
     except Exception as error:  # config, files and version can fail anywhere in transformers
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -191,7 +191,7 @@ def its_costs_can_be_planned(definition: OpDef, bench: Bench) -> None:
         assert not rate or rate in rates, f"math is {rate!r}, which is no rate of a device: {', '.join(rates)}"
         if definition.product and definition.product.of == "forward" and not definition.product.second:
             (tokens, columns), rows = sample.op.ins[0].shape, sample.op.ins[1].shape[0]
-            groups = 1 if definition.group_ends is None else sample.op.ins[definition.groups].size
+            groups = 1 if definition.group_ends is None else sample.op.ins[definition.group_ends].size
             least = 2 * tokens * columns * rows // groups
             assert definition.flops(sample.op) >= least, f"flops is less than the {least} of its matrix product"
 
@@ -203,7 +203,7 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         raise NotApplicable("it declares no product")
     for sample in samples(definition, bench):
         a, b, *more = (x.double() for x in sample.ins)
-        ends = [len(a)] if definition.group_ends is None else sample.ins[definition.groups].tolist()
+        ends = [len(a)] if definition.group_ends is None else sample.ins[definition.group_ends].tolist()
         rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         weights = [b[part] for part in rows] if product.of == "wgrad" else b.chunk(len(rows))
         of = {"forward": lambda a, b: a @ b.T, "dgrad": lambda a, b: a @ b, "wgrad": lambda a, b: a.T @ b}[product.of]
