@@ -133,6 +133,18 @@ def test_a_loss_whose_reference_cannot_be_kept_is_refused(folder: Path, loss: st
         train(folder, "cached-refused", reference="cached", loss=loss)
 
 
+def test_a_plan_counts_a_frozen_reference_as_weights(folder: Path) -> None:
+    """It is a copy of all of them; the states of the optimizer stay what they are."""
+    keys = {"model": str(folder / "model"), "model_dtype": "fp32", "loss": "dpo", "sequence_len": 64, "lora": False}
+    dataset = {"path": str(folder / "pairs.jsonl"), "type": "preference", "text_as": "text"} | PROMPT
+    reports = []
+    for changes in ({"loss": "simpo"}, {"reference": "frozen"}):
+        (folder / "planned.yaml").write_text(yaml.safe_dump({**keys, "datasets": [dataset], **changes}))
+        reports.append(run.plan(run.load(folder / "planned.yaml"), "h200").report.device_bytes)
+    alone, frozen = reports
+    assert frozen["weights"] == 2 * alone["weights"] and frozen["optimizer"] == alone["optimizer"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",

@@ -29,7 +29,7 @@ from ..program.op import Op, Program
 from ..program.passes.dead_code import dead_code
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
-from ..program.value import Value
+from ..program.value import WEIGHT_LABEL, Value
 from ..program.verify import check_states
 from .assembly import ADAPTER_START
 from .finisher import Finisher
@@ -110,7 +110,7 @@ class Recorder:
 
     def _copies(self, model: Program, head: Head) -> dict[Value, Value]:
         read = dict.fromkeys((*(v for op in model.ops for v in op.ins if v.role == "param"), head.weight))
-        return {v: self.b.state(f"reference.{v.name}", v.shape, v.dtype, None) for v in read}
+        return {v: self.b.state(f"reference.{v.name}", v.shape, v.dtype, None, label=WEIGHT_LABEL) for v in read}
 
     def with_reference(
         self, forward: Program, model: Program, stand_in: Value, copies: Mapping[Value, Value]

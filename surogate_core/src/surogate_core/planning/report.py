@@ -16,7 +16,7 @@ from ..memory.lifetimes import Lifetime
 from ..memory.plan import ArenaPlan, MemoryPlan
 from ..program.op import Program
 from ..program.passes.reduce import micro_step_counts
-from ..program.value import Value
+from ..program.value import WEIGHT_LABEL, Value
 
 if TYPE_CHECKING:
     from ..api import DeviceInfo
@@ -212,13 +212,13 @@ def _on_host(memory: MemoryPlan, ranks: int) -> dict[str, int]:
 
 
 def _purposes(memory: MemoryPlan) -> dict[str, int]:
-    """Return the bytes of segments and arena. Quantized weights are states, and count as weights."""
+    """Return the bytes of segments and arena. Quantized and copied weights are states, and count as weights."""
     states = memory.segments["state"]
-    derived = sum(align(v.nbytes) for v in states.offsets if v.derived)
+    held = sum(align(v.nbytes) for v in states.offsets if v.derived or v.label == WEIGHT_LABEL)
     return {
-        "weights": memory.segments["param"].nbytes + derived,
+        "weights": memory.segments["param"].nbytes + held,
         "gradients": memory.segments["grad"].nbytes,
-        "optimizer": states.nbytes - derived,
+        "optimizer": states.nbytes - held,
         "activations": memory.arena_bytes,
     }
 

@@ -70,6 +70,7 @@ class Builder:
         dtype: str,
         init: Init | None,
         *,
+        label: str = "state",
         collects: Collects = "",
         derived: bool = False,
         place: Place = "device",
@@ -77,13 +78,12 @@ class Builder:
     ) -> Value:
         """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it.
 
-        `collects`, `derived`, `place` and `shard`: see `Value`.
+        `label`: WEIGHT_LABEL of a copy of weights, which plans count as weights. The others: see `Value`.
         """
         if collects not in get_args(Collects):
             raise ProgramError(f"{_caller()}: collects of state {name!r} is {collects!r}, expected sum or max")
-        return self._declare(
-            name, shape, dtype, "state", init, collects=collects, derived=derived, place=place, shard=shard
-        )
+        fields = {"label": label, "collects": collects, "derived": derived, "place": place, "shard": shard}
+        return self._declare(name, shape, dtype, "state", init, **fields)
 
     def activation(
         self, label: str, shape: Sequence[int], dtype: str, place: Place = "device", *, room: int = 0
@@ -130,7 +130,7 @@ class Builder:
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
         _check_dtype(name, dtype)
-        value = Value(name, tuple(shape), dtype, role, role, self._block, init, **fields)
+        value = Value(name, tuple(shape), dtype, role, fields.pop("label", role), self._block, init, **fields)
         if (role in ("param", "grad") or value.derived) and shards.is_divisible(value.shape, self.parts):
             value = replace(value, room=shards.room(value.shape, dtype, self.parts))
         self._named[name] = value
