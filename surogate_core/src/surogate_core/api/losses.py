@@ -124,8 +124,7 @@ class LossDef(Definition, Generic[Options]):
                with `reference: cached`, a column per document in place of the reference: `Loss.cached_reference` before
                the first step. Only of a loss whose groups have several documents.
     prepass    metrics of the whole step that `build` reads; only of a loss with `group_size=1`
-    of_scores  with `model`: (outputs of transformers' class of the documents of a group, [n, labels], options) -> the
-               loss of the group, a torch scalar, for `surogate verify`
+    of_scores  with `model`: (what transformers computes of a group, [n, labels], options) -> its loss, for verify
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
 

@@ -153,8 +153,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
     first, *others = (*loss.terms, *loss.metrics, *head.metrics)
-    totals: dict[Value, Value] = {}
-    evaluated: dict[Value, Value] = {}
+    totals, evaluated = dict[Value, Value](), dict[Value, Value]()
     reported = tuple(_reported(b, one, totals, evaluated) for one in (replace(first, name="loss"), *others))
     kept = (loss.cached_reference,) if inputs.loss.cached_reference and loss.cached_reference else ()
     cached = tuple(b.state("cached_reference", v.shape, v.dtype, Init(kind="zeros")) for v in kept)

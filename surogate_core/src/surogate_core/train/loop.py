@@ -332,13 +332,11 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began
-    figures = {
-        one.name: one.of(sums.mean(total, one.per)) for one, total in zip(job.reported, sums.totals, strict=True)
-    }
-    loss = figures.pop("loss")
+    every = zip(job.reported, sums.totals, strict=True)
+    figures = {one.name: one.of(sums.mean(total, one.per)) for one, total in every}
     report = EvalReport(
         step=progress.step,
-        loss=loss,
+        loss=figures.pop("loss"),
         valid_tokens=sums.labels,
         duration_ms=seconds * 1000,
         time=time.time(),

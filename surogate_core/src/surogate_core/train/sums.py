@@ -66,7 +66,6 @@ def sum_losses(worker: AnyWorker, batches: Iterable[Sequence[MicroBatch]], proce
         labels += sum(batch.n_valid for batch in together)
         groups += sum(batch.n_groups for batch in together)
     every = processes.gather([[np.asarray(total).tolist() for total in totals], labels, groups], what)
-    summed = [
-        sum(map(np.array, of_one), np.zeros(())) for of_one in zip(*(totals for totals, *_ in every), strict=True)
-    ]
+    by_figure = zip(*(totals for totals, *_ in every), strict=True)
+    summed = [sum(map(np.array, values), np.zeros(())) for values in by_figure]
     return Sums(summed, sum(n for _, n, _ in every), sum(n for *_, n in every))

@@ -23,12 +23,12 @@ class Observed:
     states     in the order of the forward pass: "embedding", "block 0", ..., each [positions, C], and "logits" [at most
                128 positions, V]
     gradients  of the mean loss, by the name of the checkpoint's tensor or of the adapter's param
-    choices    int32 [positions, ...] of each op that makes whole numbers of others, as routers do, in their order
-    lost       of transformers with our choices: by which share of its own best the values of ours are less, at most
+    choices    integers [positions, k] of each op that makes whole numbers of others, as routers do; of transformers,
+               which goes on with ours, its own. values: [positions, n], of which these are the largest
     """
 
     loss: float = float("nan")
     states: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     choices: list[Tensor] = field(default_factory=list)
-    lost: float | None = None
+    values: list[Tensor] = field(default_factory=list)

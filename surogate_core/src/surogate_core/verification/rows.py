@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -30,16 +31,12 @@ class ComparedRows:
     description: str
 
     @property
-    def groups(self) -> list[list[tuple[int, int]]]:
+    def groups(self) -> Sequence[Sequence[Sequence[int]]]:
         """(start, stop) of the documents of each group, else of each with a label. Others change nothing."""
         if self.batch.n_groups:
-            return [[(a, b) for a, b in group] for group in self.batch.asked["groups"][: self.batch.n_groups].tolist()]
+            return np.asarray(self.batch.asked["groups"])[: self.batch.n_groups].tolist()
         bounds = pairwise(dict.fromkeys(self.batch.cu_seqlens.tolist()))
         return [[(a, b)] for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
-
-    @property
-    def documents(self) -> list[tuple[int, int]]:
-        return [document for group in self.groups for document in group]
 
 
 def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:

@@ -50,10 +50,11 @@ def observe(
             param.copy_(param.to(TORCH_DTYPES[stored[name]]))
         _write(subject, worker, scratch)
         observed = Observed()
-        worker.watch(lambda buffers: _Watcher(buffers, rows.documents, observed, subject.plan))
+        documents = [document for group in rows.groups for document in group]
+        worker.watch(lambda buffers: _Watcher(buffers, documents, observed, subject.plan))
         worker.start(graphs=False)
-        scales = {"loss_scale": 1 / rows.batch.n_valid, "group_scale": 1 / max(1, rows.batch.n_groups)}
-        worker.micro_step(rows.batch, first=True, last=True, index=1, **scales)
+        loss_scale, group_scale = 1 / rows.batch.n_valid, 1 / max(1, rows.batch.n_groups)
+        worker.micro_step(rows.batch, first=True, last=True, index=1, loss_scale=loss_scale, group_scale=group_scale)
         worker.settle()
         view = worker.buffers.persistent
         observed.loss = float(view(subject.plan.assembly.loss))
@@ -75,7 +76,7 @@ class _Watcher:
     if its definition says which input is the head (`OpDef.param_kinds`).
     """
 
-    def __init__(self, buffers: Buffers, documents: Sequence[tuple[int, int]], observed: Observed, plan: Plan) -> None:
+    def __init__(self, buffers: Buffers, documents: Sequence[Sequence[int]], observed: Observed, plan: Plan) -> None:
         self._buffers = buffers
         self._documents = documents
         self._positions = torch.cat([torch.arange(a, b) for a, b in documents])

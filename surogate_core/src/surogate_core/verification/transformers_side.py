@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,12 +56,9 @@ def observe(
         for group in rows.groups:
             outputs = []
             for start, stop in group:
-                if same:
-                    same.begin(stop - start)
                 tokens = torch.from_numpy(rows.batch.tokens[start:stop]).long().to(device)
-                outputs.append(wrapped(input_ids=tokens[None], use_cache=False).logits.flatten(0, -2))
-                if same:
-                    same.end()
+                with same.document(stop - start) if same else nullcontext():
+                    outputs.append(wrapped(input_ids=tokens[None], use_cache=False).logits.flatten(0, -2))
             logits = torch.cat(outputs).float()
             if inputs.loss.of_scores:
                 loss = inputs.loss.of_scores(logits, inputs.loss_options) / rows.batch.n_groups
@@ -73,7 +70,8 @@ def observe(
             observed.loss = total + float(loss.detach())
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().cpu())
-    observed.lost = same.lost if same else None
+    if same:
+        observed.choices, observed.values = (list(map(torch.cat, found)) for found in (same.own, same.values))
     observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
     del model, wrapped, parameters
@@ -187,6 +185,7 @@ class SameChoices(TorchFunctionMode):
 
     Two values that are closer than their rounding may be chosen either way, and the results then differ by all that
     depends on the choice. So the choices are compared by what they lose, and the results for equal choices.
+    `own` and `values` have, of each router and document, its own choices, and of what they are the largest.
 
     Experts are read out of their common tensor in one op, whose gradient is written once.
     """
@@ -195,15 +194,15 @@ class SameChoices(TorchFunctionMode):
         super().__init__()
         self._choices, self._next, self._stop, self._size = choices, 0, 0, 0
         self._matrices: dict[Tensor, Sequence[Tensor]] = {}
-        self.lost = 0.0
+        self.own: list[list[Tensor]] = [[] for _ in choices]
+        self.values: list[list[Tensor]] = [[] for _ in choices]
 
-    def begin(self, size: int) -> None:
-        """Begin the next document, of `size` tokens."""
+    @contextmanager
+    def document(self, size: int) -> Iterator[None]:
+        """Run the next document, of `size` tokens. Raises ConfigError unless it uses all choices."""
         self._next, self._size, self._stop = 0, size, self._stop + size
         self._matrices.clear()
-
-    def end(self) -> None:
-        """Raise ConfigError unless the document has used all choices."""
+        yield
         if self._next != len(self._choices):
             raise ConfigError(
                 f"verify compares models with routers for equal choices, which it gives to calls of topk: transformers "
@@ -211,13 +210,7 @@ class SameChoices(TorchFunctionMode):
                 "it."
             )
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         is_expert = func is Tensor.__getitem__ and isinstance(args[0], torch.nn.Parameter) and args[0].ndim == 3
         if is_expert and isinstance(args[1], Tensor) and not args[1].ndim:
             # The gradient of one matrix, by itself, would be a tensor of all experts.
@@ -230,11 +223,10 @@ class SameChoices(TorchFunctionMode):
         ours = self._choices[self._next][self._stop - self._size : self._stop].to(found.indices.device).long()
         if ours.shape != found.indices.shape:
             return found
+        self.own[self._next].append(found.indices.cpu())
+        self.values[self._next].append(args[0].detach().cpu())
         self._next += 1
-        values = args[0].gather(-1, ours)
-        best = float(found.values.detach().sum())
-        self.lost = max(self.lost, (best - float(values.detach().sum())) / abs(best))
-        return torch.return_types.topk((values, ours))
+        return torch.return_types.topk((args[0].gather(-1, ours), ours))
 
 
 class KeepFloat64(TorchFunctionMode):
@@ -245,13 +237,7 @@ class KeepFloat64(TorchFunctionMode):
     of float64 tensors change: what starts in float32, such as the angles of RoPE, stays in float32.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:

@@ -85,8 +85,18 @@ def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[
         reference = distance(yardstick.transformers.states[name], want)
         layer = int(name.split()[1]) if name.startswith("block ") else -1
         yield Row(name, "output", layer, distance(ours.states[name], want), reference, yardstick.allowed(reference))
-    if truth.lost is not None:
-        yield Row("choices", "output", -1, truth.lost, yardstick.transformers.lost or 0.0, yardstick.output)
+    if ours.choices:
+        error, reference = (lost(of.choices, truth.values) for of in (ours, yardstick.transformers))
+        yield Row("choices", "output", -1, error, reference, yardstick.allowed(reference))
+
+
+def lost(choices: Sequence[Tensor], values: Sequence[Tensor]) -> float:
+    """Return the norm of what the choices of a router lose, of each token, over that of the best; the most of any."""
+    shares = []
+    for chosen, of in zip(choices, values, strict=True):
+        best = of.topk(chosen.shape[-1]).values.sum(-1)
+        shares.append(norm(best - of.gather(-1, chosen.long()).sum(-1)) / norm(best))
+    return max(shares)
 
 
 def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
