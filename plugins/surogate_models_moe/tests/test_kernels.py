@@ -58,6 +58,15 @@ def test_products_of_few_terms_add_to_a_base_on_every_gpu(device: str) -> None:
         assert choose(KERNELS, total, Target(DEVICES[device])) in grouped.THIN
 
 
+@pytest.mark.parametrize("logits", ["bf16", "fp32"])
+def test_what_is_reported_of_routers_is_added_up_by_a_kernel(logits: str) -> None:
+    """Of the first layer, and of others, in the last of which micro-steps add to the sums of the step."""
+    ins, table = [(logits, (8, 6)), ("int32", (8, 2)), ("int32", (8,))], ("fp32", (3, 7))
+    for before, accumulate in (([], False), ([table], False), ([table], True)):
+        load = op("router_load", *ins, *before, accumulate=accumulate, layer=2, layers=3)
+        assert choose(KERNELS, load, Target(DEVICES["rtx4090"])).op == "router_load"
+
+
 def test_what_a_kernel_does_not_serve_is_named() -> None:
     h100 = Target(DEVICES["h100"])
     experts = "int32", (4, 17)
