@@ -189,9 +189,9 @@ def supports(device: DeviceInfo, precision: Precision, options: SkippedBlocks) -
     return Support(True)
 
 
-def lower(family: Programs, context: LowerContext) -> Programs:
+def lower(programs: Programs, context: LowerContext) -> Programs:
     b = context.builder
-    chosen = quantized_weights(family, context, context.options, BLOCK, "MXFP8 products", "use recipe: bf16")
+    chosen = quantized_weights(programs, context, context.options, BLOCK, "MXFP8 products", "use recipe: bf16")
     weights = Weights.declared(b, chosen)
 
     def lowered(program: Program) -> Program:
@@ -201,8 +201,8 @@ def lower(family: Programs, context: LowerContext) -> Programs:
         weights.quantize(b, chosen.params)
     with b.record("update") as update:
         weights.quantize(b, set(chosen.grads.values()))
-    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate))
-    return family.appending(derive, update)
+    programs = replace(programs, micro=lowered(programs.micro), evaluate=lowered(programs.evaluate))
+    return programs.appending(derive, update)
 
 
 MXFP8 = RecipeDef(

@@ -64,13 +64,13 @@ def supports(device: DeviceInfo, precision: Precision, options: BaseModel) -> Su
     return Support(True)
 
 
-def lower(family: Programs, context: LowerContext) -> Programs:
+def lower(programs: Programs, context: LowerContext) -> Programs:
     """Cast the operands of every matrix product to its dtype."""
     builder, precision = context.builder, context.precision
     return replace(
-        family,
-        micro=cast_operands(family.micro, builder, precision),
-        evaluate=cast_operands(family.evaluate, builder, precision),
+        programs,
+        micro=cast_operands(programs.micro, builder, precision),
+        evaluate=cast_operands(programs.evaluate, builder, precision),
     )
 
 

@@ -65,47 +65,47 @@ def supports(device: DeviceInfo, precision: Precision, options: object = None) -
     return Support(True)
 
 
-def lower(family: Programs, context: LowerContext[Fp8Options]) -> Programs:
+def lower(programs: Programs, context: LowerContext[Fp8Options]) -> Programs:
     """Lower the products of the blocks, and keep scales and FP8 weights up to date."""
     options = context.options
-    settings = _settings(family, context, options)
+    settings = _settings(programs, context, options)
     quantizers = Quantizers(context.builder)
 
     def lowered(program: Program, scaling: Scaling, counts: Counts | None = None) -> Program:
         return lower_program(program, context, quantizers, settings, scaling, counts)
 
-    micro, calibrate = lowered(family.micro, "delayed"), lowered(family.micro, "current")
+    micro, calibrate = lowered(programs.micro, "delayed"), lowered(programs.micro, "current")
     history = quantizers.history(options.fp8_amax_history)
     numerics = None
     if context.numerics:
         counts = Counts(context.builder)
-        numerics = report(lowered(family.micro, "delayed", counts), counts, _trained(context, quantizers), history)
-    family = replace(
-        family,
+        numerics = report(lowered(programs.micro, "delayed", counts), counts, _trained(context, quantizers), history)
+    programs = replace(
+        programs,
         micro=micro,
         calibrate=replace(calibrate, name="calibrate"),
-        evaluate=lowered(family.evaluate, "fallback"),
+        evaluate=lowered(programs.evaluate, "fallback"),
         numerics=numerics,
     )
-    family = _with_quantized_weights(family, context, quantizers)
-    return _with_delayed_scales(family, context, quantizers, history)
+    programs = _with_quantized_weights(programs, context, quantizers)
+    return _with_delayed_scales(programs, context, quantizers, history)
 
 
-def lower_unrecorded(family: Programs, context: LowerContext) -> Programs:
+def lower_unrecorded(programs: Programs, context: LowerContext) -> Programs:
     """Lower the products of the blocks, every tensor scaled by its own magnitude: for recipes without FP8 states."""
-    settings = _settings(family, context, Fp8Options.model_validate({}))
+    settings = _settings(programs, context, Fp8Options.model_validate({}))
     quantizers = Quantizers(context.builder)
 
     def lowered(program: Program, counts: Counts | None = None) -> Program:
         return lower_program(program, context, quantizers, settings, "unrecorded", counts)
 
-    micro, evaluate = lowered(family.micro), lowered(family.evaluate)
+    micro, evaluate = lowered(programs.micro), lowered(programs.evaluate)
     numerics = None
     if context.numerics:
         counts = Counts(context.builder)
-        numerics = report(lowered(family.micro, counts), counts, _trained(context, quantizers), history=None)
+        numerics = report(lowered(programs.micro, counts), counts, _trained(context, quantizers), history=None)
     return _with_quantized_weights(
-        replace(family, micro=micro, evaluate=evaluate, numerics=numerics), context, quantizers
+        replace(programs, micro=micro, evaluate=evaluate, numerics=numerics), context, quantizers
     )
 
 
@@ -113,11 +113,11 @@ def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
     return is_block_matrix(info)
 
 
-def _settings(family: Programs, context: LowerContext, options: Fp8Options) -> Settings:
+def _settings(programs: Programs, context: LowerContext, options: Fp8Options) -> Settings:
     sm = context.target.device.sm if context.target else None
     groups = multiplies_groups(sm)
     return Settings(
-        weights=quantized_weights(family, context, options, MULTIPLE, "FP8 products", BF16, groups=groups),
+        weights=quantized_weights(programs, context, options, MULTIPLE, "FP8 products", BF16, groups=groups),
         transposes=transposes(sm),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",
@@ -127,7 +127,7 @@ def _settings(family: Programs, context: LowerContext, options: Fp8Options) -> S
 # ---------------------------------------------------------------------------------------------------- between the steps
 
 
-def _with_quantized_weights(family: Programs, context: LowerContext, quantizers: Quantizers) -> Programs:
+def _with_quantized_weights(programs: Programs, context: LowerContext, quantizers: Quantizers) -> Programs:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
     b, derive = context.builder, []
     for weight in quantizers.weights:
@@ -143,17 +143,17 @@ def _with_quantized_weights(family: Programs, context: LowerContext, quantizers:
             b.emit("fp8_scales", *amax, outs=[w.scale for w in trained], maximum=LARGEST["e4m3"])
         for w in trained:
             b.emit("fp8_quantize", w.weight, w.scale, outs=[w.copy], dtype="e4m3", scaling="given")
-    return family.appending(derive, update)
+    return programs.appending(derive, update)
 
 
 def _trained(context: LowerContext, quantizers: Quantizers) -> list[QuantizedWeight]:
     return [w for w in quantizers.weights if context.params[w.weight].grad is not None]
 
 
-def _with_delayed_scales(family: Programs, context: LowerContext, quantizers: Quantizers, history: Value) -> Programs:
+def _with_delayed_scales(programs: Programs, context: LowerContext, quantizers: Quantizers, history: Value) -> Programs:
     """Skip a step in which a tensor was not finite, and renew the scales at the end of the update."""
-    b, coef = context.builder, family.clip_coef
-    delayed, (norm,) = quantizers.delayed, family.update.outputs
+    b, coef = context.builder, programs.clip_coef
+    delayed, (norm,) = quantizers.delayed, programs.update.outputs
     amax, scales = [q.amax for q in delayed], [q.scale for q in delayed]
     with b.record("update") as guard:
         guarded = b.activation("clip_coef", (), "fp32")
@@ -162,11 +162,11 @@ def _with_delayed_scales(family: Programs, context: LowerContext, quantizers: Qu
         maxima = tuple(q.maximum for q in delayed)
         b.emit("fp8_update", guarded, history, *amax, *scales, outs=[history, *scales, *amax], maxima=maxima)
     ops = []
-    for op in family.update.ops:
+    for op in programs.update.ops:
         ops.append(replace(op, ins=tuple(guarded if v is coef else v for v in op.ins)) if coef in op.ins else op)
         if coef in op.outs:
             ops += guard
-    return replace(family, update=replace(family.update, ops=(*ops, *renew)), clip_coef=guarded)
+    return replace(programs, update=replace(programs.update, ops=(*ops, *renew)), clip_coef=guarded)
 
 
 def product_error(precision: Precision, options: object = None) -> float:

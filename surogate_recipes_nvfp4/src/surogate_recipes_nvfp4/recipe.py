@@ -121,18 +121,18 @@ def backend(options: Nvfp4Options, context: LowerContext) -> str:
     return options.fp4_backend
 
 
-def lower(family: Programs, context: LowerContext[Nvfp4Options]) -> Programs:
+def lower(programs: Programs, context: LowerContext[Nvfp4Options]) -> Programs:
     """Lower the products of the blocks, and keep the quantized weights up to date."""
-    return _lowered(family, context, context.options)
+    return _lowered(programs, context, context.options)
 
 
-def lower_with_defaults(family: Programs, context: LowerContext) -> Programs:
+def lower_with_defaults(programs: Programs, context: LowerContext) -> Programs:
     """Lower the products of the blocks with the recipe's default options: for other recipes."""
-    return _lowered(family, context, Nvfp4Options.model_validate({}))
+    return _lowered(programs, context, Nvfp4Options.model_validate({}))
 
 
-def _lowered(family: Programs, context: LowerContext, options: Nvfp4Options) -> Programs:
-    settings = _settings(family, context, options)
+def _lowered(programs: Programs, context: LowerContext, options: Nvfp4Options) -> Programs:
+    settings = _settings(programs, context, options)
     weights = Weights(context.builder, settings)
 
     def lowered(program: Program, measured: Measured | None = None) -> Program:
@@ -142,13 +142,13 @@ def _lowered(family: Programs, context: LowerContext, options: Nvfp4Options) -> 
     numerics = None
     if context.numerics:
         measured = Measured(context.builder)
-        numerics = measured.report(lowered(family.micro, measured))
-    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate), numerics=numerics)
-    return _with_quantized_weights(family, context, settings, weights)
+        numerics = measured.report(lowered(programs.micro, measured))
+    programs = replace(programs, micro=lowered(programs.micro), evaluate=lowered(programs.evaluate), numerics=numerics)
+    return _with_quantized_weights(programs, context, settings, weights)
 
 
-def _settings(family: Programs, context: LowerContext, options: Nvfp4Options) -> Settings:
-    weights = quantized_weights(family, context, options, MULTIPLE, "NVFP4 products", BF16)
+def _settings(programs: Programs, context: LowerContext, options: Nvfp4Options) -> Settings:
+    weights = quantized_weights(programs, context, options, MULTIPLE, "NVFP4 products", BF16)
     stored = _stored(context, weights.params) if options.fp4_weight_blocks == "auto" else {}
     return Settings(
         weights=replace(weights, forward_only=frozenset(stored)),
@@ -174,7 +174,9 @@ def _stored(context: LowerContext, weights: Collection[Value]) -> dict[Value, St
     return found
 
 
-def _with_quantized_weights(family: Programs, context: LowerContext, settings: Settings, weights: Weights) -> Programs:
+def _with_quantized_weights(
+    programs: Programs, context: LowerContext, settings: Settings, weights: Weights
+) -> Programs:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
     b, derive = context.builder, []
     for weight in weights.all:
@@ -185,7 +187,7 @@ def _with_quantized_weights(family: Programs, context: LowerContext, settings: S
         for weight in weights.all:
             if settings.weights.is_trained(weight.weight):
                 weight.quantize(b, settings)
-    return family.appending(derive, update)
+    return programs.appending(derive, update)
 
 
 def product_error(precision: Precision, options: object = None) -> float:

@@ -28,18 +28,18 @@ class _Use:
     backward: int
 
 
-def schedule(family: Programs, context: OffloadContext) -> Programs:
-    """Return the family whose micro-steps keep the residual stream in host memory.
+def schedule(programs: Programs, context: OffloadContext) -> Programs:
+    """Return the programs whose micro-steps keep the residual stream in host memory.
 
     Raises ConfigError for a model of so few blocks that nothing is moved.
     """
-    blocks = {value.block for value in _uses(family.micro)}
+    blocks = {value.block for value in _uses(programs.micro)}
     if len(blocks) <= AHEAD:
         raise ConfigError(
             "offload_residual: true: nothing to move, because the backward pass reads the residual stream of "
             f"{len(blocks)} blocks, and that of the last {AHEAD} stays on the device. Remove the key."
         )
-    return family.with_micro_steps(lambda program: offloaded(program, context.builder))
+    return programs.with_micro_steps(lambda program: offloaded(program, context.builder))
 
 
 def offloaded(program: Program, b: Builder) -> Program:

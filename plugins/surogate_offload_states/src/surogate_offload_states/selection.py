@@ -11,7 +11,7 @@ SMALLEST_BYTES = 64 << 10
 to start."""
 
 
-def optimizer_states(family: Programs, context: OffloadContext) -> Sequence[Value]:
+def optimizer_states(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the states of the optimizer."""
     return _some(
         context.optimizer_states,
@@ -19,7 +19,7 @@ def optimizer_states(family: Programs, context: OffloadContext) -> Sequence[Valu
     )
 
 
-def masters(family: Programs, context: OffloadContext) -> Sequence[Value]:
+def masters(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the masters that are not the weights themselves."""
     return _some(
         (p.master for p in context.params.values() if p.master is not None and p.master.role == "state"),
@@ -28,7 +28,7 @@ def masters(family: Programs, context: OffloadContext) -> Sequence[Value]:
     )
 
 
-def gradients(family: Programs, context: OffloadContext) -> Sequence[Value]:
+def gradients(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the gradients of params in blocks, or this rank's parts of them."""
     trained = [p for p in context.params.values() if p.grad is not None and p.param.block >= 0]
     if any(p.grad_part is not None and p.grad_part.inside for p in trained):
@@ -42,9 +42,9 @@ def gradients(family: Programs, context: OffloadContext) -> Sequence[Value]:
     )
 
 
-def weights(family: Programs, context: OffloadContext) -> Sequence[Value]:
+def weights(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the model's matrices in the chosen blocks that micro-steps read."""
-    read = {value for op in family.micro.ops for value in op.ins}
+    read = {value for op in programs.micro.ops for value in op.ins}
     matrices = [param for param, p in context.params.items() if p.stored and p.kind == "matrix" and param.block >= 0]
     found = _some(
         (param for param in matrices if param in read),
@@ -54,9 +54,9 @@ def weights(family: Programs, context: OffloadContext) -> Sequence[Value]:
     return _of_blocks(found, context.options.offload_weights)
 
 
-def quantized_weights(family: Programs, context: OffloadContext) -> Sequence[Value]:
+def quantized_weights(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the quantized weights in the chosen blocks: states that are made of params and that micro-steps read."""
-    read = dict.fromkeys(value for op in family.micro.ops for value in op.ins)
+    read = dict.fromkeys(value for op in programs.micro.ops for value in op.ins)
     found = _some(
         (value for value in read if value.role == "state" and value.derived and value.block >= 0),
         "offload_quants: this run keeps no quantized weights. Remove the key, choose a recipe that keeps them, such as "
