@@ -162,7 +162,7 @@ def _build(context: LossContext[RewardOptions]) -> Loss:
     return loss_of_groups(FIGURES, b.emit("pair_loss", scores, used, batch.group_scale, **attrs))
 
 
-def _of_scores(scores: Any, options: RewardOptions) -> Any:
+def _reference_loss(scores: Any, options: RewardOptions) -> Any:
     """Return the loss of the scores of both answers, [2, 1]."""
     import torch.nn.functional as F
 
@@ -176,5 +176,5 @@ REWARD = LossDef(
     model=scored,
     build=_build,
     group_size=2,
-    of_scores=_of_scores,
+    reference_loss=_reference_loss,
 )

@@ -124,7 +124,8 @@ class LossDef(Definition, Generic[Options]):
                with `reference: cached`, a column per document in place of the reference: `Loss.cached_reference` before
                the first step. Only of a loss whose groups have several documents.
     prepass    metrics of the whole step that `build` reads; only of a loss with `group_size=1`
-    of_scores  with `model`: (what transformers computes of a group, [n, labels], options) -> its loss, for verify
+    reference_loss
+               with `model`: (what transformers computes of a group, [n, labels], options) -> its loss, for verify
     in_nats    the first term is the cross-entropy of the labels, so that reports can show perplexities
     """
 
@@ -139,5 +140,5 @@ class LossDef(Definition, Generic[Options]):
     reference: Callable[[Options], bool] = field(default=lambda options: False)
     cached_reference: Column | None = None
     prepass: Prepass | None = None
-    of_scores: Callable[[Any, Options], Any] | None = None
+    reference_loss: Callable[[Any, Options], Any] | None = None
     in_nats: bool = False

@@ -101,7 +101,7 @@ def verify(
     length = extent.length or min(config.sequence_len, DEFAULT_LENGTH)
     if not 2 <= length <= config.sequence_len:
         raise ConfigError(f"--length: {length} is not from 2 to the run's sequence_len, {config.sequence_len}.")
-    scored = load_registry(files=config.plugins).loss(config.loss).of_scores is not None
+    scored = load_registry(files=config.plugins).loss(config.loss).reference_loss is not None
     changes = {
         "per_device_train_batch_size": extent.rows,
         "sequence_len": length,

@@ -43,7 +43,9 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random rows of the training data with labels, cut to the compared length, which those of groups have."""
     n_rows, length, padding = inputs.batch_size, inputs.seq_len, data.tokenizer.padding_id
     tried = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
-    rows, tried = (data.train, tried) if inputs.loss.group else (_cut(data.train, tried, inputs), np.arange(len(tried)))
+    rows, tried = (
+        (data.train, tried) if inputs.loss.group_size else (_cut(data.train, tried, inputs), np.arange(len(tried)))
+    )
     labelled = [row for row in tried.tolist() if micro_batch(rows, np.array([row]), 1, padding).n_valid]
     if not labelled:
         raise ConfigError(
@@ -58,7 +60,7 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
 def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
     """Return random tokens in documents of random lengths, all of them labelled."""
     n_rows, length, vocab_size = inputs.batch_size, inputs.seq_len, inputs.dims.vocab_size
-    rng, group = np.random.default_rng(seed), max(1, inputs.loss.group)
+    rng, group = np.random.default_rng(seed), max(1, inputs.loss.group_size)
     documents = max(1, min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, length // 8) // group) * group
     bounds: list[int] = []
     tokens = []
@@ -69,7 +71,7 @@ def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
     offsets, total = np.array([*bounds, n_rows * length]), n_rows * length
     trained = np.full(-(-total // 8), 0xFF, np.uint8)
     corpus = Corpus((TokenDataset(np.concatenate(tokens), trained, offsets, 0, vocab_size - 1, total, group=group),))
-    of_rows, asked = np.arange(n_rows + 1) * documents // group, Asked(group=inputs.loss.group)
+    of_rows, asked = np.arange(n_rows + 1) * documents // group, Asked(group=inputs.loss.group_size)
     pieces = offsets[:-1:group], offsets[group::group]
     rows = PackedRows(corpus, length, *pieces, of_rows, _documents_a_row(inputs), asked)
     batch = micro_batch(rows, np.arange(n_rows), n_rows, 0)

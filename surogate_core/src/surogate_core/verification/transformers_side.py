@@ -60,8 +60,8 @@ def observe(
                 with same.document(stop - start) if same else nullcontext():
                     outputs.append(wrapped(input_ids=tokens[None], use_cache=False).logits.flatten(0, -2))
             logits = torch.cat(outputs).float()
-            if inputs.loss.of_scores:
-                loss = inputs.loss.of_scores(logits, inputs.loss_options) / rows.batch.n_groups
+            if inputs.loss.reference_loss:
+                loss = inputs.loss.reference_loss(logits, inputs.loss_options) / rows.batch.n_groups
             else:
                 targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
                 loss = F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum") / rows.batch.n_valid
