@@ -10,8 +10,8 @@
 // groups and can be captured.
 //
 // FLOPs: 2 rows width terms, and those of 64 rows more for each group on average, because tiles have rows of one group. Bytes: each
-// operand once. Weights of 128 experts [1536,2048] are 403 MB, 0.12 ms on an H100 for at least 4,096 tokens of 8 experts, whose
-// 206 GFLOP take 0.1 ms.
+// operand once. Weights of 128 experts [1536,2048] are 403 MB, 0.12 ms on an H100: with 256 rows a group (206 GFLOP, 0.10 ms at
+// the dense rate) they limit the product. With 1,024 rows it is 1.07 GB, 0.32 ms, and 825 GFLOP, 0.42 ms.
 #pragma once
 
 #include <cuda_runtime_api.h>

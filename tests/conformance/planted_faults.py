@@ -202,6 +202,13 @@ FAULTS = [
         "cannot be multiplied",
     ),
     Fault(
+        "an op that computes what it should move",
+        "change('OP', moves=True)",
+        "op acme_squared_relu",
+        "it moves every element of its first input and nothing else",
+        "it writes other elements",
+    ),
+    Fault(
         "an addition that it does not absorb",
         "from surogate_core.api import Rewrites\nchange('OP', rewrites=Rewrites(add_kind=lambda op: 'add'))",
         "op acme_squared_relu",

@@ -219,6 +219,15 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         )
 
 
+@proves("op", remedy="Remove OpDef.moves: recipes quantize what the op reads in place of what it writes.")
+def it_moves_every_element_of_its_first_input_and_nothing_else(definition: OpDef, bench: Bench) -> None:
+    if not definition.moves:
+        raise NotApplicable("it does not declare that it only moves elements")
+    for sample in samples(definition, bench):
+        (out,) = call(definition.kind, bench.registry.ops, sample.ins, sample.op.attrs)
+        assert torch.equal(out.unique(), sample.ins[0].unique()), "it writes other elements, or leaves some out"
+
+
 @proves("op", remedy="Both forms must give the same bits (OpDef.rewrites).")
 def the_ops_that_replace_it_have_its_bits(definition: OpDef, bench: Bench) -> None:
     ops, replaced = bench.registry.ops, 0
