@@ -39,6 +39,21 @@ void bind_fp8(nanobind::module_& m) {
                       fp8_swiglu_bwd(dout, gate_up, q, q_t, dgate_up, {hidden_t, hidden_scale, hidden_format},
                                      {rows, width}, format, {scaling, scale, amax, scale_out, measured}, stream);
                   });
+    bind_launcher(m, "fp8_geglu",
+                  +[](const void* gate_up, void* q, void* q_t, void* out, int64_t rows, int64_t width, int format,
+                      int scaling, const float* scale, float* amax, float* scale_out, float* measured,
+                      cudaStream_t stream) {
+                      fp8_geglu(gate_up, q, q_t, out, {rows, width}, format,
+                                 {scaling, scale, amax, scale_out, measured}, stream);
+                  });
+    bind_launcher(m, "fp8_geglu_bwd",
+                  +[](const void* dout, const void* gate_up, void* q, void* q_t, void* dgate_up, void* hidden_t,
+                      const void* hidden_scale, int hidden_format, int64_t rows, int64_t width, int format,
+                      int scaling, const float* scale, float* amax, float* scale_out, float* measured,
+                      cudaStream_t stream) {
+                      fp8_geglu_bwd(dout, gate_up, q, q_t, dgate_up, {hidden_t, hidden_scale, hidden_format},
+                                     {rows, width}, format, {scaling, scale, amax, scale_out, measured}, stream);
+                  });
     bind_launcher(m, "fp8_rmsnorm",
                   +[](const void* x, const void* residual, const void* w, void* q, void* q_t, void* norm, void* rstd,
                       void* residual_out, int64_t rows, int64_t columns, float eps, int format, int scaling,

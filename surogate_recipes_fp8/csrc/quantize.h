@@ -1,5 +1,5 @@
-// Launchers of the quantisers of single tensors and of SwiGLU (quantize.cu, swiglu.cu, transpose.cu). The .cu files
-// document formulas and layouts. Pointers to tensors are aligned to 16 bytes, rows and columns are multiples of 16.
+// Launchers of the quantisers of single tensors and of activations with a gate (quantize.cu, swiglu.cu, geglu.cu,
+// transpose.cu). The .cu files document formulas and layouts. Pointers to tensors are aligned to 16 bytes, rows and columns are multiples of 16.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,6 +28,9 @@ void fp8_quantize(const void* x, void* q, void* q_t, const ColumnSums& sums, Ext
 void fp8_swiglu(const void* gate_up, void* q, void* q_t, void* out, Extent size, int format, const Scale& scale,
                 cudaStream_t stream);
 
+void fp8_geglu(const void* gate_up, void* q, void* q_t, void* out, Extent size, int format, const Scale& scale,
+               cudaStream_t stream);
+
 // A hidden activation that is quantised too: transposed, in the scale at `scale`. `hidden_t` may be null.
 struct Hidden {
     void* hidden_t;
@@ -37,6 +40,9 @@ struct Hidden {
 
 void fp8_swiglu_bwd(const void* dout, const void* gate_up, void* q, void* q_t, void* dgate_up, const Hidden& hidden,
                     Extent size, int format, const Scale& scale, cudaStream_t stream);
+
+void fp8_geglu_bwd(const void* dout, const void* gate_up, void* q, void* q_t, void* dgate_up, const Hidden& hidden,
+                   Extent size, int format, const Scale& scale, cudaStream_t stream);
 
 void fp8_transpose(const void* q, void* q_t, Extent size, cudaStream_t stream);
 

@@ -39,12 +39,13 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
         ((2,), "fp32"),
     )
     q, q_t, rstd = ((rows, columns), "e4m3"), ((columns, rows), "e4m3"), ((rows,), "fp32")
+    gradient = [((rows, 2 * columns), "e5m2"), ((2 * columns, rows), "e5m2")]
     ins, outs = {
         "fp8_quantize": ([tokens], [q, q_t]),
         "fp8_rmsnorm": ([tokens, row], [q, q_t, rstd]),
         "fp8_add_rmsnorm": ([tokens, tokens, row], [q, q_t, rstd, tokens]),
-        "fp8_swiglu": ([wide], [q, q_t]),
-        "fp8_swiglu_bwd": ([tokens, wide], [((rows, 2 * columns), "e5m2"), ((2 * columns, rows), "e5m2")]),
+        **{f"fp8_{gated}": ([wide], [q, q_t]) for gated in ("swiglu", "geglu")},
+        **{f"fp8_{gated}_bwd": ([tokens, wide], gradient) for gated in ("swiglu", "geglu")},
         "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [q, q_t, tokens, ((columns,), "fp32")]),
         "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [q, q_t, tokens]),
     }[kind]
@@ -59,7 +60,7 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
 
 KINDS = (
     *("fp8_quantize", "fp8_rmsnorm", "fp8_add_rmsnorm", "fp8_swiglu", "fp8_swiglu_bwd"),
-    *("fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad"),
+    *("fp8_geglu", "fp8_geglu_bwd", "fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad"),
 )
 
 

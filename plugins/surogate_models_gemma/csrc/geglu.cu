@@ -1,7 +1,6 @@
-// gate_up [T, 2F], columns are the halves [gate; up]. With t(g) = tanh(k (g + a g^3)), k = sqrt(2 / pi), a = 0.044715:
-//   geglu      out [T, F] = gelu(gate) * up,  gelu(g) = g (1 + t) / 2
-//   geglu_bwd  dgate_up [T, 2F]:  dgate = dout * up * ((1 + t) / 2 + gate (1 - t^2) k (1 + 3 a gate^2) / 2)
-//                                 dup   = dout * gelu(gate)
+// gate_up [T, 2F], columns are the halves [gate; up]; surogate/geglu.cuh has the formulas:
+//   geglu      out [T, F] = gelu(gate) * up
+//   geglu_bwd  dgate_up [T, 2F], the gradients of gate and up
 //
 // All tensors are row-major and have one dtype, fp32 or bf16. Arithmetic is fp32, with accurate tanhf; each output is
 // written and rounded once. A thread reads its elements before it writes, so dgate_up may be the same buffer as gate_up.
@@ -11,6 +10,7 @@
 // Bytes moved per element of F in bf16: 4 read + 2 written; backward 6 + 4.
 
 #include <surogate/dispatch.cuh>
+#include <surogate/geglu.cuh>
 
 #include "gemma.h"
 
@@ -18,10 +18,6 @@ namespace surogate {
 namespace {
 
 constexpr int threads = 256;
-constexpr float k = 0.7978845608028654f;
-constexpr float a = 0.044715f;
-
-__device__ __forceinline__ float gelu_tanh(float g) { return tanhf(k * (g + a * g * g * g)); }
 
 template <class T, int N>
 __global__ void __launch_bounds__(threads) geglu_kernel(const T* gate_up, T* out, int64_t width) {
@@ -37,7 +33,7 @@ __global__ void __launch_bounds__(threads) geglu_kernel(const T* gate_up, T* out
     V::load(in + width).to_float(up);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        up[i] *= 0.5f * gate[i] * (1.0f + gelu_tanh(gate[i]));
+        up[i] = geglu(gate[i], up[i]);
     }
     V::from_float(up).store(out + row * width + column);
 }
@@ -58,10 +54,9 @@ __global__ void __launch_bounds__(threads)
     V::load(gate_up + at + width).to_float(up);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const float g = gate[i], t = gelu_tanh(g), half = 0.5f * (1.0f + t);
-        const float slope = half + 0.5f * g * (1.0f - t * t) * k * (1.0f + 3.0f * a * g * g);
-        gate[i] = d[i] * up[i] * slope;
-        up[i] = d[i] * g * half;
+        const auto gradient = GegluGradient::of(d[i], gate[i], up[i]);
+        gate[i] = gradient.gate;
+        up[i] = gradient.up;
     }
     V::from_float(gate).store(dgate_up + at);
     V::from_float(up).store(dgate_up + at + width);

@@ -119,3 +119,24 @@ def test_each_output_of_the_fused_norms_has_its_gradient(seeded: tuple[str, ...]
     for gradient, truth in zip(gradients, truths, strict=True):
         assert (gradient is None) == (truth is None)
         assert truth is None or torch.allclose(env[gradient], truth, rtol=1e-10, atol=1e-12)
+
+
+def test_fp8_quantizes_geglu_and_its_gradient_where_they_are_computed() -> None:
+    """And the transposed copy for the gradient of the weight is made in the backward pass, of what it reads anyway."""
+    model = Model(tiny_config(**GEMMA3))
+    found = kinds(model.assembly.programs["micro_first"])
+    assert found["fp8_geglu"] == found["fp8_geglu_bwd"] == 4 and not {"geglu", "geglu_bwd"} & found.keys()
+    ops = [op for op in model.assembly.programs["micro_first"].ops if "geglu" in op.kind]
+    assert {op.attrs.get("hidden", "") for op in ops} == {"", "e4m3"}
+    assert not any(op.attrs["transposed"] for op in ops if op.kind == "fp8_geglu")
+
+
+def test_fp8_rounds_the_bits_of_geglu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate_up, dy = (3 * torch.randn(32, width, generator=generator).bfloat16() for width in (64, 32))
+    scale, attrs = torch.tensor([0.5, 2.0]), {"scaling": "given", "wide": True}
+    ops = load_registry().ops
+    assert torch.equal(check_op(ops["fp8_geglu"], gate_up, scale, dtype="e4m3", **attrs)[1], reference.geglu(gate_up))
+    found = check_op(ops["fp8_geglu_bwd"], dy, gate_up, scale, scale, dtype="e5m2", hidden="e4m3", **attrs)
+    assert torch.equal(found[1], reference.geglu_bwd(dy, gate_up))
+    assert torch.equal(found[2].float(), (2 * reference.geglu(gate_up)).to(torch.float8_e4m3fn).T.float())

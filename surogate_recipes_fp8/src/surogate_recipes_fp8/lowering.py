@@ -8,8 +8,8 @@
 operands would be cut where groups end, and FP8 products read 16 bytes at a time, from multiples of 16 on.
 
 Each x and each dy is quantized by the op that computes it where that op has a form that quantizes, otherwise by
-`fp8_quantize` right after it. The input of the product that follows SwiGLU is not stored for dw: the backward pass of
-SwiGLU, which reads the same tensors, writes the transposed copy again.
+`fp8_quantize` right after it. The input of the product that follows SwiGLU or GeGLU is not stored for dw: the backward
+pass of the activation, which reads the same tensors, writes the transposed copy again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .quantizers import Quantizers
 
 Scaling = Literal["delayed", "current", "fallback", "unrecorded"]
 """Scaling of tensors: "current" raises the amax of delayed quantizers, "unrecorded" has none (see reference.py)."""
+
+_GATED = {"swiglu_bwd": "swiglu", "geglu_bwd": "geglu"}
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ class Fp8Quantizer(Quantizer):
         ] = {}  # dw, by the x without a transposed copy so far
 
     def _find_hidden(self, program: Program, operands: Mapping[Value, Operand]) -> dict[Value, Value]:
-        """{d_gate_up: the output of SwiGLU that its backward pass quantizes again}, where both are quantized."""
+        """{d_gate_up: the output of SwiGLU or GeGLU that its backward pass quantizes again}, where both are."""
         found = {}
         for op in program.ops:
-            if op.kind != "swiglu_bwd" or op.outs[0] not in operands:
+            if op.kind not in _GATED or op.outs[0] not in operands:
                 continue
-            forward = next((o for o in self._readers.get(op.ins[1], ()) if o.kind == "swiglu"), None)
+            forward = next((o for o in self._readers.get(op.ins[1], ()) if o.kind == _GATED[op.kind]), None)
             operand = operands.get(forward.outs[0]) if forward else None
             if operand is not None and self._is_transposed(operand):
                 found[op.outs[0]] = operand.value

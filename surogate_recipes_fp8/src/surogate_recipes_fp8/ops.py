@@ -222,20 +222,26 @@ QUANTIZERS: tuple[OpDef, ...] = (
         rewrites=Rewrites(rematerialize=_add_rmsnorm_rematerialize),
         flops=_elements(7),
     ),
-    _quantizing(
-        "fp8_swiglu",
-        _swiglu,
-        lambda attrs: 1,
-        _WIDE,
-        rewrites=Rewrites(rematerialize=_rematerialize(1)),
-        flops=_elements(4),
+    *(
+        _quantizing(
+            f"fp8_{gated}",
+            _swiglu,
+            lambda attrs: 1,
+            _WIDE,
+            rewrites=Rewrites(rematerialize=_rematerialize(1)),
+            flops=_elements(flops),
+        )
+        for gated, flops in (("swiglu", 4), ("geglu", 10))
     ),
-    _quantizing(
-        "fp8_swiglu_bwd",
-        _swiglu_bwd,
-        _swiglu_bwd_own,
-        {**_WIDE, "hidden": (str, "")},
-        flops=_elements(10),
+    *(
+        _quantizing(
+            f"fp8_{gated}_bwd",
+            _swiglu_bwd,
+            _swiglu_bwd_own,
+            {**_WIDE, "hidden": (str, "")},
+            flops=_elements(flops),
+        )
+        for gated, flops in (("swiglu", 10), ("geglu", 24))
     ),
     _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11)),
     _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, _NORM_BWD, flops=_elements(9)),

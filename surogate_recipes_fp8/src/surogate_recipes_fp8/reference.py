@@ -18,7 +18,11 @@ that read them must not look finite.
 
 from __future__ import annotations
 
+from math import pi
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surogate_core.reference import ops as standard
@@ -120,36 +124,68 @@ def fp8_add_rmsnorm(
     return *found.copies(transposed), *((norm,) if wide else ()), rstd, total, *found.outs, *found.changed
 
 
-def fp8_swiglu(
-    gate_up: Tensor, *given: Tensor, dtype: str, scaling: str, transposed: bool = False, wide: bool = False
-) -> tuple[Tensor, ...]:
+def fp8_swiglu(gate_up: Tensor, *given: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
     """Quantizes `swiglu`."""
-    value = standard.swiglu(gate_up)
+    return _gated(standard.swiglu(gate_up), given, **attrs)
+
+
+def fp8_geglu(gate_up: Tensor, *given: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+    """Quantizes `geglu`."""
+    return _gated(_geglu(gate_up), given, **attrs)
+
+
+def fp8_swiglu_bwd(dy: Tensor, gate_up: Tensor, *given: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+    """Quantizes `swiglu_bwd`. With `hidden`, its last own input is the scale of swiglu(gate_up), of which the
+    transposed copy in the format `hidden` is made again.
+    """
+    return _gated_bwd(standard.swiglu_bwd(dy, gate_up), standard.swiglu(gate_up), given, **attrs)
+
+
+def fp8_geglu_bwd(dy: Tensor, gate_up: Tensor, *given: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+    """Quantizes `geglu_bwd`, as `fp8_swiglu_bwd` does."""
+    return _gated_bwd(_geglu_bwd(dy, gate_up), _geglu(gate_up), given, **attrs)
+
+
+def _gated(
+    value: Tensor, given: tuple[Tensor, ...], *, dtype: str, scaling: str, transposed: bool = False, wide: bool = False
+) -> tuple[Tensor, ...]:
     found = _Quantizer(value, scaling, given, dtype)
     return *found.copies(transposed), *((value,) if wide else ()), *found.outs, *found.changed
 
 
-def fp8_swiglu_bwd(
-    dy: Tensor,
-    gate_up: Tensor,
-    *given: Tensor,
+def _gated_bwd(
+    value: Tensor,
+    output: Tensor,
+    given: tuple[Tensor, ...],
+    *,
     dtype: str,
     scaling: str,
     transposed: bool = False,
     wide: bool = False,
     hidden: str = "",
 ) -> tuple[Tensor, ...]:
-    """Quantizes `swiglu_bwd`. With `hidden`, its last own input is the scale of swiglu(gate_up), of which the
-    transposed copy in the format `hidden` is made again.
-    """
-    value = standard.swiglu_bwd(dy, gate_up)
     again: tuple[Tensor, ...] = ()
     if hidden:
         scale, *rest = given
         given = tuple(rest)
-        again = (_Quantizer(standard.swiglu(gate_up), "given", (scale,), hidden).copies(True)[1],)
+        again = (_Quantizer(output, "given", (scale,), hidden).copies(True)[1],)
     found = _Quantizer(value, scaling, given, dtype)
     return *found.copies(transposed), *((value,) if wide else ()), *again, *found.outs, *found.changed
+
+
+def _geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, gelu by its tanh formula: the op `geglu` of a package of models."""
+    gate, value = up(gate_up).chunk(2, dim=1)
+    return (F.gelu(gate, approximate="tanh") * value).to(gate_up.dtype)
+
+
+def _geglu_bwd(dy: Tensor, gate_up: Tensor) -> Tensor:
+    gate, value = up(gate_up).chunk(2, dim=1)
+    k, a = (2 / pi) ** 0.5, 0.044715
+    t = torch.tanh(k * (gate + a * gate**3))
+    half = (1 + t) / 2
+    slope = half + gate * (1 - t.square()) * k * (1 + 3 * a * gate.square()) / 2
+    return torch.cat((up(dy) * value * slope, up(dy) * gate * half), dim=1).to(gate_up.dtype)
 
 
 def fp8_rmsnorm_bwd(

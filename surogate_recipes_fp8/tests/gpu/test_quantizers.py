@@ -287,3 +287,34 @@ def test_errors_name_the_invalid_argument() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             launch(*arguments)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_geglu_quantises_what_the_kernels_of_gemma_write(shape: tuple[int, int], scaling: str) -> None:
+    """And so does its gradient, which makes the output again."""
+    gemma = pytest.importorskip("surogate_models_gemma.kernels").KERNELS
+    rows, width = shape
+    gate_up, dout = numbers("normal", rows, 2 * width) * 3, numbers("normal", *shape)
+    wide, half, gradient = value("gate_up", gate_up), value("geglu", shape), value("d_gate_up", (rows, 2 * width))
+    top = value("dy", dout)
+    (written,) = run_kernel(gemma, Op("geglu", (wide,), (half,)), {wide: gate_up})
+    (d_written,) = run_kernel(gemma, Op("geglu_bwd", (top, wide), (gradient,)), {top: dout, wide: gate_up})
+    ins, changed = states(scaling, INITIALISED, EMPTY)
+    scale = [value("scale", (2,), "fp32")] if scaling in ("current", "fallback") else []
+    attrs = {"scaling": scaling, "transposed": True, "wide": True}
+    outs = (value("q", shape, "e4m3"), value("q_t", (width, rows), "e4m3"), half, *scale)
+    op = Op("fp8_geglu", (wide, *ins), outs, {**attrs, "dtype": "e4m3"})
+    out = run(KERNELS, op, {wide: gate_up, **ins}, changed=changed)
+    assert same_bits(out["geglu"], written)
+    check_quantised(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=True)
+
+    hidden_scale = torch.tensor([1 / 20.0, 20.0])
+    hidden = value("hidden_scale", hidden_scale)
+    outs = (value("q", (rows, 2 * width), "e5m2"), value("q_t", (2 * width, rows), "e5m2"), gradient)
+    outs = (*outs, value("h_t", (width, rows), "e4m3"), *scale)
+    op = Op("fp8_geglu_bwd", (top, wide, hidden, *ins), outs, {**attrs, "dtype": "e5m2", "hidden": "e4m3"})
+    out = run(KERNELS, op, {top: dout, wide: gate_up, hidden: hidden_scale, **ins}, changed=changed)
+    assert same_bits(out["d_gate_up"], d_written)
+    check_quantised(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=True)
+    assert same_bits(codes(out["h_t"]), quantise(written, hidden_scale, "e4m3").T.contiguous())

@@ -1,4 +1,4 @@
-"""Compiled quantisers of single tensors and of SwiGLU."""
+"""Compiled quantisers of single tensors, of SwiGLU and of GeGLU."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def _quantize_workspace(op: Op, target: Target) -> int:
     return measured_bytes(op) + (partial_sums_bytes(*extent(op.ins[0])) if op.attrs.get("column_sums") else 0)
 
 
-def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
+def _bind_gated(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     parts = Quantisation.of(op, 1)
     q, q_t, out = parts.optional(True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")))
     scale = parts.scale(ctx.workspace)
-    return ctx.call(_C.fp8_swiglu, *parts.ins, q, q_t, out, *extent(op.outs[0]), parts.format, *scale)
+    return ctx.call(getattr(_C, op.kind), *parts.ins, q, q_t, out, *extent(op.outs[0]), parts.format, *scale)
 
 
-def _swiglu_supports(op: Op, target: Target) -> Support:
+def _gated_supports(op: Op, target: Target) -> Support:
     checks = (supports_dtypes(op, 1, ("bf16",)), supports_format(op, "e4m3"), supports(op, target, op.outs[0], 1))
     return next((check for check in checks if not check.ok), checks[-1])
 
 
-def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
+def _bind_gated_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     hidden = op.attrs.get("hidden")
@@ -73,7 +73,7 @@ def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
         True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")), bool(hidden)
     )
     return ctx.call(
-        _C.fp8_swiglu_bwd,
+        getattr(_C, op.kind),
         dout,
         gate_up,
         q,
@@ -88,7 +88,7 @@ def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def _swiglu_bwd_supports(op: Op, target: Target) -> Support:
+def _gated_bwd_supports(op: Op, target: Target) -> Support:
     hidden = op.attrs.get("hidden")
     if hidden and hidden != "e4m3":
         return Support(False, f"hidden must be e4m3, got {hidden!r}")
@@ -135,23 +135,29 @@ KERNELS: tuple[KernelDef, ...] = (
         bind=_bind_quantize,
         workspace=_quantize_workspace,
     ),
-    KernelDef(
-        op="fp8_swiglu",
-        dtypes=("*", "..."),
-        attrs=("transposed", "wide"),
-        supports=_swiglu_supports,
-        bind=_bind_swiglu,
-        workspace=_measured_workspace,
-        memory_efficiency=0.97,
+    *(
+        KernelDef(
+            op=kind,
+            dtypes=("*", "..."),
+            attrs=("transposed", "wide"),
+            supports=_gated_supports,
+            bind=_bind_gated,
+            workspace=_measured_workspace,
+            memory_efficiency=share,
+        )
+        for kind, share in (("fp8_swiglu", 0.97), ("fp8_geglu", 0.8))
     ),
-    KernelDef(
-        op="fp8_swiglu_bwd",
-        dtypes=("*", "..."),
-        attrs=("transposed", "wide", "hidden"),
-        supports=_swiglu_bwd_supports,
-        bind=_bind_swiglu_bwd,
-        workspace=_measured_workspace,
-        memory_efficiency=0.92,
+    *(
+        KernelDef(
+            op=kind,
+            dtypes=("*", "..."),
+            attrs=("transposed", "wide", "hidden"),
+            supports=_gated_bwd_supports,
+            bind=_bind_gated_bwd,
+            workspace=_measured_workspace,
+            memory_efficiency=share,
+        )
+        for kind, share in (("fp8_swiglu_bwd", 0.92), ("fp8_geglu_bwd", 0.8))
     ),
     *(
         KernelDef(op="fp8_transpose", dtypes=(dtype, dtype), supports=_plain_supports, bind=_bind_transpose)
