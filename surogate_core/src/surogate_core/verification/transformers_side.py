@@ -47,7 +47,7 @@ def observe(
             _convert(wrapped, compute)
         wrapped = wrapped.to(device).eval()
     _count_padding(model)
-    observed, inputs = Observed(), subject.plan.inputs
+    observed, inputs = Observed(loss=0.0), subject.plan.inputs
     with ExitStack() as stack:
         seen = _watch(model, stack)
         if compute == torch.float64:
@@ -66,8 +66,7 @@ def observe(
                 targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
                 loss = F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum") / rows.batch.n_valid
             loss.backward()
-            total = observed.loss if seen[LOGITS] else 0.0
-            observed.loss = total + float(loss.detach())
+            observed.loss += float(loss.detach())
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().cpu())
     if same:
@@ -185,7 +184,6 @@ class SameChoices(TorchFunctionMode):
 
     Two values that are closer than their rounding may be chosen either way, and the results then differ by all that
     depends on the choice. So the choices are compared by what they lose, and the results for equal choices.
-    `own` and `values` have, of each router and document, its own choices, and of what they are the largest.
 
     Experts are read out of their common tensor in one op, whose gradient is written once.
     """
