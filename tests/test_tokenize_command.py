@@ -68,10 +68,9 @@ def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
 
 
 def test_debug_shows_trained_text_in_brackets(run: Path) -> None:
-    out = tokenize(run, "--debug", "--rows", "1").stdout
-    assert "row 0" in out and "row 1" not in out and "\x1b" not in out
+    out = tokenize(run, "--debug").stdout
+    assert "\x1b" not in out
     assert "<|im_start|>assistant⏎\n[[A friend. A friend." in out and "<|im_end|>]]⏎" in out
-    assert re.search(r"\d+ of 256 positions are padding", out)
 
 
 def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_entry(run: Path) -> None:
@@ -79,7 +78,7 @@ def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_en
     write(run.parent, [{"messages": conversation(answer)} for answer in answers])
     (run.parent / "more.jsonl").write_text(json.dumps({"messages": conversation("More.")}) + "\n")
     run.write_text(run.read_text() + f"  - path: {run.parent}/more.jsonl\n    type: conversation\n")
-    out = tokenize(run, "--debug", "--rows", "0").stdout
+    out = tokenize(run, "--debug").stdout
     shown = re.findall(r"^document (\d+) \(.*/(\w+)\.jsonl\), \d+ tokens\n(?:.*\n)*?.*\[\[(\w+)(?: (\d))?", out, re.M)
     assert shown == [
         ("8", "rows", "Number", "7"),  # two sentences
@@ -87,7 +86,6 @@ def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_en
         ("2", "rows", "Number", "1"),
         ("9", "more", "More", ""),
     ]
-    assert "row 0" not in out
 
 
 def test_at_shows_the_row_of_a_file_and_line_as_a_run_tokenizes_it(run: Path) -> None:
@@ -131,7 +129,6 @@ def test_debug_fits_a_terminal_of_80_columns_and_colours_it(run: Path) -> None:
     assert max(len(ESCAPE.sub("", line)) for line in lines if str(run.parent) not in line) <= 80
     assert any("\x1b[32mA friend." in line for line in lines)
     assert any("\x1b[2mWho goes there?" in line for line in lines)
-    assert any("\x1b[33m" in line and "padding" in line for line in lines)
 
 
 def in_terminal(command: list[str]) -> str:

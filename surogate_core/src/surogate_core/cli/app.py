@@ -203,8 +203,7 @@ def tokenize(
     overrides: SetOption = None,
     sft: SftOption = False,
     pt: PtOption = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show documents of each entry, and the first rows.")] = False,
-    rows: Annotated[int, typer.Option("--rows", min=0, metavar="N", help="Number of rows that --debug shows.")] = 1,
+    debug: Annotated[bool, typer.Option("--debug", help="Show documents of each entry.")] = False,
     at: Annotated[
         str | None, typer.Option("--at", metavar="FILE:LINE", help="Show only this row; its place as messages name it.")
     ] = None,
@@ -216,7 +215,7 @@ def tokenize(
     _print_notices(arguments)
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
-    return tokenize_command(arguments, rows, debug, as_json=as_json)
+    return tokenize_command(arguments, debug, as_json=as_json)
 
 
 @app.command(help="Compare model and recipe with transformers, layer by layer.")

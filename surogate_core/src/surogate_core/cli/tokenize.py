@@ -1,10 +1,9 @@
-"""`surogate tokenize`: counts of a run's tokens, some documents, and its first rows."""
+"""`surogate tokenize`: counts of a run's tokens, some documents, or one row of the data."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -30,25 +29,21 @@ Found = tuple[int, DatasetEntry, int, int]
 
 LENGTHS: Final = ("shortest", "median", "percentile_99", "longest")
 _SHOWN_TOKENS: Final = 1000
-"""Tokens of a document or a row that are shown at most."""
+"""Tokens of a document that are shown at most."""
 
 
-def tokenize_command(arguments: RunArguments, rows: int, debug: bool, *, as_json: bool = False) -> int:
-    """Tokenize and check the data of a run and print counts.
-
-    debug  also print documents and the first `rows` rows of the training data
-    """
+def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = False) -> int:
+    """Tokenize and check the data of a run and print counts. debug: also print documents."""
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     data = run.tokenize(loaded, print_notice)
-    shown_rows = range(min(rows, data.train.n_rows)) if debug else ()
     documents = list(_documents(loaded, data)) if debug else []
     if as_json:
-        print_json(to_json(loaded, data, documents, shown_rows))
+        print_json(to_json(loaded, data, documents))
         return 0
     print("\n".join(_summary(loaded, data)))
     if debug:
         print()
-        _print(chain((_document(data, *found) for found in documents), (_row(data, row) for row in shown_rows)))
+        _print(_document(data, *found) for found in documents)
     return 0
 
 
@@ -79,9 +74,8 @@ def _print(parts: Iterable[Text]) -> None:
         console.print(shown)
 
 
-def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], rows: Iterable[int]) -> dict[str, Any]:
-    """Return counts, documents and rows as data: the contract of `surogate tokenize --json`."""
-    tokenizer = data.tokenizer
+def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found]) -> dict[str, Any]:
+    """Return counts and documents as data: the contract of `surogate tokenize --json`."""
     return {
         "datasets": [
             {
@@ -102,12 +96,8 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found], row
             for name, found in _parts(data).items()
         },
         "documents": [
-            {"document": number, "path": entry.path, "type": entry.type, **_pieces(_read(data, start, stop), tokenizer)}
-            for number, entry, start, stop in documents
-        ],
-        "packed": [
-            {"row": row, "documents": [_pieces(_read(data, *span), tokenizer) for span in _packed(data.train, row)]}
-            for row in rows
+            {"document": number, "path": entry.path, "type": entry.type, **_pieces(_read(data, *span), data.tokenizer)}
+            for number, entry, *span in documents
         ],
     }
 
@@ -164,8 +154,8 @@ def _dataset(dataset: TokenDataset) -> Iterator[str]:
 
 def _legend() -> str:
     if sys.stdout.isatty():
-        return f"{paint('trained', 'green')}, {paint('masked', 'dim')}, {paint('padding', 'yellow')}"
-    return "[[trained]], masked; padding is counted at the end of a row"
+        return f"{paint('trained', 'green')}, {paint('masked', 'dim')}"
+    return "[[trained]], masked"
 
 
 def _documents(loaded: LoadedConfig, data: Corpora) -> Iterator[Found]:
@@ -182,24 +172,6 @@ def _documents(loaded: LoadedConfig, data: Corpora) -> Iterator[Found]:
 def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop: int) -> Text:
     shown = Text(f"document {number:,} ({entry.path}), {stop - start:,} tokens\n", style="bold")
     return shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS))
-
-
-def _packed(rows: PackedRows, row: int) -> Iterator[tuple[int, int]]:
-    yield from zip(*(found.tolist() for found in rows.documents(np.array([row]))[1:]), strict=True)
-
-
-def _row(data: Corpora, row: int) -> Text:
-    """Return a packed row as text: its documents, then the number of padding positions."""
-    shown = Text(f"row {row}", style="bold")
-    used = 0
-    for start, stop in _packed(data.train, row):
-        if used < _SHOWN_TOKENS:
-            shown.append(f"\ndocument of {stop - start:,} tokens\n", style="not bold cyan")
-            shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS - used))
-        used += stop - start
-    padding = data.train.sequence_len - used
-    shown.append(f"\n{padding:,} of {data.train.sequence_len:,} positions are padding", style="not bold yellow")
-    return shown
 
 
 def _tokens(document: Encoded, tokenizer: RowTokenizer, most: int | None = None) -> Text:
