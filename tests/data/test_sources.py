@@ -205,7 +205,8 @@ def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
             r'several kinds \(\.jsonl, \.txt\).*\n  - path: "mixed/\*\*/\*\.jsonl"\n  - path: "mixed/\*\*/\*\.txt"',
         ),
         ("mixed/*", {}, r'\n  - path: "FOLDER/\*\*/\*\.jsonl"'),
-        ("rows.jsonl.gz", {}, "rows.jsonl.gz is none of .* Unpack it: gunzip -k FILE"),
+        ("rows.jsonl.gz", {}, "rows.jsonl.gz is none of .* Unpack it: gunzip -k rows.jsonl.gz"),
+        ("packed", {}, "rows 1.jsonl.zst is none of .* Unpack it: zstd -d 'packed/rows 1.jsonl.zst'"),
         ("mixed/a.txt", {"split": "test"}, "split: test is for Hub datasets"),
         ("mixed/a.txt", {"subset": "x"}, "subset: x is for Hub datasets"),
         ("mixed/b.jsonl", {"sample_by": "line"}, "sample_by: line is for .txt"),
@@ -215,8 +216,10 @@ def test_unusable_entry_is_refused_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, keys: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "mixed"):
+    for name in ("empty", "mixed", "packed"):
         (tmp_path / name).mkdir()
+    (tmp_path / "packed/README.md").touch()
+    (tmp_path / "packed/rows 1.jsonl.zst").touch()
     (tmp_path / "mixed/a.txt").write_text("a")
     (tmp_path / "mixed/b.jsonl").write_text('{"text": "b"}')
     (tmp_path / "rows.jsonl.gz").write_bytes(b"\x1f\x8b")

@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,6 +134,7 @@ def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
         below = sorted(_files_below(local))
         files = [file for file in below if file.suffix.lower() in SUFFIXES]
         others = [file for file in below if file.suffix.lower() not in SUFFIXES]
+        files = files or [file for file in below if file.suffix.lower() in _UNPACK]  # refused, with what to do
         if not files:
             raise ConfigError(f"{where}: path: directory {path} contains no {', '.join(SUFFIXES)} file. Name another.")
     elif glob.has_magic(path):
@@ -159,19 +161,14 @@ def _files_below(directory: Path) -> Iterator[Path]:
             yield file
 
 
-_UNPACK: Mapping[str, str] = {
-    ".gz": "Unpack it: gunzip -k FILE.",
-    ".zst": "Unpack it: zstd -d FILE.",
-    ".zip": "Unpack it: unzip FILE.",
-    ".bz2": "Unpack it: bunzip2 -k FILE.",
-    ".xz": "Unpack it: unxz -k FILE.",
-}
+_UNPACK = {".gz": "gunzip -k", ".zst": "zstd -d", ".zip": "unzip", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 
 
 def _check_kinds(path: str, files: Sequence[Path], where: str) -> None:
     for file in files:
         if file.suffix.lower() not in SUFFIXES:
-            remedy = _UNPACK.get(file.suffix.lower(), "Convert it, or rename it.")
+            command = _UNPACK.get(file.suffix.lower())
+            remedy = f"Unpack it: {command} {shlex.quote(str(file))}" if command else "Convert it, or rename it."
             raise ConfigError(f"{where}: path: {file} is none of {', '.join(SUFFIXES)}. {remedy}")
     kinds = sorted({file.suffix.lower() for file in files})
     if len(kinds) > 1:
