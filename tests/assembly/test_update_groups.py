@@ -97,7 +97,7 @@ def test_the_kind_of_a_param_follows_from_the_op_that_reads_it() -> None:
     assert params["embedding"].kind == "embedding" and params["lm_head"].kind == "head"
     assert {p.kind for name, p in params.items() if "norm" in name} == {"vector"}
     assert {p.kind for name, p in params.items() if name.endswith(("qkv", "attn.o", "gate_up", "down"))} == {"matrix"}
-    assert all(p.stored for p in params.values())
+    assert all(p.of_model for p in params.values())
     assert grouped(tiny_config(tie_word_embeddings=True))["embedding"].kind == "embedding"
 
 
@@ -114,6 +114,6 @@ def test_the_matrices_of_a_fused_param_are_those_of_its_checkpoint_tensors() -> 
 
 def test_each_param_of_an_adapter_is_one_matrix_that_is_not_stored() -> None:
     params = grouped(adapters=[(LORA, LoraOptions(lora_rank=4))])
-    assert params and not any(p.stored for p in params.values())
+    assert params and not any(p.of_model for p in params.values())
     for name, p in params.items():
         assert p.kind == "matrix" and p.matrices == (Matrix(name, p.param.shape[0]),)

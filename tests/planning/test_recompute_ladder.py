@@ -25,7 +25,7 @@ from surogate_core.machine.devices import GIB, device
 from surogate_core.memory.alignment import align
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.recompute_ladder import Rung, climb, ladder
+from surogate_core.planning.recompute_ladder import Rung, first_that_fits, ladder
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512, "head_dim": 64}
 RUNS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def test_the_search_finds_the_lowest_rung_that_fits_in_few_plans(seed: int) -> N
         tried.append(index)
         return int(sizes[index] - room)
 
-    index = climb(rungs_of(kept), int(sizes[0] - room), missing_at)
+    index = first_that_fits(rungs_of(kept), int(sizes[0] - room), missing_at)
     assert index in tried and sizes[index] <= room + 1
     assert len(tried) <= 4
     assert index - next(i for i, size in enumerate(sizes) if size <= room + 1) <= 1
@@ -131,7 +131,7 @@ def test_the_search_finds_the_lowest_rung_that_fits_in_few_plans(seed: int) -> N
 
 def test_the_search_ends_at_the_last_rung_if_none_fits() -> None:
     tried: list[int] = []
-    assert climb(rungs_of([5, 4, 3, 2]), 9, lambda index: tried.append(index) or 7) == 3
+    assert first_that_fits(rungs_of([5, 4, 3, 2]), 9, lambda index: tried.append(index) or 7) == 3
     assert tried == [3]
 
 
@@ -139,13 +139,13 @@ def test_the_search_ends_when_plans_contradict_the_estimate() -> None:
     """Each plan saves less than was estimated: after a few, the last rung is tried."""
     tried: list[int] = []
     kept = list(range(1000, 0, -1))
-    index = climb(rungs_of(kept), 10, lambda index: tried.append(index) or (10 if index < 999 else -1))
+    index = first_that_fits(rungs_of(kept), 10, lambda index: tried.append(index) or (10 if index < 999 else -1))
     assert index == 999 and index in tried and len(tried) < 12
 
 
 def test_the_search_tries_the_last_rung_early_and_ends_if_it_does_not_fit() -> None:
     tried: list[int] = []
-    assert climb(rungs_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999
+    assert first_that_fits(rungs_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999
     assert len(tried) == 3 and tried[-1] == 999
 
 
@@ -220,7 +220,7 @@ def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_rung_alone
     limit = without + memory.arenas["evaluate"].arena_bytes
     made: list[PlanInputs] = []
     monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
-    monkeypatch.setattr(plan_module, "climb", lambda *given: pytest.fail("the search of a rung"))
+    monkeypatch.setattr(plan_module, "first_that_fits", lambda *given: pytest.fail("the search of a rung"))
     found = plan(device_memory_limit=limit - 1)
     assert not found.report.fits and len(made) == 2
     assert found.report == plan(device_memory_limit=limit - 1, recompute=True).report

@@ -49,7 +49,7 @@ def matrix(name: str, shape: tuple[int, ...] = (8, 16), owner: int | None = None
 
 def params(**sizes: int) -> list[ParamInfo]:
     return [
-        ParamInfo(param=Value(name, (size,), "fp32", "param"), stored=True, kind="matrix", matrices=())
+        ParamInfo(param=Value(name, (size,), "fp32", "param"), of_model=True, kind="matrix", matrices=())
         for name, size in sizes.items()
     ]
 

@@ -86,7 +86,7 @@ class Updates:
             param=param,
             grad=b.grad(param, grad),
             master=own,
-            stored=True,
+            of_model=True,
             kind="matrix" if len(shape) > 1 else "vector",
             matrices=(),
             amax=amax,

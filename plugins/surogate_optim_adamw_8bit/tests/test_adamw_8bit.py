@@ -79,7 +79,7 @@ class Updates:
                 param=param,
                 grad=b.grad(param, grad),
                 master=own,
-                stored=stored,
+                of_model=stored,
                 kind=kind,
                 matrices=(Matrix(name, shape[0]),) if len(shape) == 2 else (),
                 amax=b.activation("amax", (), "fp32") if measured else None,
@@ -214,7 +214,7 @@ def test_the_models_matrices_have_8_bit_moments_and_all_else_has_fp32() -> None:
 def test_only_large_matrices_of_adapters_have_8_bit_moments(rows: int, stored: bool, expected: bool) -> None:
     """Those of all experts of a layer: A of one projection has less than a million elements."""
     param = Value("a", (rows, 1024), "fp32", "param")
-    p = TrainedParam(param=param, grad=param, master=param, stored=stored, kind="matrix", matrices=())
+    p = TrainedParam(param=param, grad=param, master=param, of_model=stored, kind="matrix", matrices=())
     assert is_quantized(p) == expected
 
 

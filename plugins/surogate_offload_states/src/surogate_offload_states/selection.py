@@ -45,7 +45,7 @@ def gradients(programs: Programs, context: OffloadContext) -> Sequence[Value]:
 def weights(programs: Programs, context: OffloadContext) -> Sequence[Value]:
     """Return the model's matrices in the chosen blocks that micro-steps read."""
     read = {value for op in programs.micro.ops for value in op.ins}
-    matrices = [param for param, p in context.params.items() if p.stored and p.kind == "matrix" and param.block >= 0]
+    matrices = [param for param, p in context.params.items() if p.of_model and p.kind == "matrix" and param.block >= 0]
     found = _some(
         (param for param in matrices if param in read),
         "offload_weights: the micro-steps of this run read no matrices of blocks, but quantized copies of them. Use "

@@ -34,7 +34,7 @@ def is_quantized(p: TrainedParam) -> bool:
     The rows of an embedding and of the LM head have gradients of very different magnitudes, and vectors and small
     tensors are few bytes.
     """
-    return p.kind == "matrix" and prod(p.shape) >= (SMALLEST if p.stored else SMALLEST_OF_ADAPTER)
+    return p.kind == "matrix" and prod(p.shape) >= (SMALLEST if p.of_model else SMALLEST_OF_ADAPTER)
 
 
 def update(context: UpdateContext[AdamW8bitOptions]) -> None:

@@ -41,7 +41,7 @@ class NorMuonOptions(BaseModel):
 
 def is_orthogonalized(p: TrainedParam | ParamInfo) -> bool:
     """Return whether NorMuon updates `p`: a matrix of the model. AdamW updates adapters."""
-    return p.stored and p.kind == "matrix" and bool(p.matrices)
+    return p.of_model and p.kind == "matrix" and bool(p.matrices)
 
 
 def update(context: UpdateContext[NorMuonOptions]) -> None:

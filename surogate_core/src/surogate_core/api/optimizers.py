@@ -28,7 +28,7 @@ class TrainedParam:
 
     name  of the whole param; states are named after it
     shape of the whole param
-    stored, kind, matrices
+    of_model, kind, matrices
           as in `ParamInfo`
     amax  fp32 []: where the optimizer may write the largest magnitude of the updated `param`, which the recipe reads;
           core combines those of parts. If it does not, the recipe computes it in a pass of its own. None if nobody
@@ -38,7 +38,7 @@ class TrainedParam:
     param: Value
     grad: Value
     master: Value
-    stored: bool
+    of_model: bool
     kind: ParamKind
     matrices: tuple[Matrix, ...]
     amax: Value | None = None

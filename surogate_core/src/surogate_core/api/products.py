@@ -267,7 +267,7 @@ def _is_asked_for(definition: OpDef, groups: bool) -> bool:
 
 def is_block_matrix(info: ParamInfo) -> bool:
     """Return whether a param is a matrix of a block of the model, not of an adapter."""
-    return info.stored and info.param.block >= 0 and info.kind == "matrix"
+    return info.of_model and info.param.block >= 0 and info.kind == "matrix"
 
 
 def _check_multiples(op: Op, groups: int, multiple: int, what: str, otherwise: str) -> None:

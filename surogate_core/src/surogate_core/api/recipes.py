@@ -58,7 +58,7 @@ class Precision(Declared):
 class ParamInfo:
     """A param of a run.
 
-    stored    it is a weight of the model, which checkpoints hold. Params of adapters and heads of losses are not.
+    of_model  it is a weight of the model, which checkpoints hold. Params of adapters and heads of losses are not.
     kind      what the param is. An embedding that is also the LM head is an "embedding".
     matrices  of a param with two dimensions: its logical matrices from the first row to the last, named after the
               tensors of the checkpoint. A param that is not fused is one matrix. Empty for other shapes.
@@ -72,7 +72,7 @@ class ParamInfo:
     """
 
     param: Value
-    stored: bool
+    of_model: bool
     kind: ParamKind
     matrices: tuple[Matrix, ...]
     grad: Value | None = None

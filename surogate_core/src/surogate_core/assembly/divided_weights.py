@@ -57,7 +57,7 @@ def divide_weights(
     """Declare the parts in place of the whole weights. `staged` params have no memory to divide."""
     read = {v for p in programs if p.stage in ("micro", "evaluate") for op in p.ops for v in op.ins}
     within = {v: v.inside for p in programs for op in p.ops for v in (*op.ins, *op.outs) if v.inside}
-    chosen = [p.param for p in params.values() if p.stored and is_divisible(p.param.shape, ranks)]
+    chosen = [p.param for p in params.values() if p.of_model and is_divisible(p.param.shape, ranks)]
     owners = {p.param: p.part.owner for p in params.values() if p.part is not None}
     parts = {param: part_of(param, ranks, owners.get(param)) for param in chosen if param not in staged}
     for value in b.declared:

@@ -23,7 +23,7 @@ def elements_together(info: ParamInfo, inputs: PlanInputs) -> int:
     They divide matrices of the model that they train. Vectors and the params of adapters are few bytes.
     """
     optimizer, parts, size = inputs.optimizer, inputs.sharding.parts, info.param.size
-    divisible = info.grad is not None and info.stored and is_divisible(info.param.shape, parts)
+    divisible = info.grad is not None and info.of_model and is_divisible(info.param.shape, parts)
     if not inputs.sharding.states or optimizer.granularity is None or not divisible:
         return 0
     together = optimizer.granularity(info)

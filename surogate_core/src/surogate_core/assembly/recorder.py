@@ -207,7 +207,7 @@ class Recorder:
         found = {
             param: ParamInfo(
                 param=param,
-                stored=param.name in stored and not stored[param.name].new,
+                of_model=param.name in stored and not stored[param.name].new,
                 kind=special.get(param) or param_kind(param, stored.get(param.name)),
                 matrices=logical_matrices(param, stored.get(param.name)),
                 grad=gradients.get(param),
@@ -219,7 +219,7 @@ class Recorder:
         together = {info.param: elements_together(info, self.inputs) for info in trained}
         owners = self._owners([info for info in trained if together[info.param] == info.param.size])
         for info in trained:
-            dtype = asked if info.stored else wider(info.param.dtype, asked)
+            dtype = asked if info.of_model else wider(info.param.dtype, asked)
             if together[info.param]:
                 info = divided(info, self.inputs.sharding, self.b, owners.get(info.param))
             found[info.param] = with_master(info, dtype, self.b)

@@ -166,7 +166,7 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> TrainedParam
         param=info.part or info.param,
         grad=info.grad_part or info.grad,
         master=info.master,
-        stored=info.stored,
+        of_model=info.of_model,
         kind=info.kind,
         matrices=info.matrices,
         amax=amax,

@@ -96,12 +96,12 @@ def read_stored(family: Programs, storage: WeightStorage, b: Builder) -> Program
 def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
     """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
     inside = info.param.block >= 0 or info.kind != "matrix"
-    return info.stored and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
+    return info.of_model and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
 
 
 def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
     """Raise ConfigError if a key asks for a kind of which the run stores no param."""
-    held = {kind: [info for info in params if info.kind == kind and info.stored] for kind in STORED_BY}
+    held = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORED_BY}
     for kind, key in STORED_BY.items():
         tied = kind == "head" and not held["head"]  # a head without a param of its own is the embedding
         found = held["embedding"] if tied else held[kind]

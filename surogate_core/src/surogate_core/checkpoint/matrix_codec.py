@@ -44,7 +44,7 @@ class MatrixCodec:
         """Return the param, the states that hold it, the ops that write them, and those that yield the last value."""
         b = Builder(self.ops, self.dtype)
         param = b.param(tensor.name, tensor.rows, Init())
-        info = ParamInfo(param=param, stored=True, kind="matrix", matrices=(Matrix(tensor.name, tensor.rows[0]),))
+        info = ParamInfo(param=param, of_model=True, kind="matrix", matrices=(Matrix(tensor.name, tensor.rows[0]),))
         context = StorageContext(builder=b, param=info, options=self.options)
         with b.record("derive") as writing:
             states = self.format.quantize(context)

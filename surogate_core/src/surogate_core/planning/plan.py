@@ -26,7 +26,7 @@ from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
 from ..program.shards import Sharding
 from .ranks import count_ranks
-from .recompute_ladder import Rung, climb, ladder
+from .recompute_ladder import Rung, first_that_fits, ladder
 from .report import Report, device_parts, summarise
 from .run import Run, chosen_loss
 from .unstored import refuse_unstored
@@ -162,8 +162,8 @@ def _recomputing(plan: Plan) -> Plan:
         return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
 
     last = len(rungs) - 1
-    climbs = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0
-    index = climb(rungs, missing, missing_at) if climbs else last
+    searches = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0
+    index = first_that_fits(rungs, missing, missing_at) if searches else last
     given, assembly = drafts[index]
     after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
     chosen = _chosen(rungs[index].recomputation, plan, after)

@@ -57,7 +57,7 @@ def _ladder(program: Program, inputs: PlanInputs) -> list[Rung]:
     return rungs
 
 
-def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int]) -> int:
+def first_that_fits(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int]) -> int:
     """Return the index of the lowest of several rungs whose plan fits, or the last if none does.
 
     `missing`: bytes that do not fit with the first rung. `missing_at` plans the run with another rung and returns the

@@ -39,10 +39,10 @@ class Upload:
         for start in range(0, flat.numel(), size):
             part = flat[start : start + size]
             memory, event = self._next_stage(target.device)
-            staged = memory[: part.numel() * part.element_size()].view(part.dtype)
-            staged.copy_(flat_source[start : start + size])
+            pinned = memory[: part.numel() * part.element_size()].view(part.dtype)
+            pinned.copy_(flat_source[start : start + size])
             with torch.cuda.stream(self._stream):
-                part.copy_(staged, non_blocking=True)
+                part.copy_(pinned, non_blocking=True)
                 event.record(self._stream)
 
     def finish(self) -> None:
