@@ -8,23 +8,13 @@ from pathlib import Path
 import pytest
 from made_up_plugins import DEFINITIONS, Install, installing, loaded
 
-from surogate_core.api import DeviceInfo, Op, Target, Value
+from surogate_core.api import Op, Target, Value
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.machine.devices import device
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Resolved
 
-CPU = DeviceInfo(
-    name="cpu",
-    title="CPU",
-    sm=None,
-    memory_bytes=2**34,
-    flops={"fp32": 1e11},
-    bandwidth=1e10,
-    launch_seconds=1e-5,
-    runtime_bytes=0,
-    source="made up",
-)
+GPU = Target(device("a100"))
 
 
 @pytest.fixture
@@ -48,7 +38,7 @@ def test_kernels_of_the_recipe_come_first_then_those_of_the_op_then_others(insta
 
     def provider(recipe: str, off: str = "") -> str:
         registry = load_registry({"SUROGATE_PLUGINS": off})
-        return registry.kernel_for(acme_op(), Target(CPU), recipe).provider
+        return registry.kernel_for(acme_op(), GPU, recipe).provider
 
     assert load_registry().source("op", "acme_op").plugin.distribution == "acme-owner"
     assert provider("acme") == "acme-recipe"
@@ -63,10 +53,10 @@ def test_a_recipe_builds_on_the_kernels_of_other_recipes(install: Install) -> No
     )
     install("acme-recipe", "1.0", "recipe", builds)
     install("acme-owner", "1.0", "owner", OPS + kernels)
-    found = load_registry().kernel_for(acme_op(), Target(CPU), "acme")
+    found = load_registry().kernel_for(acme_op(), GPU, "acme")
     assert (found.provider, found.others) == ("acme-base", ("acme-owner",))
     with pytest.raises(PluginError, match="recipe: acme_base — no installed plugin provides it"):
-        load_registry({"SUROGATE_PLUGINS": "-base"}).kernel_for(acme_op(), Target(CPU), "acme")
+        load_registry({"SUROGATE_PLUGINS": "-base"}).kernel_for(acme_op(), GPU, "acme")
 
 
 def test_two_kernels_of_equal_rank_are_refused_with_the_key_that_chooses(install: Install) -> None:
@@ -74,7 +64,7 @@ def test_two_kernels_of_equal_rank_are_refused_with_the_key_that_chooses(install
     install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
     install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op')"))
     with pytest.raises(PluginError) as refused:
-        load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
+        load_registry().kernel_for(acme_op(), GPU, "bf16")
     assert str(refused.value) == (
         "kernels of acme_op are provided by acme-a 1.0 and acme-b 1.0. Choose one: kernels: {acme_op: acme-a}"
     )
@@ -122,7 +112,7 @@ def test_an_op_without_a_kernel_runs_the_reference_with_the_reasons(install: Ins
         "owner",
         OPS + KERNELS.format("kernel('acme_op', ('bf16', '*')), kernel('acme_op', ok=False)"),
     )
-    resolved = load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
+    resolved = load_registry().kernel_for(acme_op(), GPU, "bf16")
     assert (resolved.kernel, resolved.provider) == (None, "reference")
     assert resolved.refusals == (
         "acme-owner: supports dtypes (bf16, *), the op has (fp32, fp32)",
