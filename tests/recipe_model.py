@@ -16,7 +16,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.program.op import Purpose
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions

@@ -53,7 +53,7 @@ from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import Checked
 from surogate_core.reporting.program_listing import listing
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, AdamWOptions
 from surogate_recipes_bf16.recipe import BF16

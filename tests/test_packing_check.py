@@ -20,7 +20,7 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
 from surogate_core.train.packing_check import PackingCheck, check_packing
 from surogate_core.world.processes import Processes

@@ -14,7 +14,7 @@ from torch import Tensor
 from surogate_core.api import Matrix, PrecisionRequest, TrainedParam, UpdateContext
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import Grouping, Groups, by_block, one_group
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_optim_adamw.adamw import ADAMW

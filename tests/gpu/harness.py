@@ -22,7 +22,7 @@ from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.bind import ExecutionContext
 from surogate_core.runtime.device import training_device
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 from surogate_core.standard_ops.next_token import LOSSES

@@ -19,7 +19,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.program.shards import Sharding
 from surogate_core.runtime import nccl
 from surogate_core.runtime.comms import copies
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 

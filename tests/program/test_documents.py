@@ -14,7 +14,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.data.loader import MicroBatch
 from surogate_core.program.passes.documents import smaller_bounds
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
 
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)

@@ -14,7 +14,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import ProgramError
 from surogate_core.program.verify import check_collectives
 from surogate_core.runtime.comms import copies
-from surogate_core.runtime.initialise import initialize
+from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts reports of its routers, of the tokens with a label."""
+"""Metrics of the routers of a mixture of experts, of the tokens with a label."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Matrix:
 
 
 Unit = Literal["token", "group"]
-"""What a figure is a mean over: the labels of an optimizer step, or its groups of documents."""
+"""The unit of the mean that a metric is: the labels of an optimizer step, or its groups of documents."""
 
 
 @dataclass(frozen=True)

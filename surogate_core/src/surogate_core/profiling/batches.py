@@ -88,7 +88,7 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
     faster than other numbers, because it needs less power.
     """
-    from ..runtime.initialise import draw_zeros, initialize
+    from ..runtime.initialize import draw_zeros, initialize
 
     config = opened.config
     view = worker.buffers.persistent

@@ -23,7 +23,7 @@ from .bind import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
-from .initialise import initialize
+from .initialize import initialize
 from .inputs import Inputs, one_document_per_row, write_documents
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory

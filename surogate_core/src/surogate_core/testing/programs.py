@@ -8,7 +8,7 @@ from ..program.lanes import lane_order
 from ..program.passes.dead_code import dead_code
 from ..program.verify import verify
 from ..runtime.arena import Buffers
-from ..runtime.initialise import initialize
+from ..runtime.initialize import initialize
 from ..runtime.reference import ReferenceExecutor
 from ..standard_ops import OPS as STANDARD_OPS
 

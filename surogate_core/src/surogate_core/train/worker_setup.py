@@ -105,7 +105,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     Derived states of staged params are made here, because these params do not stay in memory.
     """
     from ..checkpoint.base import load_base, refuse_nonfinite
-    from ..runtime.initialise import initialize
+    from ..runtime.initialize import initialize
 
     config = run.config
     view = worker.buffers.persistent
@@ -128,7 +128,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
 
 def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
     """Draw the params of which ranks keep their parts, block by block."""
-    from ..runtime.initialise import initialize
+    from ..runtime.initialize import initialize
 
     for part in assembly.staging:
         views = worker.staged(part)

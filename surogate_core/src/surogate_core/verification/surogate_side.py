@@ -19,7 +19,7 @@ from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
-from ..runtime.initialise import draw_zeros, initialize
+from ..runtime.initialize import draw_zeros, initialize
 from ..runtime.team import AnyWorker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surogate_core.errors import ProgramError
 from surogate_core.program.value import Init, Value
-from surogate_core.runtime.initialise import chunks, initialize
+from surogate_core.runtime.initialize import chunks, initialize
 
 WIDE = Value("wide", (400, 500), "fp32", "param", init=Init(kind="normal", std=0.02))
 OUT = Value("out", (30, 20), "fp32", "param", init=Init(kind="normal", std=0.02, residual_projection=True))
