@@ -32,7 +32,7 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """What CUTLASS reads of the groups, the factor of the sums, and its TMA descriptors."""
+    """Return the bytes of the arguments of CUTLASS for the groups, of the factor of the sums and of TMA descriptors."""
     groups = op.ins[4].size
     return _DESCRIPTOR_BYTES + sum(aligned(size) for size in (_FACTOR_BYTES, *(groups * n for n in _GROUP_BYTES)))
 
