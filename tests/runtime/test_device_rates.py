@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from surogate_core.cli.measure import comparison, measure_command
+from surogate_core.cli.doctor import comparison, measure_command
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device
 from surogate_core.machine.cache_home import device_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surogate_core.world.heartbeat import Heartbeat, Peer, RankAt
-from surogate_core.world.stall import numbered, stall_report
+from surogate_core.world.watch import numbered, stall_report
 
 SUM = "the sum of gradients of block 17"
 

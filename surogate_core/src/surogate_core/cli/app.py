@@ -317,13 +317,9 @@ def doctor(
         bool, typer.Option("--measure", help="Measure the rates of this machine's GPU, for later plans: 30 s.")
     ] = False,
 ) -> int:
-    if measure:
-        from .measure import measure_command
+    from .doctor import doctor_command, measure_command
 
-        return measure_command(as_json)
-    from .doctor import doctor_command
-
-    return doctor_command(as_json)
+    return measure_command(as_json) if measure else doctor_command(as_json)
 
 
 def _print_notices(arguments: RunArguments | None = None) -> None:
