@@ -109,6 +109,9 @@ def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> di
 def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> Program:
     """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more.
 
+    A recipe quantizes the updated weights at the end of the update. Where an element of a copy is made of that element
+    of the weight alone (`OpDef.elementwise`), no rank needs the whole weight: it quantizes its part, and ranks gather
+    the copy, which has fewer bytes.
     Itself if no op copies a part. A weight that the update gathers anyway, because another op reads it, stays whole.
     """
     parts = {p.param: p.part for p in params if p.part is not None and p.part.owner is None}

@@ -208,8 +208,9 @@ _CONTEXT = 2
 
 
 def pass_diff(inputs: PlanInputs, name: str, all_blocks: bool) -> Iterator[str]:
-    """Yield the lines of a diff for each program that the pass `name` made. Blocks whose ops are alike are shown once,
-    unless `all_blocks`. Raises ConfigError, with the names of passes, if the run has no such pass."""
+    """Yield the lines of a unified diff of listings for each program that the pass `name` made. Blocks whose ops are
+    alike are shown once, unless `all_blocks`. Raises ConfigError, with the names of passes, if the run has none such.
+    """
     passes = trace(inputs).passed.passes
     found = [ran for ran in passes if ran.name == name]
     if not found:

@@ -61,10 +61,10 @@ def _say(line: str) -> None:
 
 
 def restart_if_wanted(config: TrainConfig, error: RunLost, notice: Callable[[str], None]) -> None:
-    """Replace this process by one that resumes the run. Return if that is not wanted, or there is no checkpoint.
+    """Replace this process by one that resumes the run from its last complete checkpoint.
 
-    A new process, because the driver may refuse everything after the error of a device. Processes that another program
-    has started are restarted by that.
+    Return if that is not wanted, or there is no checkpoint. A new process, because the driver may refuse everything
+    after the error of a device. Processes that another program has started are restarted by that.
     """
     launcher = load_registry(files=config.plugins).launcher(config.launcher)
     joined = launcher.start is None and launcher.matches(os.environ)

@@ -187,7 +187,7 @@ def _is_number(annotation: Any) -> bool:
 
 @dataclass
 class Findings:
-    """The problems and notices that one call of `load_config` found.
+    """The problems and notices that one call of `load_config` found, so that all of them are reported together.
 
     notices: lines to show the user once. failed: keys that already have a problem; validation does not report a
     second one for them.

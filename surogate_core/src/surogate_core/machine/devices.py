@@ -251,8 +251,9 @@ _TOO_OLD: Final = {
 def find_device(name: str, devices: Mapping[str, DeviceInfo]) -> DeviceInfo:
     """Return the device with this name.
 
-    `name` is that of a row, or words of its title, also with the memory: "4090", "A100 40GB". Raises ConfigError for a
-    device before SM80, for an ambiguous name with the candidates, and else with all names.
+    `name` is as people write it: that of a row, or words of its title, also with the memory: "NVIDIA H100", "rtx-4090",
+    "4090", "A100 40GB". Raises ConfigError for a device before SM80, for an ambiguous name with the candidates, and
+    else with all names.
     """
     text = _plain(name)
     for d in devices.values():

@@ -231,7 +231,8 @@ _MOST_HOSTS = 3
 
 
 def stall_report(peers: Mapping[int, Peer], stall_seconds: float) -> str:
-    """Return the report on processes that have all stood still for longer than their sections allow."""
+    """Return the report on processes that have all stood still for longer than their sections allow: which rank has not
+    come, what the others wait for, and where it is."""
     beats = {process: peer.beat for process, peer in peers.items() if peer.beat is not None}
     late, reason = _late_ranks(beats) or _late_processes(beats)
     seconds = min(peer.idle for peer in peers.values())
