@@ -22,8 +22,7 @@ from ..program.value import Value
 from ..program.verify import check_collectives
 from .divided_weights import divide_weights
 from .inputs import PlanInputs
-from .late_gathers import gather_late
-from .parts import gradient_parts
+from .parts import gather_late, gradient_parts
 from .pass_runner import PassRunner
 from .staging import Staged
 from .streaming import Streaming
