@@ -80,10 +80,10 @@ change("MODEL", build=build,
        weights=lambda d, w=weights: [*w(d), WeightMap("idle", (HFTensor("idle", (4,)),))])
 """
 TABLE_REPORTED = """
-from surogate_core.api import Figure
+from surogate_core.api import Metric
 def build(b, d, batch):
     head = MODEL_BUILD(b, d, batch)
-    return dataclasses.replace(head, figures=[Figure("table", head.x)])
+    return dataclasses.replace(head, metrics=[Metric("table", head.x)])
 MODEL_BUILD = MODEL.build
 change("MODEL", build=build)
 """
@@ -295,7 +295,7 @@ FAULTS = [
     case(
         "build reports a table",
         TABLE_REPORTED,
-        r"build: returned a Head, expected a Head of .* whose losses and figures have shape \[\]",
+        r"build: returned a Head, expected a Head of .* whose losses and metrics have shape \[\]",
     ),
     case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
     *(

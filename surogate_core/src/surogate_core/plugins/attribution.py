@@ -111,7 +111,7 @@ def _head(result: Any, args: Sequence[Any]) -> str:
     x, weight = result.x, result.weight
     fits = len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
     fits = fits and all(loss.shape == () for loss in result.losses) and all(map(_is_figure, result.metrics))
-    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses and figures have shape []"
+    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses and metrics have shape []"
 
 
 def _is_figure(figure: Any) -> bool:
