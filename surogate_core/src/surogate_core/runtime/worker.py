@@ -293,7 +293,7 @@ class Worker:
         self._gathers_late = "gather" in self.assembly.programs  # or the next first micro-step gathers
         reading = self._read()
         if self._calibrating:  # the only steps that the host waits for
-            self._calibrating = not all(isfinite(value) for value in reading.values())
+            self._calibrating = not all(isfinite(value) for value in reading.values()[:2])
         if self._watcher is not None:  # the watcher may end the run; then every step must have been reported
             self.settle()
         return reading
