@@ -10,9 +10,8 @@ needs. If that is slower than expected, the search takes another way.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cache
-from itertools import chain
 from math import inf
 from typing import Any
 
@@ -159,9 +158,9 @@ class Search:
         parts = slice(1, 1 + self._n_divided)
         if at in self._tried or at[parts] != self._own[parts] or self._held(()):
             return False
-        offloaded = [axis.settings[index].items() for axis, index in zip(self._axes, at, strict=True) if axis.transfers]
+        chosen = [axis.settings[index].items() for axis, index in zip(self._axes, at, strict=True) if axis.transfers]
         try:
-            held = _bytes(self._held(tuple(chain.from_iterable(offloaded))))
+            held = _bytes({value for setting in chosen for value in self._held((*setting,))})
         except SurogateError:
             return False
         if held and self._n_divided:
@@ -265,5 +264,5 @@ def _programs(inputs: PlanInputs) -> Hashable:
     return inputs.batch_size, inputs.sharding, inputs.grouping
 
 
-def _bytes(values: Sequence[Value]) -> int:
+def _bytes(values: Collection[Value]) -> int:
     return sum(align(value.nbytes) for value in values)
