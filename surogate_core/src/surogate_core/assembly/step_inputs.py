@@ -66,19 +66,19 @@ def lm_head_chunks(asked: int | None, tokens: int, vocab_size: int, dtype: str) 
 def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
     """Return the smallest number of equal chunks whose logits stay within LOGITS_BYTES each."""
     row = DTYPES[dtype].nbytes(vocab_size)
-    return min(c for c in _divisors(tokens) if tokens // c * row <= LOGITS_BYTES or c == tokens)
+    return min(c for c in divisors(tokens) if tokens // c * row <= LOGITS_BYTES or c == tokens)
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
     """Return all divisors of `n`, from its prime factors: counting up to a large prime `n` would hang."""
-    divisors, rest, factor = [1], n, 2
+    every, rest, factor = [1], n, 2
     while rest > 1:
         factor = factor if factor * factor <= rest else rest
         power = 1
-        found = divisors
+        found = every
         while rest % factor == 0:
             rest //= factor
             power *= factor
-            divisors = divisors + [d * power for d in found]
+            every = every + [d * power for d in found]
         factor += 1
-    return divisors
+    return every

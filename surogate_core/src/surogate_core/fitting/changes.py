@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api import DeviceInfo, OptimizerDef, Precision
+from ..assembly.step_inputs import divisors
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
@@ -36,8 +37,6 @@ _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
 _MOST_STEPS = 65536
 """The most micro-steps that `gradient_accumulation_steps` allows."""
-_DIVISORS = 1024
-"""Divisors up to this one, and their counterparts, are tried as numbers of rows."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,7 @@ def changed(run: Run, changes: Changes) -> Run:
 def batch_axis(config: TrainConfig) -> Axis:
     """Return the micro-batches of the same optimizer step: the same rows in more and more micro-steps."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    divisors = [d for d in range(1, _DIVISORS + 1) if rows % d == 0]
-    sizes = sorted({d for divisor in divisors for d in (divisor, rows // divisor)}, reverse=True)
-    sizes = [size for size in sizes if rows // size <= _MOST_STEPS]
+    sizes = [size for size in sorted(divisors(rows), reverse=True) if rows // size <= _MOST_STEPS]
     changes = [batch_changes(config, size, config.sequence_len, rows // size) for size in sizes]
     return Axis(changes, sizes.index(config.per_device_train_batch_size))
 
