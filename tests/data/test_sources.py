@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,69 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".JSONL"])
 def test_every_kind_of_file_yields_the_same_rows(tmp_path: Path, suffix: str) -> None:
     assert read(write_rows(tmp_path / f"data{suffix}", TEXTS)) == TEXTS
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+}
+
+
+def compressed(path: Path, suffix: str) -> Path:
+    """Replace a file by a compressed one of two members, as parallel tools and `cat` make them."""
+    content, to = path.read_bytes(), path.with_name(path.name + suffix)
+    half = len(content) // 2
+    to.write_bytes(COMPRESS[suffix.lower()](content[:half]) + COMPRESS[suffix.lower()](content[half:]))
+    path.unlink()
+    return to
+
+
+@pytest.mark.parametrize("suffix", [*COMPRESS, ".GZ"])
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv"])
+def test_compressed_files_have_the_rows_of_their_content_at_its_lines(tmp_path: Path, kind: str, suffix: str) -> None:
+    def rows() -> list[tuple[str, Any]]:
+        return [(row.where, row.values) for row in open_source(entry(str(tmp_path))).rows(["text"])]
+
+    paths = [write_rows(tmp_path / f"{name}{kind}", TEXTS * 100) for name in "ab"]
+    plain, digest = rows(), open_source(entry(str(tmp_path))).content_hash()
+    for path in paths:
+        compressed(path, suffix)
+    assert rows() == [(where.replace(kind, kind + suffix), values) for where, values in plain]
+    assert open_source(entry(str(tmp_path))).content_hash() != digest
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+def test_compressed_text_and_tables_are_read_by_their_keys(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "a.txt").write_text("a\n\nb\n")
+    assert read(compressed(tmp_path / "a.txt", suffix), "paragraph") == ["a", "b"]
+    assert read(tmp_path / f"a.txt{suffix}") == ["a\n\nb\n"]
+    (tmp_path / "a.tsv").write_text("id\ttext\n1\ta, b\n")
+    assert read(compressed(tmp_path / "a.tsv", suffix)) == ["a, b"]
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+def test_a_compressed_file_that_is_damaged_or_cut_off_is_named(tmp_path: Path, suffix: str) -> None:
+    path = compressed(write_rows(tmp_path / "a.jsonl", TEXTS * 9), suffix)
+    content = path.read_bytes()
+    for damaged in (content[:-3], content[:-30], content[:5], b"hello" * 9, content[:30] + b"\0" * 9 + content[39:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"a\.jsonl\{suffix}: damaged or cut off: .*Create or download it again"):
+            read(path)
+    path.write_bytes(COMPRESS[suffix](b""))
+    with pytest.raises(ConfigError, match=rf"a\.jsonl\{suffix}: contains no rows"):
+        read(path)
+    path.write_bytes(COMPRESS[suffix](b'{"text": "a"}\n{broken\n'))
+    with pytest.raises(ConfigError, match=rf"a\.jsonl\{suffix}:2: not one JSON"):
+        read(path)
+
+
+def test_compressed_files_are_read_as_a_stream(tmp_path: Path) -> None:
+    for suffix, compress in COMPRESS.items():
+        path = tmp_path / f"a.jsonl{suffix}"
+        path.write_bytes(compress(b'{"text": "a"}\n' * 100_000)[:-40])  # 1.4 MB
+        assert read(path, samples=3) == ["a"] * 3, "the end is cut off, and was not read"
 
 
 def test_json_may_have_one_object_per_line(tmp_path: Path) -> None:
@@ -117,12 +184,12 @@ def test_a_row_that_lacks_an_optional_column_has_none(tmp_path: Path) -> None:
 
 
 def test_other_files_of_a_directory_are_named(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt.gz", "README.md", ".hidden"):
+    for name in ("a.txt", "b.zip", "README.md", ".hidden"):
         (tmp_path / name).write_text(name)
     printed = open_source(entry(str(tmp_path))).left_out()
-    assert (
-        printed
-        == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .tsv, .parquet: README.md, b.txt.gz"
+    assert printed == (
+        "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .tsv, .parquet, "
+        "or compressed (.gz, .bz2, .xz, .zst; not .parquet): README.md, b.zip"
     )
     assert open_source(entry(str(tmp_path / "a.txt"))).left_out() is None
 
@@ -198,15 +265,21 @@ def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
         ("~no_such_user/a.txt", {}, "does not exist"),
         ("missing/*.jsonl", {}, "no file matches"),
         ("s3://bucket/a.jsonl", {}, "is a URL"),
-        ("empty", {}, "contains no .txt"),
+        ("empty", {}, "contains no file that is .txt"),
         (
             "mixed",
             {},
             r'several kinds \(\.jsonl, \.txt\).*\n  - path: "mixed/\*\*/\*\.jsonl"\n  - path: "mixed/\*\*/\*\.txt"',
         ),
         ("mixed/*", {}, r'\n  - path: "FOLDER/\*\*/\*\.jsonl"'),
-        ("rows.jsonl.gz", {}, "rows.jsonl.gz is none of .* Unpack it: gunzip -k rows.jsonl.gz"),
-        ("packed", {}, "rows 1.jsonl.zst is none of .* Unpack it: zstd -d 'packed/rows 1.jsonl.zst'"),
+        ("rows.gz", {}, "rows.gz is none of .* Unpack it: gunzip -k rows.gz"),
+        ("packed", {}, "rows 1.parquet.zst is none of .* Unpack it: zstd -d 'packed/rows 1.parquet.zst'"),
+        ("some/rows.jsonl.gz", {}, "does not exist"),
+        (
+            "both",
+            {},
+            r'several kinds \(\.txt, \.txt\.gz\), .* rows may be the same.*\n.*\n  - path: "both/\*\*/\*\.txt\.gz"',
+        ),
         ("mixed/a.txt", {"split": "test"}, "split: test is for Hub datasets"),
         ("mixed/a.txt", {"subset": "x"}, "subset: x is for Hub datasets"),
         ("mixed/b.jsonl", {"sample_by": "line"}, "sample_by: line is for .txt"),
@@ -216,13 +289,15 @@ def test_unusable_entry_is_refused_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, keys: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "mixed", "packed"):
+    for name in ("empty", "mixed", "packed", "both"):
         (tmp_path / name).mkdir()
     (tmp_path / "packed/README.md").touch()
-    (tmp_path / "packed/rows 1.jsonl.zst").touch()
+    (tmp_path / "packed/rows 1.parquet.zst").touch()
+    (tmp_path / "both/a.txt").write_text("a")
+    (tmp_path / "both/a.txt.gz").write_bytes(gzip.compress(b"a"))
     (tmp_path / "mixed/a.txt").write_text("a")
     (tmp_path / "mixed/b.jsonl").write_text('{"text": "b"}')
-    (tmp_path / "rows.jsonl.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "rows.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(ConfigError, match=message):
         read(path, **keys)
 
@@ -272,3 +347,6 @@ def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match="pip install pyarrow"):
         read(path)
+    (tmp_path / "a.jsonl.zst").write_bytes(b"any")
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.zst: reading it needs pyarrow: .*Install it, or decompress"):
+        read(tmp_path / "a.jsonl.zst")

@@ -1,16 +1,21 @@
 """Readers of local files, one row at a time: txt, jsonl, json, csv, parquet.
 
+Compressed files are decompressed as they are read: no file is in memory or on disk as a whole.
+
 Every reader raises ConfigError that names the file and, if possible, the line.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +42,7 @@ def read_file(
     sample_by: what a row of a .txt file is. A missing column becomes None if it is in `optional`. Raises ConfigError
     if the file is empty, damaged, or not UTF-8, has two columns of one name, or lacks a column that is not optional.
     """
-    reader = _READERS[path.suffix.lower()]
+    reader = _READERS[kind_of(path)]
     if reader is not _read_txt and sample_by != "document":
         raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
     wanted = _Wanted(columns or (), optional, sample_by)
@@ -117,6 +122,27 @@ def _decode(data: bytes, where: str) -> str:
         ) from error
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read its bytes; those of a compressed file are decompressed as they are read."""
+    name = COMPRESSED.get(path.suffix.lower())
+    if name is None:
+        with path.open("rb") as plain:
+            yield plain
+        return
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{path}: reading it needs {name}: {error}. Install it, or decompress the file.") from error
+    try:
+        with io.BufferedReader(module.input_stream(path, "zstd")) if name == "pyarrow" else module.open(path) as file:
+            yield file
+    except (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError)) as error:
+        if getattr(error, "errno", None):  # of the file, not of its content
+            raise
+        raise ConfigError(f"{path}: damaged or cut off: {error}. Create or download it again.") from error
+
+
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
     """Yield (place, line with its line break) of a UTF-8 file; a byte order mark is dropped."""
     for number, line in enumerate(file, 1):
@@ -128,9 +154,10 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
 
 def _read_txt(path: Path, wanted: _Wanted) -> Iterator[Row]:
     if wanted.sample_by == "document":
-        yield Row(str(path), {"text": _decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path))})
+        with _opened(path) as file:
+            yield Row(str(path), {"text": _decode(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))})
         return
-    with path.open("rb") as file:
+    with _opened(path) as file:
         if wanted.sample_by == "line":
             for where, line in _lines(file, path):
                 if text := line.rstrip("\r\n"):
@@ -153,7 +180,7 @@ def _paragraphs(lines: Iterator[tuple[str, str]]) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for where, line in _lines(file, path):
             if not line.strip():
                 continue
@@ -176,7 +203,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
     """Read an array of objects or, if the first character is not "[", one object per line."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         head = file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
         is_array = head.startswith(b"[")
     return _read_json_array(path) if is_array else _read_jsonl(path, wanted)
@@ -185,7 +212,7 @@ def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
 def _read_json_array(path: Path) -> Iterator[Row]:
     """Yield the elements of a top-level array, with one chunk of the file in memory at a time."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
-    with path.open(encoding="utf-8-sig") as file:
+    with _opened(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
         text, line, index = _read_text(file, path, CHUNK_BYTES).lstrip(), 1, 0
         at = 1  # after the bracket
         while True:
@@ -234,10 +261,10 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
 
 def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the default limit of 128 KiB is shorter than many documents
-    with path.open("rb") as file:
+    with _opened(path) as file:
         lines = (line for _, line in _lines(file, path))
         first = next(lines, "")
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
+        delimiter = "\t" if kind_of(path).startswith(".tsv") else ";" if ";" in first and "," not in first else ","
         reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
         try:
             header = next(reader, [])
@@ -312,7 +339,7 @@ def without_nulls(cell: Any) -> Any:
 
 
 _Reader = Callable[[Path, _Wanted], Iterator[Row]]
-_READERS: Mapping[str, _Reader] = {
+_PLAIN: dict[str, _Reader] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".json": _read_json,
@@ -320,4 +347,16 @@ _READERS: Mapping[str, _Reader] = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
-SUFFIXES = tuple(_READERS)
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
+"""Suffix of a compressed file -> the module that reads it. That of pyarrow notices if the file is cut off."""
+_READERS = _PLAIN | {
+    kind + last: reader for kind, reader in _PLAIN.items() if kind != ".parquet" for last in COMPRESSED
+}
+KINDS = tuple(_READERS)
+READABLE = f"{', '.join(_PLAIN)}, or compressed ({', '.join(COMPRESSED)}; not .parquet)"
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix of a file in lower case; of a compressed file, the last two (".jsonl.gz")."""
+    last = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + last if last in COMPRESSED else last

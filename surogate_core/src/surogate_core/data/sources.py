@@ -20,14 +20,7 @@ from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
 from ..machine.replaced_file import replaced
 from .columns import Columns
-from .readers import (
-    SUFFIXES,
-    Row,
-    missing_column,
-    read_file,
-    read_parquet_tables,
-    without_nulls,
-)
+from .readers import KINDS, READABLE, Row, kind_of, missing_column, read_file, read_parquet_tables, without_nulls
 
 HUB_ROWS = 1024
 _MOST_NAMES = 5
@@ -109,13 +102,13 @@ class FileSource:
             return None
         names = ", ".join(path.name for path in self.others[:_MOST_NAMES])
         more = f" and {len(self.others) - _MOST_NAMES:,} more" if len(self.others) > _MOST_NAMES else ""
-        return f"files not read, since their kind is none of {', '.join(SUFFIXES)}: {names}{more}"
+        return f"files not read, since their kind is none of {READABLE}: {names}{more}"
 
 
 def _file_digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return f"{path.suffix.lower()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return f"{kind_of(path)} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror or error}. Check the file and its permissions."
@@ -132,18 +125,18 @@ def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
         files = [local]
     elif local is not None:
         below = sorted(_files_below(local))
-        files = [file for file in below if file.suffix.lower() in SUFFIXES]
-        others = [file for file in below if file.suffix.lower() not in SUFFIXES]
+        files = [file for file in below if kind_of(file) in KINDS]
+        others = [file for file in below if kind_of(file) not in KINDS]
         files = files or [file for file in below if file.suffix.lower() in _UNPACK]  # refused, with what to do
         if not files:
-            raise ConfigError(f"{where}: path: directory {path} contains no {', '.join(SUFFIXES)} file. Name another.")
+            raise ConfigError(f"{where}: path: directory {path} contains no file that is {READABLE}. Name another.")
     elif glob.has_magic(path):
         files = sorted(
             file for file in map(Path, glob.glob(os.path.expanduser(path), recursive=True)) if file.is_file()
         )
         if not files:
             raise ConfigError(f"{where}: path: no file matches {path} (searched from {Path.cwd()}). Check the pattern.")
-    elif looks_like_repo(path) and not path.lower().endswith(SUFFIXES):
+    elif looks_like_repo(path) and not path.lower().endswith(KINDS):
         return [], []
     else:
         raise ConfigError(
@@ -161,22 +154,23 @@ def _files_below(directory: Path) -> Iterator[Path]:
             yield file
 
 
+# files that are not read even so: a .tar.gz, a .parquet.zst, a .gz whose name does not say what it holds
 _UNPACK = {".gz": "gunzip -k", ".zst": "zstd -d", ".zip": "unzip", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 
 
 def _check_kinds(path: str, files: Sequence[Path], where: str) -> None:
     for file in files:
-        if file.suffix.lower() not in SUFFIXES:
+        if kind_of(file) not in KINDS:
             command = _UNPACK.get(file.suffix.lower())
             remedy = f"Unpack it: {command} {shlex.quote(str(file))}" if command else "Convert it, or rename it."
-            raise ConfigError(f"{where}: path: {file} is none of {', '.join(SUFFIXES)}. {remedy}")
-    kinds = sorted({file.suffix.lower() for file in files})
+            raise ConfigError(f"{where}: path: {file} is none of {READABLE}. {remedy}")
+    kinds = sorted({kind_of(file) for file in files})
     if len(kinds) > 1:
         folder = path.rstrip("/") if Path(path).expanduser().is_dir() else "FOLDER"
         entries = "".join(f"\n  - path: {json.dumps(f'{folder}/**/*{kind}')}" for kind in kinds)
         raise ConfigError(
-            f"{where}: path: {path} contains files of several kinds ({', '.join(kinds)}), whose columns may differ. "
-            f"Give each kind an entry of its own:{entries}"
+            f"{where}: path: {path} contains files of several kinds ({', '.join(kinds)}), whose columns may differ, "
+            f"or whose rows may be the same. Give each kind to read an entry of its own:{entries}"
         )
 
 
