@@ -20,6 +20,6 @@ def test_few_rows_with_labels_in_the_compared_length_are_repeated() -> None:
     mask, offsets = np.packbits(trained.ravel(), bitorder="little"), np.arange(0, 97, 16)
     documents = DocumentSpans.of([TokenDataset(tokens, mask, offsets, 96, 95, int(trained.sum()))])
     data: Any = SimpleNamespace(train=pack(documents, 16), tokenizer=SimpleNamespace(padding_id=0))
-    inputs: Any = SimpleNamespace(batch_size=3, seq_len=8, max_documents=9, loss=SimpleNamespace(group=0))
+    inputs: Any = SimpleNamespace(batch_size=3, seq_len=8, max_documents=9, loss=SimpleNamespace(group_size=0))
     batch = from_data(data, inputs, seed=1).batch
     assert batch.tokens.reshape(3, 8).tolist() == [list(range(48, 56))] * 3
