@@ -86,6 +86,7 @@ def test_tokenized_documents_are_text_in_pieces(config: Path) -> None:
     assert shown["datasets"][0]["documents"] == 40
     assert shown["datasets"][0]["lengths"].keys() == {"shortest", "median", "percentile_99", "longest"}
     assert shown["rows"]["train"]["tokens"] + shown["rows"]["validate"]["tokens"] == shown["datasets"][0]["tokens"]
+    assert re.fullmatch(r".*/chat\.jsonl:\d+", shown["documents"][0]["row"])
     pieces = shown["documents"][0]["pieces"]
     assert [piece["trained"] for piece in pieces] == [False, True]
     assert "What is" in pieces[0]["text"] and pieces[1]["text"].startswith("0")

@@ -79,13 +79,15 @@ def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_en
     (run.parent / "more.jsonl").write_text(json.dumps({"messages": conversation("More.")}) + "\n")
     run.write_text(run.read_text() + f"  - path: {run.parent}/more.jsonl\n    type: conversation\n")
     out = tokenize(run, "--debug").stdout
-    shown = re.findall(r"^document (\d+) \(.*/(\w+)\.jsonl\), \d+ tokens\n(?:.*\n)*?.*\[\[(\w+)(?: (\d))?", out, re.M)
-    assert shown == [
-        ("8", "rows", "Number", "7"),  # two sentences
-        ("5", "rows", "Number", "4"),
-        ("2", "rows", "Number", "1"),
-        ("9", "more", "More", ""),
+    header = r"^.*/(\w+\.jsonl:\d) \(conversation\), document (\d), \d+ tokens\n"
+    assert re.findall(header + r"(?:.*\n)*?.*\[\[(\w+)(?: (\d))?", out, re.M) == [
+        ("rows.jsonl:8", "8", "Number", "7"),  # two sentences
+        ("rows.jsonl:5", "5", "Number", "4"),
+        ("rows.jsonl:2", "2", "Number", "1"),
+        ("more.jsonl:1", "9", "More", ""),
     ]
+    (where,) = re.findall(r"^(.*rows\.jsonl:5) ", out, re.M)
+    assert "[[Number 4. A friend." in tokenize(run, "--at", where).stdout
 
 
 def test_at_shows_the_row_of_a_file_and_line_as_a_run_tokenizes_it(run: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import surogate_core
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
 from surogate_core.config.schema import DatasetEntry
+from surogate_core.data import cache
 from surogate_core.data import tokenize as module
 from surogate_core.data.cache import TokenDataset, TokenWriter, default_cache_root
 from surogate_core.data.formats import TEXT, TextOptions
@@ -65,6 +66,33 @@ def test_second_call_maps_the_cache_and_reads_no_row(
     assert documents(tokenized(entry, tokenizer)) == documents(first)
 
 
+def test_documents_know_their_rows_wherever_the_files_are_moved(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").mkdir()
+    write_jsonl(tmp_path / "old/a.jsonl", ["one", "", "three"])
+    (tmp_path / "old/b.jsonl").write_text('\n\n{"text": "three"}\n{"text": ""}\n\n{"text": "six"}\n')
+    first = tokenized(Entry(f"{tmp_path}/old"), tokenizer)
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.setattr(module, "_write", None)
+    again = tokenized(Entry(f"{tmp_path}/new"), tokenizer)
+    for dataset, folder in ((first, "old"), (again, "new")):
+        places = [dataset.where(document).removeprefix(f"{tmp_path}/{folder}/") for document in range(4)]
+        assert places == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:3", "b.jsonl:6"]
+
+
+def test_a_cache_of_an_earlier_format_is_made_anew(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play])
+    with monkeypatch.context() as earlier:
+        for where in (module, cache):
+            earlier.setattr(where, "CACHE_FORMAT", cache.CACHE_FORMAT - 1)
+        old = tokenized(entry, tokenizer)
+    new = tokenized(entry, tokenizer)
+    assert old.path != new.path and documents(new) == documents(old)
+
+
 def test_cache_follows_content_tokenizer_and_settings(tmp_path: Path, tokenizer_dir: Path, play: str) -> None:
     entry = write_jsonl(tmp_path / "a.jsonl", [play, play])
     paths = [tokenized(entry, Tokenizer(tokenizer_dir)).path]
@@ -85,7 +113,7 @@ def test_cache_does_not_depend_on_sequence_len(tmp_path: Path, tokenizer: Tokeni
     assert sorted(settings["options"]) == ["add_bos", "sample_by", "text_field"]
 
 
-@pytest.mark.parametrize("damage", ["tokens.bin", "mask.bin", "offsets.npy", "manifest.json", "missing"])
+@pytest.mark.parametrize("damage", ["tokens.bin", "mask.bin", "offsets.npy", "places.bin", "manifest.json", "missing"])
 def test_damaged_cache_is_named_and_rebuilt(
     tmp_path: Path, tokenizer: Tokenizer, play: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def test_empty_rows_are_counted(tmp_path: Path, chat: Tokenizer) -> None:
 
 def test_many_unused_columns_are_reported_in_one_short_line() -> None:
     columns = Columns()
-    columns.add_row(Row("a", {"text": "x", **{f"c{i}": i for i in range(1000)}}))
+    columns.add_row(Row("a", {"text": "x", **{f"c{i}": i for i in range(1000)}}, 1))
     printed = unused_columns(columns, ["text"], {})
     assert printed is not None and printed.endswith("and 990 more") and len(printed) < 300
     columns = Columns()

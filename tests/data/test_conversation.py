@@ -145,7 +145,8 @@ def long(words: int) -> dict[str, Any]:
 def test_conversations_longer_than_a_row_are_left_out_and_counted(tmp_path: Path, chat: Tokenizer) -> None:
     data, notices = corpora(tmp_path, chat, [long(1), long(100), long(2)], sequence_len=128)
     assert len(data.train.start) == 2
-    assert "datasets.0: 1 of 3 documents (33.3%) is longer than sequence_len (128; the longest has " in notices[0]
+    assert "datasets.0: 1 of 3 documents (33.3%) is longer than sequence_len (128; the longest, /" in notices[0]
+    assert "/rows.jsonl:2, has " in notices[0]
     assert notices[0].endswith("tokens): left out")
 
 

@@ -74,6 +74,14 @@ def packed(folder: Path, sequence_len: int = 24) -> PackedRows:
     return pack(DocumentSpans.joined(parts), sequence_len, asked=PAIRS)
 
 
+def test_the_documents_of_a_pair_and_the_longest_one_name_their_row(tmp_path: Path) -> None:
+    spans, lines = tokenized(tmp_path, n=4), list[str]()
+    (dataset,) = spans.corpus.datasets
+    assert [dataset.where(number) for number in range(8)] == [f"{tmp_path}/rows.jsonl:{n // 2 + 1}" for n in range(8)]
+    truncate(spans, 9, "delete", "datasets.0", lines.append)
+    assert f"(9; the longest, {tmp_path}/rows.jsonl:3, has 11 tokens): left out" in lines[0]
+
+
 def test_a_batch_has_both_documents_of_each_pair_in_one_row_with_their_columns(tmp_path: Path) -> None:
     rows = packed(tmp_path)
     batch = micro_batch(rows, np.arange(rows.n_rows), rows.n_rows, 0)

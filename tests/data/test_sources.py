@@ -70,7 +70,10 @@ def compressed(path: Path, suffix: str) -> Path:
 @pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv"])
 def test_compressed_files_have_the_rows_of_their_content_at_its_lines(tmp_path: Path, kind: str, suffix: str) -> None:
     def rows() -> list[tuple[str, Any]]:
-        return [(row.where, row.values) for row in open_source(entry(str(tmp_path))).rows(["text"])]
+        source = open_source(entry(str(tmp_path)))
+        found = list(source.rows(["text"]))
+        assert [source.place(row.file, row.number) for row in found] == [row.where for row in found]
+        return [(row.where, row.values) for row in found]
 
     paths = [write_rows(tmp_path / f"{name}{kind}", TEXTS * 100) for name in "ab"]
     plain, digest = rows(), open_source(entry(str(tmp_path))).content_hash()
@@ -115,6 +118,33 @@ def test_compressed_files_are_read_as_a_stream(tmp_path: Path) -> None:
 def test_json_may_have_one_object_per_line(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "data.jsonl", TEXTS).rename(tmp_path / "data.json")
     assert read(path) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "sample_by", "last"),
+    [
+        ("a.jsonl", "document", "a.jsonl:3"),
+        ("a.json", "document", "a.json[2]"),
+        ("lines.json", "document", "lines.json:3"),
+        ("a.csv", "document", "a.csv:5"),  # one has two lines
+        ("a.parquet", "document", "a.parquet row 2"),
+        ("a.txt", "document", "a.txt"),
+        ("a.txt", "paragraph", "a.txt:3"),
+        ("a.txt", "line", "a.txt:3"),
+    ],
+)
+def test_the_place_of_a_row_follows_from_its_numbers(tmp_path: Path, name: str, sample_by: str, last: str) -> None:
+    for folder in "xy":
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / name
+        if name == "a.txt":
+            path.write_text("one\n\nthree\n")
+        else:
+            write_rows(path if name != "lines.json" else path.with_suffix(".jsonl"), TEXTS).rename(path)
+    source = open_source(entry(str(tmp_path)), sample_by)
+    rows = list(source.rows(["text"]))
+    assert [source.place(row.file, row.number) for row in rows] == [row.where for row in rows]
+    assert rows[-1].where == str(tmp_path / "y" / last)
 
 
 def test_json_array_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +347,9 @@ def test_hub_dataset_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch
     assert read("owner/name", samples=2) == TEXTS[:2]
     with pytest.raises(ConfigError, match=r"owner/name\[train\]: no column 'body'. Available: id, text"):
         read("owner/name", column="body")
+    source = open_source(entry("owner/name"))
+    places = [(row.where, source.place(row.file, row.number)) for row in source.rows(["text"])]
+    assert places == [(f"owner/name[train] row {n}",) * 2 for n in range(3)]
     first = open_source(entry("owner/name")).content_hash()
     assert open_source(entry("owner/name")).content_hash() == first
     limited = open_source(entry("owner/name", samples=2)).content_hash()

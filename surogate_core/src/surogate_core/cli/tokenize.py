@@ -24,8 +24,8 @@ from .json_output import print_json
 from .options import RunArguments
 from .render import output_width, paint
 
-Found = tuple[int, DatasetEntry, int, int]
-"""A document of the training data: its number, its entry, and where it starts and stops."""
+Found = tuple[int, str, DatasetEntry, int, int]
+"""A document of the training data: its number, the place of its row, its entry, and where it starts and stops."""
 
 LENGTHS: Final = ("shortest", "median", "percentile_99", "longest")
 _SHOWN_TOKENS: Final = 1000
@@ -96,8 +96,9 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found]) -> 
             for name, found in _parts(data).items()
         },
         "documents": [
-            {"document": number, "path": entry.path, "type": entry.type, **_pieces(_read(data, *span), data.tokenizer)}
-            for number, entry, *span in documents
+            {"document": number, "row": where, "path": entry.path, "type": entry.type}
+            | _pieces(_read(data, *span), data.tokenizer)
+            for number, where, entry, *span in documents
         ],
     }
 
@@ -165,12 +166,12 @@ def _documents(loaded: LoadedConfig, data: Corpora) -> Iterator[Found]:
         by_length = np.argsort(np.diff(dataset.offsets), kind="stable")
         for number in dict.fromkeys(by_length[[0, len(by_length) // 2, -1]].tolist()):
             start, stop = (dataset.offsets[number : number + 2] + base).tolist()
-            yield before + number + 1, entry, start, stop
+            yield before + number + 1, dataset.where(number), entry, start, stop
         before += dataset.n_docs
 
 
-def _document(data: Corpora, number: int, entry: DatasetEntry, start: int, stop: int) -> Text:
-    shown = Text(f"document {number:,} ({entry.path}), {stop - start:,} tokens\n", style="bold")
+def _document(data: Corpora, number: int, where: str, entry: DatasetEntry, start: int, stop: int) -> Text:
+    shown = Text(f"{where} ({entry.type}), document {number:,}, {stop - start:,} tokens\n", style="bold")
     return shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS))
 
 

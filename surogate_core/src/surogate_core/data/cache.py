@@ -7,6 +7,7 @@ A dataset is a directory `<cache root>/<hash>/`:
                     where it is the target
     offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
     hashes.bin      uint64 [n_docs]: a hash of the tokens of each document
+    places.bin      int64 [n_docs, 2]: file and number of the row of each document, for `Source.place`
     column.NAME.bin float32 [n_tokens] or [n_docs]: a column of the dataset type
     manifest.json   counts, settings and hashes
 
@@ -36,7 +37,7 @@ import numpy.typing as npt
 from ..api import Omission
 from ..machine.cache_home import cache_home
 
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -86,8 +87,8 @@ class TokenDataset:
 
     tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
     omissions: each with the first row that has it ("rows.jsonl:7"). hashes: uint64 [n_docs], of the tokens of each
-    document. columns: by name, [n_tokens] or [n_docs], or [n_tokens, ...] of those that the loss makes; facts: see
-    `Prepared`. Others: as in `Manifest`.
+    document. places: int64 [n_docs, 2], for `Source.place`, which `where` calls. columns: by name, [n_tokens] or
+    [n_docs], or [n_tokens, ...] of those that the loss makes; facts: see `Prepared`. Others: as in `Manifest`.
     """
 
     tokens: npt.NDArray[Any]
@@ -103,6 +104,8 @@ class TokenDataset:
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     facts: Mapping[str, str | None] = field(default_factory=dict)
     group: int = 1
+    places: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    where: Callable[[int], str] = lambda document: f"document {document + 1:,}"
 
     @property
     def n_docs(self) -> int:
@@ -132,7 +135,7 @@ def open_cache(directory: Path) -> TokenDataset:
         raise DamagedCache(f"{directory}: format {manifest.format} with dtype {manifest.dtype}")
     dtype = np.dtype(manifest.dtype)
     expected = {"tokens.bin": manifest.n_tokens * dtype.itemsize, "mask.bin": (manifest.n_tokens + 7) // 8}
-    expected[_HASHES] = manifest.n_docs * 8
+    expected |= {_HASHES: manifest.n_docs * 8, "places.bin": manifest.n_docs * 16}
     counts = {"token": manifest.n_tokens, "document": manifest.n_docs}
     expected |= {column_file(name): 4 * counts[per] for name, per in manifest.columns.items()}
     for name, size in expected.items():
@@ -153,6 +156,7 @@ def open_cache(directory: Path) -> TokenDataset:
         omissions=[(Omission(*fields), first) for *fields, first in manifest.omissions],
         empty_rows=manifest.empty_rows,
         hashes=np.memmap(directory / _HASHES, "<u8", "r"),
+        places=np.memmap(directory / "places.bin", "<i8", "r").reshape(-1, 2),
         columns={name: np.memmap(directory / column_file(name), "<f4", "r") for name in manifest.columns},
         group=manifest.group,
     )
@@ -210,7 +214,7 @@ class TokenWriter:
         found = list(_finished_shards(self._partial, self._sizes))
         self.counts, self.shards = found[-1] if found else Counts(), len(found)
         self._files = {name: _open_at(self._partial / name, size) for name, size in self._sizes(self.counts).items()}
-        self._tokens, self._mask, self._lengths, self._hashes, *_ = self._files.values()
+        self._tokens, self._mask, self._lengths, self._hashes, self._places, *_ = self._files.values()
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -230,6 +234,7 @@ class TokenWriter:
             "mask.bin": counts.n_tokens // 8,
             _LENGTHS: counts.n_docs * 8,
             _HASHES: counts.n_docs * 8,
+            "places.bin": counts.n_docs * 16,
             **{column_file(name): of_column[per] for name, per in self._columns.items()},
         }
 
@@ -246,9 +251,10 @@ class TokenWriter:
         tokens: npt.NDArray[Any],
         trained: Bools,
         lengths: Int64s,
+        places: Int64s,
         columns: Mapping[str, npt.NDArray[np.float32]] | None = None,
     ) -> None:
-        """Append documents: their concatenated tokens, mask and columns, and the length of each."""
+        """Append documents: their concatenated tokens, mask and columns, and the length and place of each."""
         if len(tokens) == 0:
             return
         tokens = tokens.astype(self._dtype)
@@ -261,6 +267,7 @@ class TokenWriter:
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
         self.counts.bits = "".join("01"[int(bit)] for bit in bits[whole:])
         self._lengths.write(lengths.astype("<i8").tobytes())
+        self._places.write(places.astype("<i8").tobytes())
         for name in self._columns:
             self._files[column_file(name)].write((columns or {})[name].astype("<f4").tobytes())
         self.counts.n_docs += len(lengths)

@@ -1,7 +1,5 @@
 """Readers of local files, one row at a time: txt, jsonl, json, csv, parquet.
 
-Compressed files are decompressed as they are read: no file is in memory or on disk as a whole.
-
 Every reader raises ConfigError that names the file and, if possible, the line.
 """
 
@@ -14,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -28,10 +26,12 @@ PARQUET_ROWS = 1024
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset, and its place for messages ("train.jsonl:17")."""
+    """A row of a dataset. where: its place for messages ("train.jsonl:17"), `Source.place` of `file` and `number`."""
 
     where: str
     values: Mapping[str, Any]
+    number: int
+    file: int = 0
 
 
 def read_file(
@@ -80,7 +80,7 @@ def _with_columns(row: Row, wanted: _Wanted) -> Row:
     if not absent:
         return row
     wanted.refuse_missing(row.where, list(row.values))
-    return Row(row.where, {**row.values, **dict.fromkeys(absent)})
+    return replace(row, values={**row.values, **dict.fromkeys(absent)})
 
 
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
@@ -125,17 +125,14 @@ def _decode(data: bytes, where: str) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes; those of a compressed file are decompressed as they are read."""
-    name = COMPRESSED.get(path.suffix.lower())
-    if name is None:
-        with path.open("rb") as plain:
-            yield plain
-        return
+    name = COMPRESSED.get(path.suffix.lower(), "io")
     try:
         module = import_module(name)
     except ImportError as error:
         raise ConfigError(f"{path}: reading it needs {name}: {error}. Install it, or decompress the file.") from error
     try:
-        with io.BufferedReader(module.input_stream(path, "zstd")) if name == "pyarrow" else module.open(path) as file:
+        raw = module.input_stream(path, "zstd") if name == "pyarrow" else module.open(path, "rb")
+        with io.BufferedReader(raw) as file:
             yield file
     except (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError)) as error:
         if getattr(error, "errno", None):  # of the file, not of its content
@@ -143,47 +140,45 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise ConfigError(f"{path}: damaged or cut off: {error}. Create or download it again.") from error
 
 
-def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (place, line with its line break) of a UTF-8 file; a byte order mark is dropped."""
+def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line with its line break) of a UTF-8 file; a byte order mark is dropped."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        where = f"{path}:{number}"
-        yield where, _decode(line, where)
+        yield number, _decode(line, f"{path}:{number}")
 
 
 def _read_txt(path: Path, wanted: _Wanted) -> Iterator[Row]:
     if wanted.sample_by == "document":
         with _opened(path) as file:
-            yield Row(str(path), {"text": _decode(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))})
+            yield Row(str(path), {"text": _decode(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))}, 0)
         return
     with _opened(path) as file:
         if wanted.sample_by == "line":
-            for where, line in _lines(file, path):
+            for number, line in _lines(file, path):
                 if text := line.rstrip("\r\n"):
-                    yield Row(where, {"text": text})
+                    yield Row(f"{path}:{number}", {"text": text}, number)
         else:
-            yield from _paragraphs(_lines(file, path))
+            yield from _paragraphs(_lines(file, path), path)
 
 
-def _paragraphs(lines: Iterator[tuple[str, str]]) -> Iterator[Row]:
-    start, held = "", list[str]()
-    for where, line in lines:
+def _paragraphs(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Row]:
+    start, held = 0, list[str]()
+    for number, line in chain(lines, [(0, "")]):
         if line.strip():
-            start = start if held else where
+            start = start if held else number
             held.append(line)
         elif held:
-            yield Row(start, {"text": "".join(held).rstrip("\r\n")})
+            yield Row(f"{path}:{start}", {"text": "".join(held).rstrip("\r\n")}, start)
             held = []
-    if held:
-        yield Row(start, {"text": "".join(held).rstrip("\r\n")})
 
 
 def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
     with _opened(path) as file:
-        for where, line in _lines(file, path):
+        for number, line in _lines(file, path):
             if not line.strip():
                 continue
+            where = f"{path}:{number}"
             try:
                 value = json.loads(line, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
@@ -192,7 +187,7 @@ def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
                 ) from error
             except _RepeatedKey as error:
                 raise ConfigError(f"{where}: {error}. Correct or remove the line.") from error
-            yield Row(where, _object(value, where))
+            yield Row(where, _object(value, where), number)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -203,10 +198,12 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
     """Read an array of objects or, if the first character is not "[", one object per line."""
+    return _read_json_array(path) if _is_array(path) else _read_jsonl(path, wanted)
+
+
+def _is_array(path: Path) -> bool:
     with _opened(path) as file:
-        head = file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-        is_array = head.startswith(b"[")
-    return _read_json_array(path) if is_array else _read_jsonl(path, wanted)
+        return file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def _read_json_array(path: Path) -> Iterator[Row]:
@@ -237,7 +234,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
             except _RepeatedKey as error:
                 raise ConfigError(f"{path}[{index}]: {error}. Correct or remove the element.") from error
             where = f"{path}[{index}]"
-            yield Row(where, _object(value, where))
+            yield Row(where, _object(value, where), index)
             at, index = end, index + 1
 
 
@@ -278,7 +275,7 @@ def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
                         f"{where}: {len(cells)} cells, but the header has {len(header)}. Quote cells that contain "
                         f"{delimiter!r}."
                     )
-                yield Row(where, dict(zip(header, cells, strict=True)))
+                yield Row(where, dict(zip(header, cells, strict=True)), reader.line_num)
         except csv.Error as error:
             raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}. Correct or remove the line.") from error
 
@@ -288,7 +285,7 @@ def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[Row]:
     with _naming_parquet(path):
         for batch in _batches(path, wanted):
             for values in batch.to_pylist():
-                yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()})
+                yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()}, number)
                 number += 1
 
 
@@ -349,11 +346,19 @@ _PLAIN: dict[str, _Reader] = {
 }
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
 """Suffix of a compressed file -> the module that reads it. That of pyarrow notices if the file is cut off."""
-_READERS = _PLAIN | {
-    kind + last: reader for kind, reader in _PLAIN.items() if kind != ".parquet" for last in COMPRESSED
-}
+_READERS = _PLAIN | {kind + last: _PLAIN[kind] for kind in _PLAIN if kind != ".parquet" for last in COMPRESSED}
 KINDS = tuple(_READERS)
 READABLE = f"{', '.join(_PLAIN)}, or compressed ({', '.join(COMPRESSED)}; not .parquet)"
+
+
+def place(path: Path, number: int) -> str:
+    """Return `Row.where` of the row of a file that has a number."""
+    reader = _READERS[kind_of(path)]
+    if reader is _read_parquet:
+        return f"{path} row {number}"
+    if reader is _read_json and _is_array(path):
+        return f"{path}[{number}]"
+    return f"{path}:{number}" if number else str(path)
 
 
 def kind_of(path: Path) -> str:

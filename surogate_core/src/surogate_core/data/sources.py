@@ -10,8 +10,8 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
 from ..machine.replaced_file import replaced
 from .columns import Columns
-from .readers import KINDS, READABLE, Row, kind_of, missing_column, read_file, read_parquet_tables, without_nulls
+from .readers import KINDS, READABLE, Row, kind_of, missing_column, place, read_file, read_parquet_tables, without_nulls
 
 HUB_ROWS = 1024
 _MOST_NAMES = 5
@@ -37,6 +37,9 @@ class Source(Protocol):
 
         Raises ConfigError naming file and line.
         """
+
+    def place(self, file: int, number: int) -> str:
+        """Return the place of the row with these numbers, as messages name it."""
 
     def count_columns(self) -> Columns:
         """Return the columns of all rows. Raises ConfigError as `rows` does."""
@@ -81,8 +84,12 @@ class FileSource:
         return hashlib.sha256("\n".join([*digests, self.sample_by, str(self.samples)]).encode()).hexdigest()
 
     def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
-        every = itertools.chain.from_iterable(read_file(path, columns, self.sample_by, optional) for path in self.files)
+        read = partial(read_file, columns=columns, sample_by=self.sample_by, optional=optional)
+        every = (replace(row, file=file) for file, path in enumerate(self.files) for row in read(path))
         return itertools.islice(every, self.samples)
+
+    def place(self, file: int, number: int) -> str:
+        return place(self.files[file], number)
 
     def count_columns(self) -> Columns:
         columns = Columns()
@@ -131,9 +138,8 @@ def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
         if not files:
             raise ConfigError(f"{where}: path: directory {path} contains no file that is {READABLE}. Name another.")
     elif glob.has_magic(path):
-        files = sorted(
-            file for file in map(Path, glob.glob(os.path.expanduser(path), recursive=True)) if file.is_file()
-        )
+        found = map(Path, glob.glob(os.path.expanduser(path), recursive=True))
+        files = sorted(file for file in found if file.is_file())
         if not files:
             raise ConfigError(f"{where}: path: no file matches {path} (searched from {Path.cwd()}). Check the pattern.")
     elif looks_like_repo(path) and not path.lower().endswith(KINDS):
@@ -154,7 +160,6 @@ def _files_below(directory: Path) -> Iterator[Path]:
             yield file
 
 
-# files that are not read even so: a .tar.gz, a .parquet.zst, a .gz whose name does not say what it holds
 _UNPACK = {".gz": "gunzip -k", ".zst": "zstd -d", ".zip": "unzip", ".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 
 
@@ -216,8 +221,11 @@ class HubSource:
             names = list(batch)
             for cells in zip(*batch.values(), strict=True):
                 values = {name: without_nulls(cell) for name, cell in zip(names, cells, strict=True)}
-                yield Row(f"{self._name} row {number}", {**values, **dict.fromkeys(absent)})
+                yield Row(self.place(0, number), {**values, **dict.fromkeys(absent)}, number)
                 number += 1
+
+    def place(self, file: int, number: int) -> str:
+        return f"{self._name} row {number}"
 
     def count_columns(self) -> Columns:
         columns = Columns()

@@ -19,7 +19,7 @@ Strategy = Literal["delete", "left", "right", "split"]
 def truncate(
     documents: DocumentSpans, sequence_len: int, strategy: Strategy, where: str, notice: Callable[[str], None]
 ) -> DocumentSpans:
-    """Return documents of at most `sequence_len` tokens, which packing must not split.
+    """Return those of one dataset's documents of at most `sequence_len` tokens, which packing must not split.
 
     strategy: "delete" drops longer documents, "left" and "right" cut off that end, "split" returns all documents
     unchanged, for packing to split. A document that has no label after the cut is dropped. `notice` reports the losses.
@@ -39,9 +39,10 @@ def truncate(
         unlabelled[at] = not documents.corpus.read(np.arange(start[at] + 1, stop[at]))[1].any()
     keep &= ~unlabelled
     if too_long.any():
+        longest = documents.corpus.datasets[0].where(documents.corpus.group * int(length.argmax()))
         notice(
-            f"{where}: {_share(too_long, documents)} longer than sequence_len ({sequence_len}; the longest has "
-            f"{length.max():,} tokens): "
+            f"{where}: {_share(too_long, documents)} longer than sequence_len ({sequence_len}; the longest, "
+            f"{longest}, has {length.max():,} tokens): "
             + ("left out" if strategy == "delete" else f"cut at the {strategy}")
             + (f", {int(unlabelled.sum()):,} of them left out with nothing to train" if unlabelled.any() else "")
         )

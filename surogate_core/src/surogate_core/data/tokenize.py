@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -108,7 +108,7 @@ def tokenize_dataset(
             dataset = _written(directory, writer, write, where, notice, moved)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
-    return dataset
+    return replace(dataset, where=lambda document: opened.place(*dataset.places[document].tolist()))
 
 
 def omission_lines(found: Iterable[tuple[Omission, str]]) -> Iterator[str]:
@@ -222,12 +222,13 @@ def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
 class EncodedRows:
     """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names.
 
-    bad: the errors of rows that are refused, unless these are skipped.
+    places: as in `TokenDataset`. bad: the errors of rows that are refused, unless these are skipped.
     """
 
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
     columns: Mapping[str, npt.NDArray[np.float32]]
     rows: int
     empty: int
@@ -262,7 +263,7 @@ def _write(
                 raise _refused(bad)
             if bad:  # nothing is kept: only the rest of the bad rows is counted
                 continue
-            writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.columns)
+            writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.places, chunk.columns)
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
             done.n_bytes += chunk.n_bytes
@@ -330,6 +331,7 @@ def encode_rows(
     numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
     omitted: list[tuple[Omission, str]] = []
     bad: list[ConfigError] = []
+    places: list[tuple[int, int]] = []
     n_bytes = empty = 0
     for row in rows:
         try:
@@ -355,6 +357,7 @@ def encode_rows(
             ids, mask, found_numbers = arrays_of(document, row, format_def, tokenizer)
             tokens.append(ids.astype(np.uint32))
             trained.append(mask)
+            places.append((row.file, row.number))
             for name, values in found_numbers.items():
                 numbers[name].append(values)
         n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
@@ -362,6 +365,7 @@ def encode_rows(
         tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.uint32),
         trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
+        places=np.array(places, np.int64),
         columns={name: np.concatenate([np.zeros(0, np.float32), *parts]) for name, parts in numbers.items()},
         rows=len(rows),
         empty=empty,
