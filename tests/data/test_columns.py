@@ -141,7 +141,7 @@ def test_many_unused_columns_are_reported_in_one_short_line() -> None:
     printed = unused_columns(columns, ["text"], {})
     assert printed is not None and printed.endswith("and 990 more") and len(printed) < 300
     columns = Columns()
-    columns.add_row(Row("a", {"": 1, "\x1b[2J\n": 1, "\ud800": 1, "x" * 1000: 1}))
+    columns.add_row(Row("a", {"": 1, "\x1b[2J\n": 1, "\ud800": 1, "x" * 1000: 1}, 2))
     printed = unused_columns(columns, [], {})
     assert printed is not None and printed.isprintable() and len(printed) < 300
     assert "'' (in 1 row)" in printed and "'\\x1b[2J\\n' (in 1 row)" in printed and "'\\ud800' (in 1 row)" in printed
