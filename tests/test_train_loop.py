@@ -115,7 +115,7 @@ def run(
         "checkpoints": writer,
         "eval_batches": lambda: [(batch,)] * validation,
         "processes": Processes(World()),
-        "reported": [SimpleNamespace(name="loss", per="token")],
+        "reported": [SimpleNamespace(name="loss", per="token", of=float)],
     }
     job = Job(
         **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None

@@ -70,7 +70,7 @@ def test_an_activation_that_is_read_for_the_last_time_is_overwritten() -> None:
     program = product_to(_activation, _done)
     op = program.ops[-1]
     assert op.in_place == {0: 2}
-    arena = plan(program, lambda op: 0)
+    arena = plan(program, [0] * len(program.ops))["device"]
     assert arena.offsets[op.ins[2]] == arena.offsets[op.outs[0]]
     assert len(arena.lives) == 1 and arena.arena_bytes == 256
     assert f"linear_add(x:fp32[{T},{C}], w:fp32[{C},{C}], ~swiglu:fp32[{T},{C}])" in listing(program)
@@ -118,7 +118,7 @@ def test_a_place_is_handed_on_from_op_to_op() -> None:
             y = b.apply("linear_add", b.input(f"x{i}", (T, C), "fp32"), b.param(f"w{i}", (C, C), INIT), y)
         program = in_place(b.program("p", (y,)), VOCABULARY)
     verify(program, VOCABULARY)
-    arena = plan(program, lambda op: 0)
+    arena = plan(program, [0] * len(program.ops))["device"]
     (life,) = arena.lives
     assert life.value is y and len(life.overwritten) == 5 and (life.first, life.last) == (0, 5)
     assert set(arena.offsets.values()) == {0}

@@ -131,12 +131,8 @@ def _decoder(n_layers: int, trains: tuple[str, ...] = ()) -> tuple[Program, Buil
     return dead_code(program, VOCABULARY), b
 
 
-def _no_scratch(op: Op) -> int:
-    return 0
-
-
 def _lower_bound(program: Program) -> int:
-    return plan(program, _no_scratch).lower_bound
+    return plan(program, [0] * len(program.ops))["device"].lower_bound
 
 
 SETS = {
@@ -177,7 +173,7 @@ def test_dropping_a_value_costs_memory_if_its_inputs_would_not_be_kept() -> None
 
     def kept_over_the_loss(p: Program) -> int:
         last_forward = max(i for i, op in enumerate(p.ops) if op.phase == "forward")
-        return live_bytes(lifetimes(p, _no_scratch), len(p.ops))[last_forward]
+        return live_bytes(lifetimes(p, [0] * len(p.ops))["device"], len(p.ops))[last_forward]
 
     assert kept_over_the_loss(recompute(program, labelled({"narrow"}), b)) > kept_over_the_loss(program)
 
