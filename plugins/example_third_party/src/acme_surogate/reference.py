@@ -36,8 +36,9 @@ def sgd(
     """
     new_master, new_velocity = master, velocity
     if torch.isfinite(clip_coef):
-        new_velocity = momentum * velocity + clip_coef * grad.float()
-        moved = master.float() - lr * (new_velocity + weight_decay * master.float())
+        moving = momentum * velocity.float() + clip_coef * grad.float()
+        moved = master.float() - lr * (moving + weight_decay * master.float())
+        new_velocity = moving.to(velocity.dtype)
         new_master = store(moved, master.dtype, seed=int(seed), stream=stream, step=int(step), first=firsts[0])
     work = () if work_dtype is None else (new_master.to(TORCH_DTYPES[work_dtype]),)
     return new_master, new_velocity, *work

@@ -23,7 +23,8 @@ def update(context: UpdateContext[SGDOptions]) -> None:
     """velocity = momentum * velocity + gradient; param -= lr * (velocity + decay * param)."""
     b, scalars = context.builder, context.scalars
     for p in context.params:
-        velocity = b.state(f"acme_sgd.velocity.{p.name}", p.param.shape, "fp32", Init(kind="zeros"))
+        dtype = context.precision.optimizer_state  # the key `optimizer_state_dtype`
+        velocity = b.state(f"acme_sgd.velocity.{p.name}", p.param.shape, dtype, Init(kind="zeros"))
         work_copy = () if p.param is p.master else (p.param,)
         b.emit(
             "acme_sgd",

@@ -28,7 +28,8 @@ def update(context: UpdateContext[Options]) -> None:
     """Emit the update of each param. What changes from step to step is a value, everything else an attribute."""
     b, scalars = context.builder, context.scalars
     for p in context.params:
-        mean = b.state(f"acme_toy.mean.{p.param.name}", p.param.shape, "fp32", Init(kind="zeros"))
+        dtype = context.precision.optimizer_state  # the key `optimizer_state_dtype`
+        mean = b.state(f"acme_toy.mean.{p.name}", p.param.shape, dtype, Init(kind="zeros"))
         copies = () if p.param is p.master else (p.param,)  # the weight itself, if its master is a state of its own
         b.emit(
             "acme_toy_update",
@@ -37,7 +38,7 @@ def update(context: UpdateContext[Options]) -> None:
             outs=[p.master, mean, *copies],
             momentum=context.options.acme_toy_momentum,
             weight_decay=0.0 if p.kind == "vector" else context.weight_decay,
-            stream=crc32(p.param.name.encode()),
+            stream=crc32(p.name.encode()),
             copy_dtype=p.param.dtype if copies else None,
         )
 
@@ -70,8 +71,9 @@ def acme_toy_update(
 
     new_master, new_mean = master.clone(), mean.clone()
     if torch.isfinite(clip_coef):
-        new_mean = momentum * mean + (1 - momentum) * clip_coef * grad.float()
-        moved = master.float() - lr * (new_mean.sign() + weight_decay * master.float())
+        moving = momentum * mean.float() + (1 - momentum) * clip_coef * grad.float()
+        moved = master.float() - lr * (moving.sign() + weight_decay * master.float())
+        new_mean = moving.to(mean.dtype)
         new_master = store(moved, master.dtype, seed=int(seed), stream=stream, step=int(step))  # rounds stochastically
     copies = () if copy_dtype is None else (new_master.to(TORCH_DTYPES[copy_dtype]),)
     return new_master, new_mean, *copies
