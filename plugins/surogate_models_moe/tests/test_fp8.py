@@ -46,6 +46,16 @@ def test_products_of_experts_are_quantized_forward_and_backward() -> None:
             assert {v.dtype for v in op.ins[:2]} == {"bf16"}
 
 
+def test_a_checkpoint_of_one_device_has_the_states_of_any_other() -> None:
+    """Those of experts too where these stay in bf16, in one order, which is that of the columns of the history."""
+    targets = [{}, *({"target": Target(device(name))} for name in ("h200", "l40s", "b200"))]
+    assemblies = [Model(CONFIG, **target).assembly for target in targets]
+    first, *others = (
+        [(v.name, v.shape) for v in a.allocated if ".amax" in v.name or "history" in v.name] for a in assemblies
+    )
+    assert len(first) == 1 + 2 * 4 * LAYERS and all(other == first for other in others)
+
+
 @pytest.mark.parametrize(
     ("settings", "quantized"),
     [

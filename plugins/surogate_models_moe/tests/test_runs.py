@@ -233,3 +233,19 @@ def test_nf4_stores_every_expert_and_no_router(place: Workplace) -> None:
 def test_what_is_not_built_is_refused_by_name(place: Workplace, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run.plan(run.load(place.write(**keys), mode="train"))
+
+
+def test_a_run_in_fp8_calibrates_evaluates_and_resumes_to_the_bit(place: Workplace) -> None:
+    keys = {
+        "recipe": "fp8-hybrid",
+        "model_dtype": "bf16",
+        "save_steps": 1,
+        "eval_steps": 1,
+        "validation_split_ratio": 0.1,
+    }
+    straight = train(place, "fp8", **keys)
+    resumed = train(place, "fp8 resumed", **keys, resume_from_checkpoint=str(straight / "step_00000001"))
+    assert all(torch.equal(tensor, weights(resumed)[name]) for name, tensor in weights(straight).items())
+    assert [figures(straight, kind)[-2:] for kind in ("step", "eval")] == [
+        figures(resumed, kind)[-2:] for kind in ("step", "eval")
+    ]

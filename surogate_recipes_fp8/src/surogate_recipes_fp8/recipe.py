@@ -28,7 +28,14 @@ from surogate_core.api import (
     Support,
     Value,
 )
-from surogate_core.api.products import SkippedBlocks, is_block_matrix, quantized_precision, quantized_weights
+from surogate_core.api.products import (
+    QuantizedWeights,
+    SkippedBlocks,
+    is_block_matrix,
+    product_operands,
+    quantized_precision,
+    quantized_weights,
+)
 
 from .formats import LARGEST, MULTIPLE, multiplies_groups, transposes
 from .lowering import Scaling, Settings, lower_program
@@ -70,6 +77,7 @@ def lower(programs: Programs, context: LowerContext[Fp8Options]) -> Programs:
     options = context.options
     settings = _settings(programs, context, options)
     quantizers = Quantizers(context.builder)
+    _declare_groups(programs, context, quantizers)
 
     def lowered(program: Program, scaling: Scaling, counts: Counts | None = None) -> Program:
         return lower_program(program, context, quantizers, settings, scaling, counts)
@@ -113,11 +121,26 @@ def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
     return is_block_matrix(info)
 
 
+def _declare_groups(programs: Programs, context: LowerContext[Fp8Options], quantizers: Quantizers) -> None:
+    """Declare the states of all operands, in one order, where a model has products of groups of rows.
+
+    Not every GPU multiplies these in FP8. A checkpoint of one that does is resumed on one that does not, and the other
+    way around, so both have the same states.
+    """
+    plain, every = (_weights(programs, context, context.options, groups=groups) for groups in (False, True))
+    if plain.params != every.params:
+        for operand in product_operands(programs.micro, context.builder, every).values():
+            quantizers.of(operand)
+
+
+def _weights(programs: Programs, context: LowerContext, options: Fp8Options, *, groups: bool) -> QuantizedWeights:
+    return quantized_weights(programs, context, options, MULTIPLE, "FP8 products", BF16, groups=groups)
+
+
 def _settings(programs: Programs, context: LowerContext, options: Fp8Options) -> Settings:
     sm = context.target.device.sm if context.target else None
-    groups = multiplies_groups(sm)
     return Settings(
-        weights=quantized_weights(programs, context, options, MULTIPLE, "FP8 products", BF16, groups=groups),
+        weights=_weights(programs, context, options, groups=multiplies_groups(sm)),
         transposes=transposes(sm),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",

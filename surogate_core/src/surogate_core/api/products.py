@@ -131,7 +131,7 @@ def lower_products(
     quantizer: Callable[[Mapping[Value, Operand]], Quantizer],
 ) -> Program:
     """Return `program` with the products of `weights` as `quantizer`, called with what they read, emits them."""
-    operands, ops = _operands(program, builder, weights), []
+    operands, ops = product_operands(program, builder, weights), []
     lowering = _Lowering(builder, weights, quantizer(operands), operands)
     for op in program.ops:
         with builder.record(op.phase, op.block) as emitted:
@@ -199,7 +199,7 @@ class _Lowering:
         self._quantizer.multiply(op, left, weight, base=base, bias=bias)
 
 
-def _operands(program: Program, builder: Builder, weights: QuantizedWeights) -> dict[Value, Operand]:
+def product_operands(program: Program, builder: Builder, weights: QuantizedWeights) -> dict[Value, Operand]:
     """Return the tensors that quantized products of a program read, in the order in which they do."""
     found: dict[Value, Operand] = {}
     reads: set[tuple[Op, Value]] = set()
