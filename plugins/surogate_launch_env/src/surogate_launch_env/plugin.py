@@ -21,10 +21,10 @@ class EnvOptions(BaseModel):
     )
 
 
-def _join(here: JoinContext, options: EnvOptions) -> World:
+def _join(context: JoinContext, options: EnvOptions) -> World:
     from .join import join
 
-    return join(here, options.join_seconds)
+    return join(context, options.join_seconds)
 
 
 surogate_launchers = provides(

@@ -246,7 +246,7 @@ class Task:
 class LauncherDef(Definition, Generic[Options]):
     """Joins the processes of a run, and starts them if they are not running yet.
 
-    join        (here, options) -> World. Called in every process before the run is planned; returns when all
+    join        (context, options) -> World. Called in every process before the run is planned; returns when all
                 processes have joined. Raises ConfigError if the environment is incomplete, contradicts itself, or a
                 process does not come in time. None: only with `start`.
     matches     environment -> the variables by which `launcher: auto` selects this launcher, such as

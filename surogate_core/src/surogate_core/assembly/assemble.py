@@ -43,7 +43,7 @@ class RecordedPrograms:
     """
 
     recorder: Recorder
-    family: Programs
+    programs: Programs
     params: Mapping[Value, ParamInfo]
     states: Sequence[Value]
     adapter_start: Program | None
@@ -76,48 +76,48 @@ def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
 
 def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInputs) -> Assembly:
     b = finisher.b
-    family = recording.family.with_micro_steps(finisher.recomputed)
-    family, held = finisher.offloaded(family, recording.params, recording.states)
+    programs = recording.programs.with_micro_steps(finisher.recomputed)
+    programs, held = finisher.offloaded(programs, recording.params, recording.states)
     scatter = finisher.scattering(recording.params)
     steps = (
-        finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in family.micro_steps()
+        finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in programs.micro_steps()
     )
-    micro_steps = [program for programs in steps for program in programs]
+    micro_steps = [program for step in steps for program in step]
     readings = {state for figure in recording.reported for state in (figure.step, figure.evaluation)}
-    readings |= {*recording.cached, *([family.numerics.values] if family.numerics else ())}
-    micro_steps, evaluate, update, copies = finisher.pending(micro_steps, family, frozenset(readings))
+    readings |= {*recording.cached, *([programs.numerics.values] if programs.numerics else ())}
+    micro_steps, evaluate, update, copies = finisher.pending(micro_steps, programs, frozenset(readings))
     update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
     beginning = () if recording.adapter_start is None else (recording.adapter_start,)
-    derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients, beginning))
+    derive, staging = split_staged(programs.derive, staged_params(programs, b.declared, recording.gradients, beginning))
     for program in (derive, *(staged.program for staged in staging)) if staging else ():
-        finisher.passed("staged", family.derive, program)
+        finisher.passed("staged", programs.derive, program)
     staged = (one.program for one in staging)
-    whole = (*beginning, family.start, derive, *staged, *micro_steps, evaluate, update, *gather)
+    whole = (*beginning, programs.start, derive, *staged, *micro_steps, evaluate, update, *gather)
     divided, loading, parts = finisher.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
     unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in held])
     places = {whole: host_places.get(part, part) for whole, part in parts.items()} | host_places
-    programs = {p.name: finisher.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
-    cu_seqlens, variants = finisher.variants(tuple(programs.values()))
+    finished = {p.name: finisher.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
+    cu_seqlens, variants = finisher.variants(tuple(finished.values()))
     elsewhere = {param for staged in staging for param in staged.places if param.shard is None}
     allocated = [v for v in b.declared if v not in elsewhere]
-    every = (*programs.values(), *chain.from_iterable(variants.values()))
+    every = (*finished.values(), *chain.from_iterable(variants.values()))
     ops = dict.fromkeys(chain.from_iterable(p.ops for p in every))  # programs share most of them
     kernels = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
     return Assembly(
-        programs=programs,
+        programs=finished,
         variants=variants,
         cu_seqlens=cu_seqlens,
         declared=b.declared,
-        staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in staging),
+        staging=tuple(replace(staged, program=finished[staged.program.name]) for staged in staging),
         trainable=tuple(places.get(param, param) for param in recording.gradients),
         stored={
             param.name: tuple(places.get(state, state) for state in states)
             for param, states in recording.stored.items()
         },
-        memory=plan_programs(programs.values(), allocated, kernels.workspace, variants),
+        memory=plan_programs(finished.values(), allocated, kernels.workspace, variants),
         kernels=kernels,
-        micro=recording.family.micro,
+        micro=recording.programs.micro,
         batch=finisher.batch,
         scalars=finisher.scalars,
         reported=recording.reported,
@@ -126,7 +126,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         pending=tuple(copies.values()),
         passed=finisher.passed,
         world_size=inputs.world_size,
-        numerics=family.numerics,
+        numerics=programs.numerics,
         cached=recording.cached,
     )
 
@@ -163,12 +163,12 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     micro, gradients = recorder.differentiated(forward, totals, weights)
     recorder.refuse_trained_reference(forward, gradients)
     params = recorder.params(forward, gradients, weights)
-    family, states = recorder.family(micro, recorder.evaluation(forward, evaluated), params, copies, norm)
-    family, storage = recorder.lowered(family, params)
-    family = family.with_micro_steps(recorder.fused)
+    programs, states = recorder.programs(micro, recorder.evaluation(forward, evaluated), params, copies, norm)
+    programs, storage = recorder.lowered(programs, params)
+    programs = programs.with_micro_steps(recorder.fused)
     started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
     read = (weights, reported, norm, cached)
-    return RecordedPrograms(recorder, family, params, states, started, stored, gradients, *read)
+    return RecordedPrograms(recorder, programs, params, states, started, stored, gradients, *read)
 
 
 def _reported(b: Builder, figure: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:

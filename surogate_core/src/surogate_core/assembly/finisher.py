@@ -1,4 +1,4 @@
-"""Finishes the recorded programs of a family: each method is a step of `assemble`, which calls them in order."""
+"""Finishes the recorded programs of a run: each method is a step of `assemble`, which calls them in order."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ class Finisher:
         return program
 
     def offloaded(
-        self, family: Programs, params: Mapping[Value, ParamInfo], states: Sequence[Value]
+        self, programs: Programs, params: Mapping[Value, ParamInfo], states: Sequence[Value]
     ) -> tuple[Programs, Sequence[Value]]:
-        """Apply the offload strategies. Return the family, and the params, gradients and states that the host holds."""
+        """Apply the offload strategies. Return the programs, and the params, gradients and states held on the host."""
         held: dict[Value, None] = {}
         for strategy, options in self.inputs.offload:
             context = OffloadContext(
                 builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
             )
             if strategy.on_host is not None:
-                values = tuple(strategy.on_host(family, context))
+                values = tuple(strategy.on_host(programs, context))
                 with blaming(strategy.origin, "on_host"):
                     _check_held(values)
                 held |= dict.fromkeys(values)
             if strategy.schedule is not None:
-                before, family = {p.name: p for p in family.all()}, strategy.schedule(family, context)
-                for program in family.all():
+                before, programs = {p.name: p for p in programs.all()}, strategy.schedule(programs, context)
+                for program in programs.all():
                     if program is not before.get(program.name):
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
-        return family, tuple(held)
+        return programs, tuple(held)
 
     def gathered_late(
         self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]
@@ -145,13 +145,13 @@ class Finisher:
         return steps[:1] if program.purpose == "report" else steps
 
     def pending(
-        self, micro: Sequence[Program], family: Programs, readings: frozenset[Value]
+        self, micro: Sequence[Program], programs: Programs, readings: frozenset[Value]
     ) -> tuple[list[Program], Program, Program, dict[Value, Value]]:
         """Change states that a skipped step must leave unchanged in pending copies, which the update commits.
 
         Return the micro-steps, the evaluation, the update, and {state: copy}.
         """
-        evaluate, update, b = family.evaluate, family.update, self.b
+        evaluate, update, b = programs.evaluate, programs.update, self.b
         states = states_to_commit(micro, evaluate, update, readings)
         copies = {v: b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
         if not copies:
@@ -163,7 +163,7 @@ class Finisher:
         micro, evaluate = [on(program, begins=program.first) for program in micro], on(evaluate, begins=True)
         with b.record("update") as commits:
             for state, copy in copies.items():
-                b.emit("commit", family.clip_coef, copy, state, outs=[state])
+                b.emit("commit", programs.clip_coef, copy, state, outs=[state])
         committing = replace(update, ops=(*update.ops, *commits))
         return micro, evaluate, self.passed("pending", update, committing), copies
 

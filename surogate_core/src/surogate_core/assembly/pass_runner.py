@@ -38,7 +38,7 @@ class Pass:
 
 @dataclass
 class PassRunner:
-    """Verifies the programs of a family after their passes. `checked` is what it found valid so far.
+    """Verifies the programs of a run after their passes. `checked` is what it found valid so far.
 
     later  checks of what passes returned, in their order, until `verify` runs them: most plans are made to compare
            their bytes, and a fifth of their time would be these checks

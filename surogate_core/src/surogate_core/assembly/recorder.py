@@ -1,4 +1,4 @@
-"""Records the programs of a family: each method is a step of `record`, which calls them in order."""
+"""Records the programs of a run: each method is a step of `record`, which calls them in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Records the programs of one family with one builder. `passed` verifies what each pass returns."""
+    """Records the programs of one run with one builder. `passed` verifies what each pass returns."""
 
     inputs: PlanInputs
     b: Builder
@@ -145,7 +145,7 @@ class Recorder:
         found = self.passed("outputs", program, replace(program, outputs=tuple(totals)).on(totals))
         return self.passed("dead_code", found, dead_code(found, self.inputs.ops))
 
-    # ---------------------------------------------------------------------------------------------------- the family
+    # ---------------------------------------------------------------------------------------------------- the programs
 
     def differentiated(
         self, forward: Program, totals: Mapping[Value, Value], weights: Sequence[WeightMap]
@@ -238,7 +238,7 @@ class Recorder:
 
         return assigned(whole, work, self.inputs.sharding.parts)
 
-    def family(
+    def programs(
         self,
         micro: Program,
         evaluate: Program,
@@ -253,7 +253,7 @@ class Recorder:
         with self.b.record("derive"):
             derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
         update = self._update(params, norm)
-        family = Programs(
+        programs = Programs(
             micro=micro,
             evaluate=evaluate,
             update=update.program,
@@ -262,20 +262,20 @@ class Recorder:
             start=self._start(params, copies),
         )
         with blaming(self.inputs.optimizer.origin, "update"):
-            check_states([family.start, family.update])
-        return family, update.states
+            check_states([programs.start, programs.update])
+        return programs, update.states
 
-    def lowered(self, family: Programs, params: Mapping[Value, ParamInfo]) -> tuple[Programs, WeightStorage | None]:
+    def lowered(self, programs: Programs, params: Mapping[Value, ParamInfo]) -> tuple[Programs, WeightStorage | None]:
         """Apply the recipe, and store frozen matrices in the run's weight format, if it has one. Return them too."""
         if self.inputs.weight_format is None:
-            return self._lowered(family, params, {}), None
+            return self._lowered(programs, params, {}), None
         format, options = self.inputs.weight_format
         storage = store_weights(params, self.inputs.stored_kinds, format, options, self.b)
-        writing = replace(family.derive, ops=tuple(storage.writing))
-        family = replace(family, derive=self.passed("store", family.derive, writing, (format, "quantize")))
-        family = self._lowered(family, params, storage.states, format.layout)
-        before = {p.name: p for p in family.all()}
-        after = read_stored(family, storage, self.b)
+        writing = replace(programs.derive, ops=tuple(storage.writing))
+        programs = replace(programs, derive=self.passed("store", programs.derive, writing, (format, "quantize")))
+        programs = self._lowered(programs, params, storage.states, format.layout)
+        before = {p.name: p for p in programs.all()}
+        after = read_stored(programs, storage, self.b)
         for program in after.all():
             if program is not before[program.name]:
                 by = None if program.stage == "derive" else (format, "dequantize")
@@ -283,7 +283,7 @@ class Recorder:
         return after, storage
 
     def _lowered(
-        self, family: Programs, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = ""
+        self, programs: Programs, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = ""
     ) -> Programs:
         """Apply the recipe, then remove what it left without a reader."""
         inputs = self.inputs
@@ -299,9 +299,9 @@ class Recorder:
             layout=layout,
         )
         lowering = inputs.lowering or inputs.recipe
-        after = lowering.lower(family, context)
+        after = lowering.lower(programs, context)
 
-        def finished(program: Program, before: Program = family.micro) -> Program:
+        def finished(program: Program, before: Program = programs.micro) -> Program:
             program = self.passed("lower", before, program, (lowering, "lower"))
             return self.passed("dead_code", program, dead_code(program, inputs.ops))
 
@@ -314,10 +314,10 @@ class Recorder:
         lowered = replace(
             after,
             micro=finished(after.micro),
-            evaluate=finished(after.evaluate, family.evaluate),
-            update=finished(after.update, family.update),
-            derive=finished(after.derive, family.derive),
-            start=finished(after.start, family.start),
+            evaluate=finished(after.evaluate, programs.evaluate),
+            update=finished(after.update, programs.update),
+            derive=finished(after.derive, programs.derive),
+            start=finished(after.start, programs.start),
             calibrate=calibrate and finished(replace(calibrate, name="calibrate", purpose="calibrate")),
             numerics=numerics
             and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),

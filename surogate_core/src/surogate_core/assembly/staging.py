@@ -38,12 +38,12 @@ def staged_place(param: Value) -> Value:
 
 
 def staged_params(
-    family: Programs, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
+    programs: Programs, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
 ) -> frozenset[Value]:
-    """Return the frozen params that `derive` reads and no other program uses. `others`: programs besides the family."""
-    read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
-    for program in (*family.all(), *others):
-        for op in program.ops if read and program is not family.derive else ():
+    """Return the frozen params that `derive` reads and no other program uses. `others`: programs besides these."""
+    read = {v for op in programs.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
+    for program in (*programs.all(), *others):
+        for op in program.ops if read and program is not programs.derive else ():
             read.difference_update(op.ins, op.outs)
         read.difference_update(program.outputs)
     return frozenset(v for v in declared if v in read)

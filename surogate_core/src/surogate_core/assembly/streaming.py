@@ -69,7 +69,7 @@ class _Visit:
 
 
 class Streaming:
-    """Adds the transfers to the programs of a family.
+    """Adds the transfers to the programs of a run.
 
     uncopied  the values that programs so far use on the host because of `zero_copy`
     """

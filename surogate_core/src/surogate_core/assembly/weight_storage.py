@@ -78,18 +78,18 @@ def store_weights(
     return WeightStorage(format, contexts, states, writing)
 
 
-def read_stored(family: Programs, storage: WeightStorage, b: Builder) -> Programs:
-    """Return a lowered family, whose `derive` writes the states, that reads the params from them."""
+def read_stored(programs: Programs, storage: WeightStorage, b: Builder) -> Programs:
+    """Return lowered programs, whose `derive` writes the states, that reads the params from them."""
     states = storage.states
     writing = set(storage.writing)
-    copying = {op for op in family.derive.ops if op not in writing and any(value in states for value in op.ins)}
+    copying = {op for op in programs.derive.ops if op not in writing and any(value in states for value in op.ins)}
     storage = replace(storage, copies={value: op for op in copying for value in op.outs})
-    _check_readers(family, storage)
+    _check_readers(programs, storage)
     b.forget(storage.copies)
     return replace(
-        family.with_micro_steps(lambda program: reading_stored(program, storage, b)),
-        evaluate=reading_stored(family.evaluate, storage, b),
-        derive=replace(family.derive, ops=tuple(op for op in family.derive.ops if op not in copying)),
+        programs.with_micro_steps(lambda program: reading_stored(program, storage, b)),
+        evaluate=reading_stored(programs.evaluate, storage, b),
+        derive=replace(programs.derive, ops=tuple(op for op in programs.derive.ops if op not in copying)),
     )
 
 
@@ -116,7 +116,7 @@ def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) ->
         )
 
 
-def _check_readers(family: Programs, storage: WeightStorage) -> None:
+def _check_readers(programs: Programs, storage: WeightStorage) -> None:
     """Raise ProgramError if a recipe uses stored params, or its copies of them, otherwise than this pass can serve."""
     for op in storage.copies.values():
         other = next((v for v in op.ins if v not in storage.states), None)
@@ -125,7 +125,7 @@ def _check_readers(family: Programs, storage: WeightStorage) -> None:
                 f"derive: {op.kind} ({op.where}) reads {other!r} besides weights that are stored in "
                 f"{storage.format.name}; an op of `derive` that reads frozen weights may read nothing else"
             )
-    for program in (family.start, family.update):
+    for program in (programs.start, programs.update):
         value = next((v for v in program.values() if v in storage.states or v in storage.copies), None)
         if value is not None:
             raise ProgramError(

@@ -255,7 +255,7 @@ class Search:
         judged = changed(self._run, self._judged_with)
         recording = self._recordings[_programs(self._inputs(judged))]
         finisher = recording.recorder.forked(self._inputs(changed(judged, dict(changes))))
-        _, held = finisher.offloaded(recording.family, recording.params, recording.states)
+        _, held = finisher.offloaded(recording.programs, recording.params, recording.states)
         return held
 
 

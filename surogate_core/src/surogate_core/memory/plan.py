@@ -106,7 +106,7 @@ def plan_programs(
     workspace: Callable[[Op], int],
     variants: Mapping[str, Sequence[Program]] | None = None,
 ) -> MemoryPlan:
-    """Plan the segments "param", "grad", "state" and "input" of a family of programs, and the arena of each program.
+    """Plan the segments "param", "grad", "state" and "input" of the programs of a run, and the arena of each program.
 
     variants: by the name of a program, others that touch the same activations op for op. They share its arena plan, in
     which every op has the scratch that the most demanding of them needs. Programs that touch the same values, such as

@@ -44,7 +44,7 @@ class Rung:
 def ladder(recording: RecordedPrograms, inputs: PlanInputs) -> list[Rung]:
     """Return the rungs of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
     if inputs.recompute not in recording.rungs:
-        recording.rungs[inputs.recompute] = _ladder(recording.family.micro, inputs)
+        recording.rungs[inputs.recompute] = _ladder(recording.programs.micro, inputs)
     return recording.rungs[inputs.recompute]
 
 

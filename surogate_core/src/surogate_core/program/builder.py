@@ -20,7 +20,7 @@ from .value import Collects, Init, Place, Role, Shard, Value
 
 
 class Builder:
-    """Records ops for a family of programs that share params, gradients, states and inputs.
+    """Records ops for a programs of programs that share params, gradients, states and inputs.
 
     `ops` maps each op kind to its OpDef; plugins extend it. `dtype` is the dtype of params and activations
     (`model_dtype`). Matrices among params, gradients and derived states have room for `parts` parts.
@@ -126,7 +126,7 @@ class Builder:
         self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None = None, **fields: Any
     ) -> Value:
         if name in self._named or name in self._count:
-            raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a family: rename one")
+            raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a run: rename one")
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
         _check_dtype(name, dtype)

@@ -1,4 +1,4 @@
-"""The inputs of a family of programs, which the training loop writes before a program runs."""
+"""The inputs of the programs of a run, which the training loop writes before a program runs."""
 
 from __future__ import annotations
 

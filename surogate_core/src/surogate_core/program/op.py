@@ -115,7 +115,7 @@ def _signature(content: Hashable) -> Signature:
 class Program:
     """A list of ops, and the output values that the caller reads after a run. Ops that produce outputs are not dead.
 
-    name        unique within a family of programs
+    name        unique within the programs of a run
     stage       what the program is for
     first       of a micro-step: it writes the gradients; the others add to them
     last        of a micro-step: it sums the gradients over the workers; always False with one worker

@@ -95,7 +95,7 @@ class Shard:
 class Value:
     """One buffer. Values compare by identity.
 
-    `name` is for people; it is unique within a family of programs. `label` is the kind of activation ("norm",
+    `name` is for people; it is unique within the programs of a run. `label` is the kind of activation ("norm",
     "residual", "qkv", "gate_up" ...): memory reports group by it and recomputation selects by it. `block` is the index
     of the transformer block that the value belongs to, or -1 if it belongs to none.
 

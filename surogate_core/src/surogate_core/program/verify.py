@@ -39,7 +39,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
       placed on the host.
     - Every output of the program is written by the program or outlives it.
 
-    `checked` is what earlier calls for programs of the same family found; this call adds to it. Ops are immutable, so
+    `checked` is what earlier calls for programs of the same run found; this call adds to it. Ops are immutable, so
     the rules about a single op are checked once, however many passes keep it and however many blocks repeat it.
     """
     context = f"{program.name}{f' after {after}' if after else ''}"

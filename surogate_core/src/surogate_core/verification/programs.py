@@ -52,8 +52,8 @@ class WithoutDropout:
 def in_fp32(inputs: PlanInputs) -> PlanInputs:
     """Return inputs for the same model and adapters in fp32, without the recipe's rewrite and without dropout."""
 
-    def unchanged(family: Programs, context: LowerContext) -> Programs:
-        return family
+    def unchanged(programs: Programs, context: LowerContext) -> Programs:
+        return programs
 
     exact = replace(inputs.recipe, lower=unchanged)
     return replace(WithoutDropout()(inputs), precision=EXACT, recipe=exact, lowering=None)

@@ -24,7 +24,7 @@ _SETS = 2
 
 @dataclass
 class Scatter:
-    """Divides the gradients of the micro-steps of a family.
+    """Divides the gradients of the micro-steps of a run.
 
     parts   {gradient: this rank's part of the sums}
     blocks  {gradient: the block of its param}

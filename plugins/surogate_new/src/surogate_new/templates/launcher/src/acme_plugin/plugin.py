@@ -20,11 +20,13 @@ class Options(BaseModel):
     acme_toy_device: int = Field(0, ge=0, description=f"Index of the device, unless {VARIABLE} is set.")
 
 
-def join(here: JoinContext, options: Options) -> World:
+def join(context: JoinContext, options: Options) -> World:
     """Return the processes of the run. This one is alone; several share a `Store`."""
-    given = here.environment.get(VARIABLE, str(options.acme_toy_device))
-    if not given.isdecimal() or int(given) >= here.device_count:
-        raise ConfigError(f"{VARIABLE} or acme_toy_device is {given}; this machine has {here.device_count}, from 0 on.")
+    given = context.environment.get(VARIABLE, str(options.acme_toy_device))
+    if not given.isdecimal() or int(given) >= context.device_count:
+        raise ConfigError(
+            f"{VARIABLE} or acme_toy_device is {given}; this machine has {context.device_count}, from 0 on."
+        )
     return World(devices=(int(given),), started_by="acme_toy")
 
 
