@@ -15,8 +15,8 @@ def join_local(context: JoinContext, options: object = None) -> World:
         if context.environment.get(name, "1") not in ("", "0", "1"):
             raise ConfigError(
                 f"launcher: local: {name} is {context.environment[name]}: this process is one of several, and each "
-                "would train alone. To train as one run: pip install surogate-launch-env and launcher: auto. To train alone "
-                f"nevertheless: env -u {name}."
+                "would train alone. To train as one run: pip install surogate-launch-env and launcher: auto. To train "
+                f"alone nevertheless: env -u {name}."
             )
     count = context.wanted or context.device_count
     if count > context.device_count:
