@@ -5,17 +5,31 @@
 // Arithmetic is fp32; each output is written and rounded once. Pointers are aligned to their element. residual_out may
 // be the same buffer as residual, because a thread reads an element before it writes it.
 //
-// rmsnorm_rows.cuh describes the grid.
+// If all pointers are aligned to 16 bytes and rows are a multiple of 16 bytes, a row is read once and kept in registers
+// for the second pass. Grid: one warp per row up to 4 KiB (2048 columns in bf16, 1024 in fp32), otherwise one block per
+// row, up to 64 KiB (32768, 16384). Longer or unaligned rows are read a second time, from L2.
 //
 // Bytes moved per element in bf16: 2 read + 2 written; add_rmsnorm 4 + 4; plus 4 per row. Expected: 80-90 % of
 // bandwidth.
 #include <surogate/dispatch.cuh>
-#include <surogate/rmsnorm_rows.cuh>
+#include <surogate/reduce.cuh>
 
 #include "norms.h"
 
 namespace surogate {
 namespace {
+
+constexpr int kRowsPerBlock = 4;  // in kernels with one warp per row
+
+// Returns the sum over the threads of a row to each of them.
+template <bool WarpRow>
+__device__ __forceinline__ float row_sum(float value, float* scratch) {
+    if constexpr (WarpRow) {
+        return warp_sum(value);
+    } else {
+        return block_sum(value, scratch);
+    }
+}
 
 // Loads x, or with Add computes the rounded sum and stores it.
 template <class T, int N, bool Add>
@@ -36,11 +50,13 @@ __device__ __forceinline__ Vec<T, N> load_row(const T* x, const T* residual, T* 
     return v;
 }
 
+// Uses fmaf explicitly, because both ops, and a norm recomputed from its residual, must be bit-identical.
 template <class T, int N>
 __device__ __forceinline__ void add_squares(const Vec<T, N>& v, float& sum) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        sum = add_square(to_float(v[i]), sum);
+        const float value = to_float(v[i]);
+        sum = fmaf(value, value, sum);
     }
 }
 
@@ -54,6 +70,10 @@ __device__ __forceinline__ void store_norm(const Vec<T, N>& v, float rstd, const
         values[i] = values[i] * rstd * (scale[i] + offset);
     }
     Vec<T, N>::from_float(values).store(norm);
+}
+
+__device__ __forceinline__ float rstd_of(float sum_of_squares, int columns, float eps) {
+    return 1.0f / sqrtf(sum_of_squares / columns + eps);
 }
 
 // Held: number of vectors of a row that a thread keeps in registers.
@@ -120,18 +140,39 @@ __global__ void __launch_bounds__(1024)
 template <class T, bool Add>
 void launch(const T* x, const T* residual, const T* w, T* norm, float* rstd, T* residual_out, int64_t rows,
             int64_t columns_, float eps, float offset, const char* op, cudaStream_t stream) {
+    constexpr int n = vector_width<T>;
     const int columns = to_int(columns_, op, "columns");
-    const bool wide = columns % vector_width<T> == 0 && all_aligned({x, residual, w, norm, residual_out});
-    with_row_shape<T>(rows, columns, wide, op, [&](auto shape, unsigned blocks, unsigned threads) {
-        using Shape = decltype(shape);
-        if constexpr (Shape::held == 0) {
-            rmsnorm_any_kernel<T, Shape::width, Add><<<blocks, threads, 0, stream>>>(
-                x, residual, w, norm, rstd, residual_out, columns, eps, offset);
-        } else {
-            rmsnorm_kernel<T, Shape::width, Shape::held, Shape::warp_row, Add><<<blocks, threads, 0, stream>>>(
-                x, residual, w, norm, rstd, residual_out, rows, columns, eps, offset);
-        }
-    });
+    const int blocks = to_int(rows, op, "rows");
+    const bool wide = columns % n == 0 && all_aligned({x, residual, w, norm, residual_out});
+    const int vectors = columns / n;
+    const auto warp_row = [&](auto kernel) {
+        kernel<<<static_cast<unsigned>(ceil_div(rows, kRowsPerBlock)), 32 * kRowsPerBlock, 0, stream>>>(
+            x, residual, w, norm, rstd, residual_out, rows, columns, eps, offset);
+    };
+    const auto block_row = [&](auto kernel, int held) {
+        const auto threads = static_cast<unsigned>(ceil_div(ceil_div(vectors, held), 32) * 32);
+        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, rows, columns, eps, offset);
+    };
+    const auto any_row = [&](auto kernel, int64_t units) {
+        const auto threads = static_cast<unsigned>(units >= 1024 ? 1024 : ceil_div(units, 32) * 32);
+        kernel<<<blocks, threads, 0, stream>>>(x, residual, w, norm, rstd, residual_out, columns, eps, offset);
+    };
+    if (!wide) {
+        any_row(rmsnorm_any_kernel<T, 1, Add>, columns);
+    } else if (vectors <= 2 * 32) {
+        warp_row(rmsnorm_kernel<T, n, 2, true, Add>);
+    } else if (vectors <= 4 * 32) {
+        warp_row(rmsnorm_kernel<T, n, 4, true, Add>);
+    } else if (vectors <= 8 * 32) {
+        warp_row(rmsnorm_kernel<T, n, 8, true, Add>);
+    } else if (vectors <= 2 * 1024) {
+        block_row(rmsnorm_kernel<T, n, 2, false, Add>, 2);
+    } else if (vectors <= 4 * 1024) {
+        block_row(rmsnorm_kernel<T, n, 4, false, Add>, 4);
+    } else {
+        any_row(rmsnorm_any_kernel<T, n, Add>, vectors);
+    }
+    check_launch(op);
 }
 
 void check(const char* op, const void* x, const void* w, const void* norm, const void* rstd, int64_t rows,

@@ -6,7 +6,4 @@ void bind_gemma(nanobind::module_& m) {
     surogate::bind_launcher(m, "geglu", surogate::geglu);
     surogate::bind_launcher(m, "geglu_bwd", surogate::geglu_bwd);
     surogate::bind_launcher(m, "scale", surogate::scale);
-    surogate::bind_launcher(m, "norm_add_rmsnorm", surogate::norm_add_rmsnorm);
-    surogate::bind_launcher(m, "norm_add_rmsnorm_bwd", surogate::norm_add_rmsnorm_bwd);
-    surogate::bind_launcher(m, "norm_add_rmsnorm_dgrad", surogate::norm_add_rmsnorm_dgrad);
 }

@@ -17,9 +17,9 @@ from surogate_models.api import (
     decoder,
     invalid,
     is_given,
+    lm_head,
     mlp,
     mlp_weights,
-    norm_weight,
     qk_norm_weights,
     read_bool,
     read_dims,
@@ -153,46 +153,28 @@ def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Head:
     for i in range(d.n_layers):
         with b.block(i):
             stream = block(b, d, batch, i, stream)
-    norm, _ = norms(b, d, stream, mlp_post_norm(d.n_layers - 1), "norm")
-    head = embedding if d.tied_embeddings else vocabulary(b, d, "lm_head")
-    return Head(norm, head, attrs={"softcap": d.logit_cap} if d.logit_cap else {})
+    return lm_head(b, d, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
 
 
 def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
-    """Emit the block x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). Rows that fit in a window have none.
-
-    The norm after the MLP is fused with the one that follows it: its op and its weight belong to the next block.
-    """
+    """Emit the block x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). Rows that fit in a window have none."""
     name = f"layers.{i}"
     scores = {
         "window": window_in(batch, d.windows[i]),
         "scale": d.score_scale,
         "softcap": d.score_cap,
     }
-    if i == 0:
-        norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
-    else:
-        norm, residual = norms(b, d, stream, mlp_post_norm(i - 1), f"{name}.attn.norm")
+    norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
     attn_out = attention(b, d, batch, f"{name}.attn", norm, rope=d.ropes[i], **scores)
-    mid = ResidualStream(residual, attn_out)
-    norm, residual = norms(b, d, mid, f"{name}.attn.post_norm", f"{name}.mlp.norm", label="residual_mid")
-    return ResidualStream(residual, mlp(b, d, f"{name}.mlp", norm, gated="geglu"))
+    mixed = post_norm(b, d, f"{name}.attn.post_norm", attn_out)
+    norm, residual = add_norm(b, d, ResidualStream(residual, mixed), f"{name}.mlp.norm", label="residual_mid")
+    mlp_out = mlp(b, d, f"{name}.mlp", norm, gated="geglu")
+    return ResidualStream(residual, post_norm(b, d, f"{name}.mlp.post_norm", mlp_out))
 
 
-def mlp_post_norm(i: int) -> str:
-    """Return the name of the weight of the norm after the MLP of a layer."""
-    return f"layers.{i}.mlp.post_norm"
-
-
-def norms(
-    b: Builder, d: GemmaDims, stream: ResidualStream, post: str, name: str, *, label: str = "residual"
-) -> tuple[Value, Value]:
-    """Emit the sum of the stream, of which what is pending has the norm `post`, and its norm `name`: (norm, sum)."""
-    assert stream.pending is not None
-    weights = [norm_weight(b, which, d.d_model, offset=d.norm_offset) for which in (post, name)]
-    labels = ("norm", "rstd", label)
-    norm, _, total = b.emit("norm_add_rmsnorm", stream.pending, stream.residual, *weights, label=labels, **d.norm)
-    return norm, total
+def post_norm(b: Builder, d: GemmaDims, name: str, x: Value) -> Value:
+    """Emit the norm of the output of attention or MLP."""
+    return add_norm(b, d, ResidualStream(x), name)[0]
 
 
 def block_weights(d: GemmaDims, name: str, source: str) -> list[WeightMap]:
