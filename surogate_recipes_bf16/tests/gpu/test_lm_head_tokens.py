@@ -92,5 +92,6 @@ def test_gradients_match_fp64(
     assert relative_error(dx, gradient @ w.double()) < own + (2.0**-9 if dtype == "bf16" else 0)
     assert not dx[targets < 0].any(), "a row without a label has a gradient"
     if dw:
-        rounding = 2.0**-9 if dw_dtype == "bf16" else 0
+        # every chunk rounds the sum so far, with random signs
+        rounding = chunks**0.5 * 2.0**-9 if dw_dtype == "bf16" else 0
         assert relative_error(dw[0], gradient.T @ x.double() + (added or 0.0)) < own + rounding
