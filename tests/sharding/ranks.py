@@ -143,7 +143,8 @@ def whole(team: Team, value: Value) -> Tensor:
 
 def assert_equal(found: Trained, expected: Trained) -> None:
     """Check that two runs gave the same bits on every rank."""
-    assert found.readings == expected.readings
+    readings, others = ([[np.asarray(v).tolist() for v in step] for step in run.readings] for run in (found, expected))
+    assert readings == others
     for ours, theirs in zip(found.weights, expected.weights, strict=True):
         assert ours.keys() == theirs.keys()
         for name, x in ours.items():
