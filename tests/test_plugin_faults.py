@@ -87,6 +87,15 @@ def build(b, d, batch):
 MODEL_BUILD = MODEL.build
 change("MODEL", build=build)
 """
+REPORTED = """
+def build_loss(context, build=LOSS.build):
+    loss = build(context)
+    (again,) = build(context).terms
+    return dataclasses.replace(loss, metrics=[dataclasses.replace(again, {})])
+def build(b, d, batch, build=MODEL.build):
+    return dataclasses.replace(build(b, d, batch), metrics=[Metric("spread", batch.loss_scale)])
+change("LOSS", build=build_loss)
+"""
 STRANGE_DTYPE = 'change("MODEL", build=lambda b, d, batch: b.param("w", (8,), Init(), dtype="fp7"))'
 BAD_OPTIONS = """
 class OptimizerOptions(NoOptions):
@@ -295,7 +304,19 @@ FAULTS = [
     case(
         "build reports a table",
         TABLE_REPORTED,
-        r"build: returned a Head, expected a Head of .* whose losses and metrics have shape \[\]",
+        r"build: returned a Head, expected a Head of .* metrics of shape \[\], or any with Metric.of",
+    ),
+    case(
+        "a metric has the name of the loss",
+        REPORTED.format('name="loss"'),
+        "loss acme of acme 0.1.0 failed in build: its metric loss has the name of what is minimised. Rename one",
+        loss="acme",
+    ),
+    case(
+        "a metric has the name of one of the model",
+        REPORTED.format('name="spread"') + 'change("MODEL", build=build)',
+        f"{MODEL} failed in build: its metric spread has the name of a metric of loss acme of acme 0.1.0. Rename one",
+        loss="acme",
     ),
     case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
     *(
@@ -521,6 +542,18 @@ def test_an_error_in_a_function_ends_in_one_line_that_names_it(
     command, *options = broken.command
     result = CliRunner().invoke(app, [command, str(write_config(tmp_path, **broken.config)), *options])
     assert re.search(broken.message, the_error(result)), result.output
+
+
+@pytest.mark.parametrize(("call", "steps"), [(0, 3), (1, 3), (1, 1)], ids=["step", "evaluation", "last evaluation"])
+def test_a_metric_that_fails_is_named_and_the_weights_are_saved(
+    tmp_path: Path, install: Install, call: int, steps: int
+) -> None:
+    number = f"lambda value, calls=iter(range(99)): boom() if next(calls) == {call} else value"
+    install("acme", "0.1.0", "zz", REPORTED.format(f'name="spread", of={number}'))
+    path = write_config(tmp_path, loss="acme", max_steps=steps, eval_steps=1, validation_split_ratio=0.2)
+    result = CliRunner().invoke(app, ["train", str(path)])
+    assert re.search(f"^loss acme of acme 0.1.0 failed in metric spread: {BOOM}", the_error(result)), result.output
+    assert (tmp_path / "out/step_00000001/model.safetensors").is_file()
 
 
 def test_an_adapter_that_cannot_be_saved_ends_the_run_before_its_first_step(tmp_path: Path, install: Install) -> None:

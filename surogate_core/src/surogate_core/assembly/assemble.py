@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ..api import Init, Metric, ParamInfo, Programs, WeightMap
+from ..api import Definition, Init, Metric, ParamInfo, Programs, WeightMap
 from ..memory.plan import plan_programs
 from ..program.builder import Builder
 from ..program.op import Program
@@ -153,6 +153,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
     first, *others = (*loss.terms, *loss.metrics, *head.metrics)
+    _refuse_same_names([(inputs.loss, (*loss.terms[1:], *loss.metrics)), (inputs.model, head.metrics)])
     totals, evaluated = dict[Value, Value](), dict[Value, Value]()
     reported = tuple(_reported(b, one, totals, evaluated) for one in (replace(first, name="loss"), *others))
     kept = (loss.cached_reference,) if inputs.loss.cached_reference and loss.cached_reference else ()
@@ -169,6 +170,14 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
     read = (weights, reported, norm, cached)
     return RecordedPrograms(recorder, programs, params, states, started, stored, gradients, *read)
+
+
+def _refuse_same_names(metrics: Sequence[tuple[Definition, Sequence[Metric]]]) -> None:
+    taken = {"loss": "what is minimised"}
+    for definition, name in ((definition, metric.name) for definition, some in metrics for metric in some):
+        if name in taken:
+            raise definition.failed("build", f"its metric {name} has the name of {taken[name]}. Rename one")
+        taken[name] = f"a metric of {definition.origin}"
 
 
 def _reported(b: Builder, figure: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
-from ..api import Definition, Merge, Value
+from ..api import Definition, Head, Loss, Merge, Metric, Value
 from ..dtypes import DTYPES
 from ..errors import ProgramError, SurogateError
 from ..origin import EMITTING, Origin
@@ -66,7 +66,7 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any], wrong: Che
             EMITTING.reset(before)
         if expected:
             raise origin.failed(function, f"returned {_shown(result)}, {expected}")
-        return _wrapped_merge(origin, result) if isinstance(result, Merge) else result
+        return _with_later_wrapped(origin, result)
 
     return wrapper
 
@@ -78,14 +78,21 @@ def _wrong(kind: str, function: str, cls: type, field: str, result: Any, args: S
     return expected and f"expected {expected}"
 
 
-def _wrapped_merge(origin: Origin, merge: Merge) -> Merge:
-    """Wrap the functions that an adapter's `merge` returns. They run later, for each tensor."""
+def _with_later_wrapped(origin: Origin, result: Any) -> Any:
+    """Wrap functions in a result that run later: those of a `merge` for each tensor, those of metrics in each step."""
 
     def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return _wrapped(origin, name, call, lambda result, args: "")
 
-    changes = {tensor: wrap(f"merge of {tensor}", change) for tensor, change in merge.changes.items()}
-    return replace(merge, changes=changes, check=wrap("merge", merge.check))
+    if isinstance(result, Merge):
+        changes = {tensor: wrap(f"merge of {tensor}", change) for tensor, change in result.changes.items()}
+        return replace(result, changes=changes, check=wrap("merge", result.check))
+    if isinstance(result, Metric) and result.of is not float:
+        return replace(result, of=wrap(f"metric {result.name}", lambda value: float(result.of(value))))
+    if isinstance(result, Head | Loss):
+        groups = {"terms", "metrics"} & vars(result).keys()
+        return replace(result, **{g: [_with_later_wrapped(origin, one) for one in getattr(result, g)] for g in groups})
+    return result
 
 
 def _shown(value: Any) -> str:
@@ -111,7 +118,7 @@ def _head(result: Any, args: Sequence[Any]) -> str:
     x, weight = result.x, result.weight
     fits = len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
     fits = fits and all(loss.shape == () for loss in result.losses) and all(map(_is_figure, result.metrics))
-    return "" if fits else "a Head of x [T, C] and weight [V, C], whose losses and metrics have shape []"
+    return "" if fits else "a Head of x [T, C], weight [V, C], losses [] and metrics of shape [], or any with Metric.of"
 
 
 def _is_figure(figure: Any) -> bool:
@@ -120,11 +127,10 @@ def _is_figure(figure: Any) -> bool:
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
     figures = [*result.terms, *result.metrics]
-    if not result.terms or not all(map(_is_figure, figures)):
-        return "a Loss of at least one term, whose values are fp32 of shape []"
-    names = [figure.name for figure in figures]
-    if len(set(names)) < len(names) or len({figure.value for figure in figures}) < len(names):
-        return "terms and metrics with a name and a value of their own"
+    if not result.terms or not all(map(_is_figure, figures)) or any(term.value.shape for term in result.terms):
+        return "a Loss of at least one term [], and metrics of shape [], or any with Metric.of, all in fp32"
+    if len({figure.value for figure in figures}) < len(figures):
+        return "terms and metrics with a value of their own"
     grouped = args[0].batch.group_scale is not None
     return "" if grouped or all(f.per == "token" for f in figures) else "metrics per token: LossDef.group_size is 0"
 

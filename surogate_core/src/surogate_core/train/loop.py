@@ -10,14 +10,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..api import EvalReport, Logger, Numerics, NumericsReport, Report, StepReport
 from ..checkpoint.progress import Progress
 from ..data.loader import Loader, MicroBatch, Prefetch, StepBatch
-from ..errors import NonFiniteError, RunStopped
+from ..errors import NonFiniteError, PluginError, RunStopped
 from ..world.processes import FIRST_STEP_SECONDS, SAVE_SECONDS, Processes
 from .interrupt import Interrupt
 from .schedule import Schedule
@@ -40,7 +40,7 @@ class Job:
     eval_batches   return the validation batches of the ranks of this process, the same at every call
     save_seconds   that a save may take
     saves_jointly  whether no process can save without the others
-    failures       errors of loggers after which all processes are asked to save and stop
+    failures       errors of loggers and metrics after which all processes are asked to save and stop
     means          names of the figures whose means over a step its micro-steps read (`Prepass`)
     reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
     numerics       what numerics reports hold; None: there are none
@@ -64,7 +64,7 @@ class Job:
     means: Sequence[str] = ()
     reported: Sequence[Reported] = ()
     in_nats: bool = True
-    failures: list[RunStopped] = field(default_factory=list)
+    failures: list[RunStopped | PluginError] = field(default_factory=list)
     max_nonfinite_steps: int
     watch: Callable[[int], None]
     numerics: Numerics | None = None
@@ -214,9 +214,8 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         time=time.time(),
         skipped=not math.isfinite(norm),
         groups=done.batch.groups,
-        metrics={figure.name: figure.of(value) for figure, value in zip(job.reported[1:], figures, strict=True)},
     )
-    _report(job, progress, report)
+    _report(job, progress, lambda: replace(report, metrics=_metrics(job, figures)))
     if done.table is not None:
         _report_numerics(job, progress, done.table)
     if progress.nonfinite > job.max_nonfinite_steps:
@@ -230,17 +229,22 @@ def _report_numerics(job: Job, progress: Progress, table: Table) -> None:
         return
     tensors, columns = job.numerics.tensors, job.numerics.columns
     report = NumericsReport(step=progress.step, tensors=tensors, columns=columns, values=values, time=time.time())
-    _report(job, progress, report)
+    _report(job, progress, lambda: report)
 
 
-def _report(job: Job, progress: Progress, report: Report) -> None:
-    """Report to every logger. If one raises RunStopped, such as for a full disk, save before the run ends."""
+def _metrics(job: Job, values: Sequence[Any]) -> dict[str, float]:
+    return {figure.name: figure.of(value) for figure, value in zip(job.reported[1:], values, strict=True)}
+
+
+def _report(job: Job, progress: Progress, made: Callable[[], Report]) -> None:
+    """Report to every logger. If one raises RunStopped (a full disk), or a metric fails, save before the run ends."""
     if job.failures:
         return
     try:
+        report = made()
         for logger in job.loggers:
             logger.report(report)
-    except RunStopped as error:
+    except (RunStopped, PluginError) as error:
         if job.saves_jointly:
             job.failures.append(error)
             job.processes.ask(f"{int(signal.SIGTERM)}")
@@ -332,20 +336,18 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     if cut or not sums.labels:
         return not cut
     seconds = time.perf_counter() - began
-    every = zip(job.reported, sums.totals, strict=True)
-    figures = {one.name: one.of(sums.mean(total, one.per)) for one, total in every}
+    loss, *figures = (sums.mean(total, one.per) for one, total in zip(job.reported, sums.totals, strict=True))
     report = EvalReport(
         step=progress.step,
-        loss=figures.pop("loss"),
+        loss=float(loss),
         valid_tokens=sums.labels,
         duration_ms=seconds * 1000,
         time=time.time(),
         in_nats=job.in_nats,
         groups=sums.groups,
-        metrics=figures,
     )
     progress.evaluations.append((progress.step, report.loss, sums.labels))
-    _report(job, progress, report)
+    _report(job, progress, lambda: replace(report, metrics=_metrics(job, figures)))
     return True
 
 

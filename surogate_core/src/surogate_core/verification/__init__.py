@@ -102,18 +102,17 @@ def verify(
     if not 2 <= length <= config.sequence_len:
         raise ConfigError(f"--length: {length} is not from 2 to the run's sequence_len, {config.sequence_len}.")
     scored = load_registry(files=config.plugins).loss(config.loss).reference_loss is not None
-    changes: dict[str, object] = {
+    changes = {
         "per_device_train_batch_size": extent.rows,
         "sequence_len": length,
         "gradient_accumulation_steps": 1,
         "lmhead_chunks": "auto",
+        **{key: TrainConfig.model_fields[key].default for key in ("loss", "reference") if not scored},
         "numerics_report_steps": 0,
         "attn_bwd_chunks": 1,
         "gpus": 1,
         "ranks_per_gpu": 1,
     }
-    if not scored:  # the loss of transformers, which reads no reference
-        changes |= {key: TrainConfig.model_fields[key].default for key in ("loss", "reference")}
     with tempfile.TemporaryDirectory(prefix="surogate-verify-") as name:
         scratch = Path(name)
         files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
