@@ -387,6 +387,14 @@ def test_the_blocks_that_a_recipe_leaves_alone_are_listed(
     assert line in text.splitlines() if line else "products of block" not in text
 
 
+def test_what_a_frozen_reference_computes_is_not_listed(here: Workplace) -> None:
+    """Its copy of the weights stays in bf16, as it was."""
+    config = here.write(recipe="fp8-hybrid", model_dtype="bf16", loss="dpo", reference="frozen")
+    for first, line in ((1, "products of block 0 in bf16"), (0, "")):
+        text = invoke("plan", config, "--set", f"skip_quant_first_layers={first}").stdout
+        assert [found for found in text.splitlines() if "in bf16" in found] == ([line] if line else []), text
+
+
 def test_the_blocks_of_a_large_model_are_listed_by_ranges(run_of: Any, tmp_path: Path) -> None:
     done = surogate_plan(tmp_path, run_of("8B"), "--device", "h200", "--set", "recipe=nvfp4")
     assert "products of blocks 0, 32 to 35 in bf16" in done.stdout.splitlines()

@@ -153,7 +153,6 @@ def test_only_the_first_layers_of_a_checkpoint_can_be_verified(based: Workplace)
 
 
 def test_a_run_with_a_reference_and_numerics_reports_is_verified_without_them(here: Workplace) -> None:
-    write_model(here.root / "model", hidden_size=64, intermediate_size=128, head_dim=16)  # as FP8 needs
     overrides = ["loss=dpo", "reference=frozen", "recipe=fp8-hybrid", "numerics_report_steps=2", "model_dtype=bf16"]
     result = verified(here, *overrides, layers=1, random_tokens=True, rows=1, length=32)
     assert result.passed, result.first_wrong

@@ -75,7 +75,7 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
 def _unquantized(plan: Plan) -> list[int]:
     """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
     weights = {weight.param for weight in plan.assembly.weights if weight.kind != "router"}
-    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0]
+    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and op.phase != "reference"]
     products = [op for op in ops if _always_narrow(plan.inputs.ops[op.kind])]
     plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
     return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
@@ -87,8 +87,8 @@ def _unquantizable(plan: Plan, plain: list[int]) -> list[str]:
     if plan.inputs.precision.matmul == plan.inputs.precision.model:
         return []
     matrices = {weight.param for weight in plan.assembly.weights if len(weight.tensors[0].shape) > 1}
-    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and len(op.ins) > 1]
-    wide = [op for op in ops if op.block not in plain and op.ins[1].dtype == plan.inputs.precision.model]
+    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and op.phase != "reference"]
+    wide = [op for op in ops if op.ins[1:] and op.block not in plain and op.ins[1].dtype == plan.inputs.precision.model]
     others = [op for op in wide if not _always_narrow(plan.inputs.ops[op.kind])]
     return sorted({op.kind for op in others if op.ins[1].name in matrices or op.ins[1].label == WEIGHT_LABEL})
 
