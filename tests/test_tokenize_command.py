@@ -98,18 +98,26 @@ def test_at_shows_the_row_of_a_file_and_line_as_a_run_tokenizes_it(run: Path) ->
         out = tokenize(run, "--at", place).stdout
         (where,) = re.findall(r"^(\S+) \((?:conversation|instruction)\), \d+ tokens$", out, re.M)
         assert where.endswith(place) and out.count("[[") == 2 and f"[[{answer}<|im_end|>" in out  # the legend has one
+    refused = tokenize(run, "--at", "rows.jsonl:4", "--debug")
+    assert refused.returncode == 2 and "error: --at and --debug: " in refused.stderr
     refused = tokenize(run, "--at", "ows.jsonl:4")
     assert refused.returncode == 2 and "--at ows.jsonl:4: no row of the data is there. Name its place" in refused.stderr
 
 
 def test_at_says_why_a_row_is_left_out_or_refused_whatever_other_rows_are(run: Path) -> None:
     named = [{**message, "name": "Bob"} for message in conversation("Yes.")]
-    write(run.parent, [{"messages": [{"role": "narrator"}]}, {"messages": named}])
-    shown = tokenize(run, "--at", "rows.jsonl:2")
+    write(run.parent, [{"messages": [{"role": "narrator"}]}, {"messages": named}, {"mesages": []}, {"messages": named}])
+    with (run.parent / "rows.jsonl").open("a") as file:
+        file.write('{"messages": \n')
+    shown = tokenize(run, "--at", "rows.jsonl:4")
     assert "[[Yes.<|im_end|>" in shown.stdout
     assert "left out: the key 'name' of 2 of 2 messages: the chat template does not write it" in shown.stderr
-    refused = tokenize(run, "--at", "rows.jsonl:1")
-    assert refused.returncode == 2 and "rows.jsonl:1: column 'messages', message 0" in refused.stderr
+    for line, words in {1: "column 'messages', message 0", 3: "no column 'messages'", 5: "not one JSON"}.items():
+        refused = tokenize(run, "--at", f"rows.jsonl:{line}")
+        assert refused.returncode == 2 and f"rows.jsonl:{line}: {words}" in refused.stderr, refused.stderr
+    (run.parent / "rows.jsonl").write_text('{"text": "A friend."}\n{"text": ""}\n')
+    empty = tokenize(run, "--at", "rows.jsonl:2", "--set", f"datasets=[{{path: {run.parent}/rows.jsonl, type: text}}]")
+    assert empty.stdout.endswith("rows.jsonl:2 (text): the row has no tokens\n") and "[[" not in empty.stdout
 
 
 def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_omitted(run: Path) -> None:

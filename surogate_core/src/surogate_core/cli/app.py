@@ -213,6 +213,8 @@ def tokenize(
     from .tokenize import show_row, tokenize_command
 
     _print_notices(arguments)
+    if at is not None and debug:
+        raise ConfigError("--at and --debug: --at shows one row, and all of it. Give one")
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
     return tokenize_command(arguments, debug, as_json=as_json)

@@ -56,6 +56,9 @@ def show_row(arguments: RunArguments, place: str, *, as_json: bool = False) -> i
         documents = [_pieces(document, row.tokenizer) for document in row.documents]
         print_json({"row": row.where, "type": row.type, "left_out": row.left_out, "documents": documents})
         return 0
+    if not row.documents:
+        print(f"{row.where} ({row.type}): the row {'is left out' if row.left_out else 'has no tokens'}")
+        return 0
     _print(
         Text(f"{row.where} ({row.type}), {len(document.tokens):,} tokens\n", style="bold").append(
             _tokens(document, row.tokenizer)

@@ -20,7 +20,7 @@ from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .columns import Columns, unused_columns
 from .pack import DocumentSpans, PackedRows, pack, split_validation
-from .readers import missing_column
+from .readers import Wanted, missing_column, with_columns
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset
@@ -71,12 +71,13 @@ def tokenize_row(
     entries = {f"datasets.{index}": entry for index, entry in enumerate(config.datasets)}
     entries |= {f"validation_datasets.{index}": entry for index, entry in enumerate(config.validation_datasets or ())}
     for key, entry in entries.items():
-        chosen, options, source = _format(entry, formats, config.loss_scale, key)
-        columns = chosen.fields(options)
-        rows = source.rows(columns, chosen.optional(options))
-        row = next((row for row in rows if f"{Path.cwd()}/{row.where}".endswith(wanted)), None)
+        source = _source(entry, key)
+        row = next((row for row in source.rows(None) if f"{Path.cwd()}/{row.where}".endswith(wanted)), None)
         if row is None:
             continue
+        chosen, options = _format(source, entry, formats, config.loss_scale, key)
+        columns = chosen.fields(options)
+        row = with_columns(row, Wanted(columns, chosen.optional(options)))
         found = encode_rows([row], columns, chosen, options, tokenizer, skip_bad=False)
         if found.bad:
             raise found.bad[0]
@@ -177,7 +178,8 @@ def _documents(
     parts = []
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
-        chosen, options, source = _format(entry, formats, config.loss_scale, where)
+        source = _source(entry, where)
+        chosen, options = _format(source, entry, formats, config.loss_scale, where)
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
         columns = _columns(source)
@@ -245,15 +247,19 @@ def _left_out(
         yield f"{dataset.empty_rows:,} of {columns.rows:,} rows are empty and left out"
 
 
+def _source(entry: DatasetEntry, where: str) -> Source:
+    return open_source(entry, str(entry.options.get("sample_by", "document")), where)
+
+
 def _format(
-    entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
-) -> tuple[DatasetFormatDef, BaseModel, Source]:
-    """Return the dataset type of an entry (for `auto`, the one that fits the columns), its options and the rows."""
-    source = open_source(entry, str(entry.options.get("sample_by", "document")), where)
-    columns = sorted(_columns(source).holding_something())
+    source: Source, entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
+) -> tuple[DatasetFormatDef, BaseModel]:
+    """Return the dataset type of an entry (for `auto`, the one that fits the columns), and its options."""
     named = formats.get(entry.type)
+    asks = named is None or named.found is not DatasetFormatDef.found
+    columns = sorted(_columns(source).holding_something()) if asks else []
     if named is not None:
-        return named, _options(entry, named, named.found(columns), loss_scale, where), source
+        return named, _options(entry, named, named.found(columns), loss_scale, where)
     fitting = [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
         names = ", ".join(f.name for f in fitting) or "none"
@@ -262,7 +268,7 @@ def _format(
             f"Set type to one of {', '.join(formats)}."
         )
     guessed = {**fitting[0].found(columns), **fitting[0].guess(columns)}
-    return fitting[0], _options(entry, fitting[0], guessed, loss_scale, where), source
+    return fitting[0], _options(entry, fitting[0], guessed, loss_scale, where)
 
 
 def _options(

@@ -45,14 +45,14 @@ def read_file(
     reader = _READERS[kind_of(path)]
     if reader is not _read_txt and sample_by != "document":
         raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
-    wanted = _Wanted(columns or (), optional, sample_by)
+    wanted = Wanted(columns or (), optional, sample_by)
     count = 0
     try:
         if path.stat().st_size == 0:
             raise ConfigError(f"{path}: the file is empty. Remove it, or create it again.")
         for row in reader(path, wanted):
             count += 1
-            yield _with_columns(row, wanted)
+            yield with_columns(row, wanted)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror or error}. Check the file and its permissions."
@@ -62,12 +62,12 @@ def read_file(
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """Columns to read from a file. columns: empty for all. optional: columns that a row may lack."""
 
-    columns: Sequence[str]
-    optional: Sequence[str]
-    sample_by: str
+    columns: Sequence[str] = ()
+    optional: Sequence[str] = ()
+    sample_by: str = "document"
 
     def refuse_missing(self, where: str, available: Sequence[str]) -> None:
         for column in self.columns:
@@ -75,7 +75,8 @@ class _Wanted:
                 raise missing_column(where, column, available)
 
 
-def _with_columns(row: Row, wanted: _Wanted) -> Row:
+def with_columns(row: Row, wanted: Wanted) -> Row:
+    """Return the row with None in optional columns that it lacks. Raises ConfigError if it lacks another."""
     absent = [column for column in wanted.columns if column not in row.values]
     if not absent:
         return row
@@ -148,7 +149,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
         yield number, _decode(line, f"{path}:{number}")
 
 
-def _read_txt(path: Path, wanted: _Wanted) -> Iterator[Row]:
+def _read_txt(path: Path, wanted: Wanted) -> Iterator[Row]:
     if wanted.sample_by == "document":
         with _opened(path) as file:
             yield Row(str(path), {"text": _decode(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))}, 0)
@@ -173,7 +174,7 @@ def _paragraphs(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Row]:
             held = []
 
 
-def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
+def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
     with _opened(path) as file:
         for number, line in _lines(file, path):
             if not line.strip():
@@ -196,7 +197,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
+def _read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
     """Read an array of objects or, if the first character is not "[", one object per line."""
     return _read_json_array(path) if _is_array(path) else _read_jsonl(path, wanted)
 
@@ -256,7 +257,7 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
         raise ConfigError(f"{path}: not UTF-8: {error.reason}. Convert it (iconv -t UTF-8).") from error
 
 
-def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
+def _read_csv(path: Path, wanted: Wanted) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the default limit of 128 KiB is shorter than many documents
     with _opened(path) as file:
         lines = (line for _, line in _lines(file, path))
@@ -280,7 +281,7 @@ def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
             raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}. Correct or remove the line.") from error
 
 
-def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[Row]:
+def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
     number = 0
     with _naming_parquet(path):
         for batch in _batches(path, wanted):
@@ -295,10 +296,10 @@ def read_parquet_tables(path: Path) -> Iterator[Any]:
     Raises ConfigError if the file is damaged, has two columns of one name, or pyarrow is not installed.
     """
     with _naming_parquet(path):
-        yield from _batches(path, _Wanted((), (), "document"))
+        yield from _batches(path, Wanted())
 
 
-def _batches(path: Path, wanted: _Wanted) -> Iterator[Any]:
+def _batches(path: Path, wanted: Wanted) -> Iterator[Any]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -335,7 +336,7 @@ def without_nulls(cell: Any) -> Any:
     return [without_nulls(value) for value in cell] if isinstance(cell, list) else cell
 
 
-_Reader = Callable[[Path, _Wanted], Iterator[Row]]
+_Reader = Callable[[Path, Wanted], Iterator[Row]]
 _PLAIN: dict[str, _Reader] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
