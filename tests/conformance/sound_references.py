@@ -22,6 +22,12 @@ def off_by_one(codes: Tensor, scale: Tensor, *, dtype: str) -> Tensor:
     return ((codes.float() - 120) * scale).to(TORCH_DTYPES[dtype])
 
 
+def table(x: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """The sum of the tokens with a label, and of their squares."""
+    labelled = x.float()[targets >= 0]
+    return scale * torch.stack([labelled.sum(), labelled.square().sum()])
+
+
 def detached(x: Tensor) -> Tensor:
     return x + x.detach().float().relu().square().to(x.dtype)
 

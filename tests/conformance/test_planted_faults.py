@@ -63,6 +63,31 @@ def test_there_are_faults_of_every_kind() -> None:
     assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher", "loss"}
 
 
+SOUND_TOO = {
+    "a batch without labels adds nothing": (
+        "TABLE = OpDef(kind='acme_table', reference='sound_references:table',\n"
+        "    infer=lambda ins, attrs: [OutSpec('table', (2,), 'fp32')])\n"
+        "surogate_ops = hook('OP', 'UPDATE', 'INT8', 'FROM_INT8', 'TABLE')\n"
+        "def tabled(c, build=LOSS.build):\n"
+        "    table = c.builder.apply('acme_table', c.head.x, c.batch.targets, c.batch.loss_scale)\n"
+        "    metric = Metric('spread', table, of=lambda v: v[1] - v[0] ** 2)\n"
+        "    return dataclasses.replace(build(c), metrics=[metric])\n"
+        "change('LOSS', build=tabled)"
+    ),
+    "it answers what a plan asks": (
+        "def newest(op, target):\n    assert target.device.sm >= 90\n    return Support(True)\n"
+        "change('KERNEL', sm=90, supports=newest)"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", SOUND_TOO)
+def test_what_is_sound_passes(sentence: str, tmp_path: Path) -> None:
+    """A metric of a loss may be a table. `supports` is asked of GPUs from `KernelDef.sm` on."""
+    found = [(result.state, str(result)) for result in results(tmp_path, SOUND_TOO[sentence], sentence)]
+    assert [state for state, _ in found] == ["passed"], found
+
+
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "passed"), (1.1, "failed")])
 def test_a_kernel_is_compared_with_its_reference_on_a_gpu(
     factor: float, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
