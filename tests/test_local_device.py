@@ -16,7 +16,7 @@ from surogate_core.api import compiled
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device as module
-from surogate_core.machine.devices import DEVICES, built_in_gpu
+from surogate_core.machine.devices import DEVICES, built_in_gpu, cpu
 from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 
 ROOT = Path(__file__).parents[1]
@@ -257,3 +257,9 @@ def test_gpus_0_plans_for_all_gpus_of_this_machine(driver: Any, gpus: int, plann
     each = ", on each" if gpus != 1 else ""
     text = " ".join(CliRunner().invoke(app, [*PLAN, "--set", f"gpus={gpus}"]).output.split())
     assert f" {planned}, 70.00 GiB{each} (first of this machine's 4 GPUs) " in text
+
+
+@pytest.mark.parametrize(("cores", "rate"), [(2, 24e9), (64, 307e9)])
+def test_many_cores_share_the_memory_of_a_socket(cores: int, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
+    assert (cpu().bandwidth, cpu().flops["fp32"]) == (rate, cores * 80e9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 import pytest
 import torch
 
@@ -45,6 +47,13 @@ def test_equal_values_lose_nothing_and_other_uses_are_left_alone() -> None:
         assert torch.topk(SHARES, 1).indices.tolist() == [[0], [2], [1]]
         torch.topk(SHARES[1].expand(2, 3), 2)
     assert lost([torch.tensor([[2, 1], [2, 1]])], [SHARES[1].expand(2, 3)]) == 0.0
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_router_that_is_not_finite_is_not_hidden_by_another(broken: int) -> None:
+    values = [SHARES.clone(), SHARES.clone()]
+    values[broken][1, 2] = float("nan")
+    assert isnan(lost([BEST, BEST], values))
 
 
 def test_choices_that_are_not_taken_are_no_comparison() -> None:

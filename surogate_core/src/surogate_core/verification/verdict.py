@@ -92,12 +92,12 @@ def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[
 
 
 def lost(choices: Sequence[Tensor], values: Sequence[Tensor]) -> float:
-    """Return the norm of what the choices of a router lose, of each token, over that of the best; the most of any."""
+    """Return the norm of what a router's choices lose, of each token, over that of the best: the most, or NaN."""
     shares = []
     for chosen, of in zip(choices, values, strict=True):
         best = of.topk(chosen.shape[-1]).values.sum(-1)
         shares.append(norm(best - of.gather(-1, chosen.long()).sum(-1)) / norm(best))
-    return max(shares)
+    return float(torch.tensor(shares, dtype=torch.float64).max())
 
 
 def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
