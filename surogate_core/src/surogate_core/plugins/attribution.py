@@ -91,7 +91,8 @@ def _with_later_wrapped(origin: Origin, result: Any) -> Any:
         return replace(result, of=wrap(f"metric {result.name}", lambda value: float(result.of(value))))
     if isinstance(result, Head | Loss):
         groups = {"terms", "metrics"} & vars(result).keys()
-        return replace(result, **{g: [_with_later_wrapped(origin, one) for one in getattr(result, g)] for g in groups})
+        later: dict[str, Any] = {g: [_with_later_wrapped(origin, one) for one in getattr(result, g)] for g in groups}
+        return replace(result, **later)
     return result
 
 
