@@ -37,7 +37,8 @@ import numpy.typing as npt
 from ..api import Omission
 from ..machine.cache_home import cache_home
 
-CACHE_FORMAT = 4
+CACHE_FORMAT = 3
+"""Part of the key of a cache, which checkpoints compare: a cache without a newer file is made anew by its size."""
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
