@@ -96,7 +96,7 @@ def test_a_definition_of_core_is_not_wrapped() -> None:
     registry = load_registry()
     core = [item.definition for item in registry.provided if item.plugin.distribution == "surogate-core"]
     assert core and all(definition.origin is None for definition in core)
-    assert str(registry.recipe("bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.1.0"
+    assert str(registry.recipe("bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.2.0"
 
 
 def test_a_standard_op_that_fails_on_the_value_of_a_plugin_names_who_emitted_it(install: Install) -> None:

@@ -61,7 +61,7 @@ def test_the_plugins_command_shows_conflicts_and_fails(install: Install) -> None
     install("acme-a", "1.0", "a", "@hookimpl\ndef surogate_recipes():\n    return [recipe('bf16')]")
     result = CliRunner().invoke(app, ["plugins"])
     assert result.exit_code == 2
-    assert "recipe 'bf16' is provided by acme-a 1.0 and surogate-recipe-bf16 0.1.0" in result.output
+    assert "recipe 'bf16' is provided by acme-a 1.0 and surogate-recipe-bf16 0.2.0" in result.output
 
 
 def test_a_command_of_another_distribution_is_listed_without_import_and_runs(install: Install) -> None:

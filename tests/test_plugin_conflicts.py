@@ -46,7 +46,7 @@ def test_definitions_of_core_cannot_be_replaced_or_switched_off(install: Install
     with pytest.raises(PluginError) as refused:
         load_registry().kernel_for(Op(kind, (), ()), Target(device("h200")), "bf16")
     assert str(refused.value) == (
-        f"op '{kind}' is provided by surogate-core 0.1.0 and acme-ops 1.0; uninstall one or set "
+        f"op '{kind}' is provided by surogate-core 0.2.0 and acme-ops 1.0; uninstall one or set "
         "SUROGATE_PLUGINS=-acme-ops"
     )
 
@@ -222,7 +222,7 @@ def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(insta
 
 
 def test_a_switched_off_recipe_says_so() -> None:
-    with pytest.raises(PluginError, match=r"bf16 of surogate-recipe-bf16 0.1.0 \(blocked: switched off by SUROGATE_PL"):
+    with pytest.raises(PluginError, match=r"bf16 of surogate-recipe-bf16 0.2.0 \(blocked: switched off by SUROGATE_PL"):
         load_registry({"SUROGATE_PLUGINS": "-bf16"}).recipe("bf16")
 
 

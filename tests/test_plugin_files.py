@@ -161,7 +161,7 @@ def test_an_error_at_the_import_of_a_file_names_its_line(tmp_path: Path) -> None
         ("SUROGATE_API = {}\n", "has no hook; a hook is such as surogate_ops = provides([...])"),
         (SPY.replace(API, ""), f"declares no SUROGATE_API, not a number for each hook. Write {API}, and see docs/"),
         (SPY.replace(API, "SUROGATE_API = 7"), f"has SUROGATE_API = 7, not a number for each hook. Write {API}, and"),
-        (SPY.replace(": 1}", ": 7}"), "is written for version 7 of surogate_loggers, surogate-core 0.1.0 serves 1."),
+        (SPY.replace(": 1}", ": 7}"), "is written for version 7 of surogate_loggers, surogate-core 0.2.0 serves 1."),
         (SPY.replace("surogate_loggers", "surogate_logger"), "did you mean surogate_loggers?"),
         (SPY.replace('summary=""', "summary=1"), "LoggerDef.summary is 1, expected text"),
     ],

@@ -134,14 +134,14 @@ def found(passes: list[Traced], name: str, program: str) -> dict[tuple[str, str]
 
 def test_each_change_is_of_the_plugin_that_made_it(traces: Mapping[str, tuple[Plan, list[Traced]]]) -> None:
     _, stored = traces["stored"]
-    model, lora = "model qwen3 of surogate-models 0.1.0", "adapter lora of surogate-lora 0.1.0"
-    format, recipe = "weight format nf4 of surogate-qlora-nf4 0.1.0", "recipe fp8-hybrid of surogate-recipe-fp8 0.1.0"
+    model, lora = "model qwen3 of surogate-models 0.2.0", "adapter lora of surogate-lora 0.2.0"
+    format, recipe = "weight format nf4 of surogate-qlora-nf4 0.2.0", "recipe fp8-hybrid of surogate-recipe-fp8 0.2.0"
     assert found(stored, "build", "forward")["added", "linear"] == (16, model)
     assert found(stored, "adapter", "forward")["added", "linear"] == (32, lora)
     assert found(stored, "fuse_adds", "forward")["changed", "add -> linear_pair"] == (16, "core")
     differentiated = found(stored, "differentiate", "micro")
     assert differentiated["added", "attention_bwd"] == (4, "core")
-    assert differentiated["added", "qk_norm_rope_bwd"] == (4, "op qk_norm_rope of surogate-models 0.1.0")
+    assert differentiated["added", "qk_norm_rope_bwd"] == (4, "op qk_norm_rope of surogate-models 0.2.0")
     assert found(stored, "store", "derive")["added", "nf4_quantize"] == (16, format)
     assert found(stored, "lower", "micro")["changed", "linear_pair -> fp8_linear_add"] == (16, recipe)
     assert found(stored, "read stored", "micro")["added", "nf4_to_e4m3"][1] == format
@@ -149,7 +149,7 @@ def test_each_change_is_of_the_plugin_that_made_it(traces: Mapping[str, tuple[Pl
     update = found(stored, "optimizer", "update")
     assert update["added", "global_norm"] == (1, "core")
     _, moved = traces["recomputed"]
-    assert found(moved, "offload", "micro")["added", "move"][1] == "offload residual of surogate-offload-residual 0.1.0"
+    assert found(moved, "offload", "micro")["added", "move"][1] == "offload residual of surogate-offload-residual 0.2.0"
     assert found(moved, "recompute", "micro")["added", "qk_norm_rope"] == (4, "core")
     assert found(moved, "stream", "update")["added", "move"][1] == "core"
 
@@ -158,7 +158,7 @@ def test_ops_of_blocks_that_are_alike_are_counted_once(traces: Mapping[str, tupl
     lines = trace_of(QUICKSTART, "--device", "h200").stdout.splitlines()
     assert lines[:4] == [
         "build: the model records its ops",
-        "  forward, by model qwen3 of surogate-models 0.1.0",
+        "  forward, by model qwen3 of surogate-models 0.2.0",
         "    +     1  embedding",
         "    +     1  rmsnorm",
     ]
@@ -234,7 +234,7 @@ def test_a_diff_shows_blocks_that_are_alike_once() -> None:
 
 def test_a_diff_names_the_plugin_of_the_pass_and_programs_that_do_not_change() -> None:
     lines = diff_of("--diff", "lower", "--set", "recipe=fp8-hybrid", "--set", "model_dtype=bf16").stdout.splitlines()
-    recipe = "recipe fp8-hybrid of surogate-recipe-fp8 0.1.0"
+    recipe = "recipe fp8-hybrid of surogate-recipe-fp8 0.2.0"
     heads = [line for line in lines if line.startswith("+++")]
     assert heads == [f"+++ {p} after lower, {recipe}" for p in ("micro", "evaluate", "update", "derive", "calibrate")]
     assert f"  start: lower, {recipe} changes no line" in lines

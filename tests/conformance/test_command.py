@@ -45,7 +45,7 @@ def test_a_folder_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.exit_code == 1
     lines = done.output.splitlines()
     assert any("it requires surogate-core==0.1.0, one version, which excludes all later ones" in line for line in lines)
-    assert '            Add to its dependencies: "surogate-core>=0.1,<0.2".' in lines
+    assert '            Add to its dependencies: "surogate-core>=0.2,<0.3".' in lines
     assert any("imports surogate_core.data, which is not public and may move" in line for line in lines)
     assert lines[-1] == "10 passed, 1 failed, 0 not applicable; 2 warnings"
     named_alike = tmp_path.rename(tmp_path.parent / "acme-folder")

@@ -209,7 +209,7 @@ def test_a_package_with_kernels_is_built_without_torch(tmp_path: Path, monkeypat
     installed = {name.rsplit("-", 1)[0] for line in lines for name in line.split()}
     assert {"surogate-build", "scikit-build-core", "nanobind"} <= installed
     assert installed.isdisjoint({"torch", "surogate-core"})
-    assert [path.name for path in (tmp_path / "built").iterdir()] == ["surogate_optim_adamw-0.1.0-py3-none-any.whl"]
+    assert [path.name for path in (tmp_path / "built").iterdir()] == ["surogate_optim_adamw-0.2.0-py3-none-any.whl"]
 
 
 def test_the_meta_package_installs_all_packages(case: Case) -> None:
@@ -259,7 +259,7 @@ def test_the_dockerfile_copies_builds_and_installs_what_there_is(case: Case) -> 
     arguments = shlex.split(install.replace("/wheels/constraints.txt", str(ROOT / "constraints/cpu.txt")))
     told = case.environment.pip(*(str(DIST) if word == "/wheels" else word for word in arguments), "--dry-run")
     (line,) = re.findall("Would install (.*)", told.stdout)
-    assert {"surogate-0.1.0", "surogate-adapter-dora-0.1.0", "surogate-log-wandb-0.1.0"} <= set(line.split())
+    assert {"surogate-0.2.0", "surogate-adapter-dora-0.2.0", "surogate-log-wandb-0.2.0"} <= set(line.split())
 
 
 def test_the_packages_work_without_the_meta_package(case: Case) -> None:

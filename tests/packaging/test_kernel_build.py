@@ -33,7 +33,7 @@ NVCC = shutil.which("nvcc")
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_package_with_kernels_requires_nothing_but_surogate_build_to_be_built(folder: Path) -> None:
-    expected = {"requires": ["surogate-build>=0.1,<0.2"], "build-backend": "surogate_build.backend"}
+    expected = {"requires": ["surogate-build>=0.2,<0.3"], "build-backend": "surogate_build.backend"}
     assert tomllib.loads((folder / "pyproject.toml").read_text())["build-system"] == expected
 
 
@@ -143,7 +143,7 @@ def test_an_editable_install_compiles_for_the_gpus_that_are_visible(
 OUTSIDE = {
     "pyproject.toml": """
         [build-system]
-        requires = ["surogate-build>=0.1,<0.2"]
+        requires = ["surogate-build>=0.2,<0.3"]
         build-backend = "surogate_build.backend"
         [project]
         name = "acme-kernels"

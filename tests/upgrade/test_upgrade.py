@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from upgrade.runs import HALF, HERE, RUNS, STEP, losses, write
 
-from surogate_core import run
+from surogate_core import __version__, run
 
 VERSIONS = sorted(path.name for path in HERE.glob("[0-9]*"))
+SAVED = [(version, name) for version in VERSIONS for name in RUNS if (HERE / version / name).is_dir()]
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("version", "name"), SAVED)
 def test_a_run_that_a_version_saved_goes_on_as_it_would_have_there(version: str, name: str, tmp_path: Path) -> None:
     saved = HERE / version
     config = write(tmp_path, name, saved / "full" / STEP)
@@ -28,5 +28,7 @@ def test_a_run_that_a_version_saved_goes_on_as_it_would_have_there(version: str,
 
 
 def test_a_version_has_every_run() -> None:
-    assert "0.1.0" in VERSIONS
-    assert all((HERE / version / name / STEP / "manifest.json").is_file() for version in VERSIONS for name in RUNS)
+    assert __version__ in VERSIONS, "save its runs: python tests/upgrade/runs.py"
+    wanted = {(version, name) for version in VERSIONS for name in RUNS} - {("0.1.0", "fp8")}
+    assert wanted == set(SAVED)
+    assert all((HERE / version / name / STEP / "manifest.json").is_file() for version, name in SAVED)

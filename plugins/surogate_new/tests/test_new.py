@@ -127,7 +127,7 @@ def test_nothing_of_the_template_s_names_is_left_and_every_file_is_well_formed(k
     described = tomllib.loads((tmp_path / "lion/pyproject.toml").read_text())["project"]
     assert described["name"] == "surogate-optim-lion"
     assert described["entry-points"]["surogate"] == {"optim_lion": "surogate_optim_lion.plugin"}
-    assert described["dependencies"][0] == "surogate-core>=0.1,<0.2"
+    assert described["dependencies"][0] == "surogate-core>=0.2,<0.3"
     assert described["description"] in (tmp_path / "lion/README.md").read_text()
 
 

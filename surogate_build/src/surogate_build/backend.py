@@ -8,7 +8,7 @@ there is none, pip installs these wheels into an isolated build; `python -m suro
 ones.
 
     [build-system]
-    requires = ["surogate-build>=0.1,<0.2"]
+    requires = ["surogate-build>=0.2,<0.3"]
     build-backend = "surogate_build.backend"
 
 The environment variable SUROGATE_CMAKE_DIR tells CMakeLists.txt where SurogateKernels.cmake is.

@@ -1,3 +1,3 @@
 """Surogate's core: programs, memory plans, plugins, the training loop. Imports no plugin and, here, no torch."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

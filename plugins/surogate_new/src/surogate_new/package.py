@@ -106,7 +106,7 @@ class Package:
             "acme_toy": self.name,
             "ACME_TOY": self.name.upper(),
             "A plugin of Surogate": description,
-            ">=0.1,<0.2": _range(importlib.metadata.version("surogate-core")),
+            ">=0.2,<0.3": _range(importlib.metadata.version("surogate-core")),
             "surogate train example/run.yaml": "\n".join(f"surogate train {run}" for run in runs),
         }
 

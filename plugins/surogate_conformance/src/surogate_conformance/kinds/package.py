@@ -76,7 +76,7 @@ def it_imports_only_what_is_public(subject: Subject, bench: Bench) -> list[str]:
     ]
 
 
-@proves("package", remedy='Add to its dependencies: "surogate-core>=0.1,<0.2".')
+@proves("package", remedy='Add to its dependencies: "surogate-core>=0.2,<0.3".')
 def it_requires_a_range_of_versions_of_surogate_core(subject: Subject, bench: Bench) -> None:
     if subject.file is not None or subject.name == CORE:
         raise NotApplicable("it is surogate-core" if subject.name == CORE else "a single file has no metadata")
