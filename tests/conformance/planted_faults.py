@@ -18,6 +18,7 @@ class Fault(NamedTuple):
 LOADS, FALLS = "its plugins load", "it trains and the loss falls"
 DIVIDES = "ranks that divide its states have the bits of ranks that do not"
 SKIPS, RESUMES = "a step that is skipped changes nothing", "a resumed run has the bits of an uninterrupted one"
+DTYPE = "its states have the dtype that a run asks for or it is refused"
 REFERENCE = "its reference has the shapes and attributes that it declares and no side effects"
 DERIVATIVE = "its backward rule is the derivative of its reference"
 COSTS, DECLARES = "its costs can be planned", "what it declares of its inputs and outputs holds"
@@ -469,6 +470,24 @@ FAULTS = [
         "load raises another error",
         "def careless(folder, options):\n    open(folder / 'acme.json')\n    return load(folder, options)\n"
         "change('ADAPTER', load=careless)",
+    Fault(
+        "states in another dtype than the run's",
+        UPDATE + "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, c.clip_coef))",
+        "optimizer",
+        DTYPE,
+        "the same dtypes with optimizer_state_dtype: fp32 and bf16",
+    ),
+    Fault(
+        "a dtype of states that it refuses",
+        "from surogate_core.api import ConfigError\n"
+        "def narrow(c, update=OPTIMIZER.update):\n"
+        "    if c.precision.optimizer_state != 'fp32':\n        raise ConfigError('fp32 only')\n"
+        "    update(c)\n"
+        "change('OPTIMIZER', update=narrow)",
+        "optimizer",
+        DTYPE,
+        "optimizer_state_dtype: bf16, which state_dtypes names, is refused: fp32 only",
+    ),
         "adapter",
         "its users can load it",
         "raises PluginError, not ConfigError",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
+
+from torch import Tensor
 
 from surogate_core.api import OptimizerDef
+from surogate_core.assembly.assemble import record
 from surogate_core.assembly.inputs import PlanInputs, by_block
+from surogate_core.config.values import StorageDtype
+from surogate_core.errors import ConfigError
 
-from ..bench import Bench, differing, shown, unchanged
+from ..bench import Bench, Steps, differing, shown, unchanged
 from ..check import NotApplicable, proves, variants
 from .training import OPTIONS, check_falls, check_resumes, check_skips
 
@@ -100,3 +105,26 @@ def every_dtype_of_its_states_trains(definition: OptimizerDef, bench: Bench) -> 
         for dtype in definition.state_dtypes:
             losses = bench.train(optimizer_state_dtype=dtype, **keys).losses
             assert losses[max(losses)] < losses[1], f"with optimizer_state_dtype: {dtype} the loss does not fall"
+
+
+@proves(
+    "optimizer",
+    remedy="Declare states in context.precision.optimizer_state. Refuse other dtypes by ConfigError, and name those "
+    "that update takes in state_dtypes.",
+)
+def its_states_have_the_dtype_that_a_run_asks_for_or_it_is_refused(definition: OptimizerDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        found: dict[str, list[str]] = {}
+        for dtype in get_args(get_args(StorageDtype)[0]):
+            try:
+                inputs = bench.steps(**{**keys, "optimizer_state_dtype": dtype}).plan.inputs
+            except ConfigError as error:
+                assert dtype not in definition.state_dtypes, (
+                    f"optimizer_state_dtype: {dtype}, which state_dtypes names, is refused: {error}"
+                )
+                continue
+            found[dtype] = [state.dtype for state in record(inputs).states]
+        alike = [dtype for dtype in found if any(found[dtype] == found[other] for other in found if other != dtype)]
+        assert not alike or not found[alike[0]], (
+            f"its states have the same dtypes with optimizer_state_dtype: {' and '.join(alike)}"
+        )
