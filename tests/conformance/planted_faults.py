@@ -391,6 +391,18 @@ FAULTS = [
         "1024 times as large",
     ),
     Fault(
+        "a momentum of gradients that are not clipped",
+        UPDATE + "def lion(c, b, s, p, v):\n"
+        "    b.emit('acme_lion', c.clip_coef, p.grad, p.master, v, outs=[p.master, v])\n"
+        "LION = OpDef(kind='acme_lion', reference='sound_references:unclipped_lion', infer=lambda ins, attrs: [\n"
+        "    OutSpec('master', ins[2].shape, ins[2].dtype), OutSpec('v', ins[3].shape, ins[3].dtype)])\n"
+        "surogate_ops = hook('OP', 'UPDATE', 'INT8', 'FROM_INT8', 'LION')\n"
+        "updating(lion)",
+        "optimizer",
+        "the gradient that it uses is clipped",
+        "1024 times as large, clipped to the same norm, moves v.embedding",
+    ),
+    Fault(
         "the update goes uphill",
         UPDATE + "also('acme_neg', 'torch:neg')\n"
         "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, c.clip_coef, b.apply('acme_neg', p.grad)))",
@@ -458,18 +470,6 @@ FAULTS = [
         RESUMES,
         "the loss of step . is .*, without an interruption",
     ),
-    # ---- adapters
-    Fault(
-        "save writes nothing",
-        "change('ADAPTER', save=lambda *given: None)",
-        "adapter",
-        FALLS,
-        "failed in save: wrote nothing",
-    ),
-    Fault(
-        "load raises another error",
-        "def careless(folder, options):\n    open(folder / 'acme.json')\n    return load(folder, options)\n"
-        "change('ADAPTER', load=careless)",
     Fault(
         "states in another dtype than the run's",
         UPDATE + "updating(lambda c, b, s, p, v: sgd(c, b, s, p, v, c.clip_coef))",
@@ -488,6 +488,18 @@ FAULTS = [
         DTYPE,
         "optimizer_state_dtype: bf16, which state_dtypes names, is refused: fp32 only",
     ),
+    # ---- adapters
+    Fault(
+        "save writes nothing",
+        "change('ADAPTER', save=lambda *given: None)",
+        "adapter",
+        FALLS,
+        "failed in save: wrote nothing",
+    ),
+    Fault(
+        "load raises another error",
+        "def careless(folder, options):\n    open(folder / 'acme.json')\n    return load(folder, options)\n"
+        "change('ADAPTER', load=careless)",
         "adapter",
         "its users can load it",
         "raises PluginError, not ConfigError",

@@ -46,3 +46,11 @@ def narrow(x: Tensor) -> Tensor:
 
 def across_documents(x: Tensor) -> Tensor:
     return x + x.mean(0, keepdim=True)
+
+
+def unclipped_lion(clip_coef: Tensor, grad: Tensor, master: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Lion whose first step is right, since it is a sign."""
+    if not torch.isfinite(clip_coef):
+        return master, v
+    moved = (0.9 * v + 0.1 * grad).sign()
+    return master - 0.01 * moved, 0.99 * v + 0.01 * grad

@@ -40,20 +40,30 @@ def it_trains_and_the_loss_falls(definition: OptimizerDef, bench: Bench) -> None
 
 @proves("optimizer", remedy="Multiply the gradient by clip_coef, once.")
 def the_gradient_that_it_uses_is_clipped(definition: OptimizerDef, bench: Bench) -> None:
-    """With a norm above max_grad_norm, a larger gradient is clipped to the same one, up to the rounding of the norm."""
+    """With a norm above max_grad_norm, a larger gradient is clipped to the same one, up to the rounding of the norm.
+
+    States are compared too, because the first step of Lion or Adam is a sign, whatever the size of the gradient.
+    """
     for keys in _runs(definition, bench):
         runs = []
         for factor in (1.0, 1024.0):
             steps = bench.steps(**keys, max_grad_norm=1e-3)
-            before = {n: x.double().clone() for n, x in steps.worker.params().items()}
+            before = _contents(steps)
             steps.step(factor / steps.batch.n_valid, lr=keys.get("learning_rate", 1e-2))
-            runs.append({n: x.double() - before[n] for n, x in steps.worker.params().items()})
+            runs.append({n: x - before[n] for n, x in _contents(steps).items()})
         for name, moved in runs[0].items():
             size = float(moved.norm())
             error = float((moved - runs[1][name]).norm()) / size if size else float(runs[1][name].norm())
             assert error <= 1e-2, (
                 f"a gradient 1024 times as large, clipped to the same norm, moves {name} {error:.1%} differently"
             )
+
+
+def _contents(steps: Steps) -> dict[str, Tensor]:
+    """Return copies of the params and of the states of the optimizer."""
+    states = {state.name for state in record(steps.plan.inputs).states}
+    of_optimizer = {v.name: steps.view(v) for v in steps.assembly.allocated if v.name in states}
+    return {name: x.double().clone() for name, x in {**steps.worker.params(), **of_optimizer}.items()}
 
 
 @proves("optimizer", remedy="Write nothing where clip_coef is not finite: neither params nor states.")
