@@ -18,6 +18,7 @@ class Fault(NamedTuple):
 LOADS, FALLS = "its plugins load", "it trains and the loss falls"
 DIVIDES = "ranks that divide its states have the bits of ranks that do not"
 SKIPS, RESUMES = "a step that is skipped changes nothing", "a resumed run has the bits of an uninterrupted one"
+SCALED = "metrics are multiples of the scale of their unit"
 DTYPE = "its states have the dtype that a run asks for or it is refused"
 REFERENCE = "its reference has the shapes and attributes that it declares and no side effects"
 DERIVATIVE = "its backward rule is the derivative of its reference"
@@ -71,6 +72,20 @@ def sgd(context, b, s, p, velocity, clip_coef, grad=None, momentum=0.9, stream=1
     b.emit("acme_sgd", clip_coef, s.lr, s.step, s.seed, p.grad if grad is None else grad, p.master, velocity,
            outs=[p.master, velocity, *work], momentum=momentum, weight_decay=0.0, stream=stream,
            work_dtype=p.param.dtype if work else None)
+
+"""
+
+MEASURING = """
+def measuring(scale, reference="labelled_total"):
+    # a metric of the model: the sum of the last hidden states of tokens with a label
+    def build(b, d, batch, build=MODEL.build):
+        head = build(b, d, batch)
+        given = (head.x, batch.targets, scale(b, batch))
+        return dataclasses.replace(head, metrics=[Metric("total", b.apply("acme_total", *given))])
+    change("MODEL", build=build)
+    globals()["TOTAL"] = OpDef(kind="acme_total", reference=f"sound_references:{reference}",
+        infer=lambda ins, attrs: [OutSpec("total", (), "fp32")])
+    globals()["surogate_ops"] = hook("OP", "UPDATE", "INT8", "FROM_INT8", "TOTAL")
 
 """
 
@@ -294,6 +309,20 @@ FAULTS = [
         FALLS,
         "failed in weights",
     ),
+    Fault(
+        "a metric of a model without loss_scale",
+        MEASURING + "measuring(lambda b, batch: b.apply('fill', shape=(), dtype='fp32', value=1.0))",
+        "model",
+        SCALED,
+        r"total \(.*, expected .*\) with scales of 0.5 and 0.25",
+    ),
+    Fault(
+        "a metric of a model that counts tokens without a label",
+        MEASURING + "measuring(lambda b, batch: batch.loss_scale, 'total')",
+        "model",
+        "metrics of a batch are the sums over its parts",
+        r"total \(.*, expected .*\) of two parts of a batch",
+    ),
     # ---- recipes
     Fault(
         "lower reads a state that nobody writes",
@@ -357,14 +386,14 @@ FAULTS = [
     ),
     # ---- losses
     Fault(
-        "a figure without its scale",
+        "a metric without its scale",
         "def unscaled(c):\n"
         "    one = c.builder.apply('fill', shape=(), dtype='fp32', value=1.0)\n"
         "    given = (c.head.x, c.head.weight, c.batch.targets, one)\n"
         "    return Loss([Metric('loss', c.builder.apply('lm_head_ce', *given, chunks=1))])\n"
         "change('LOSS', build=unscaled)",
         "loss",
-        "metrics are multiples of the scale of their unit",
+        SCALED,
         r"loss \(.*, expected .*\) with scales of 0.5 and 0.25",
     ),
     # ---- optimizers

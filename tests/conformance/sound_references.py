@@ -54,3 +54,11 @@ def unclipped_lion(clip_coef: Tensor, grad: Tensor, master: Tensor, v: Tensor) -
         return master, v
     moved = (0.9 * v + 0.1 * grad).sign()
     return master - 0.01 * moved, 0.99 * v + 0.01 * grad
+
+
+def labelled_total(x: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    return scale * x.float()[targets >= 0].abs().sum()
+
+
+def total(x: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    return scale * x.float().abs().sum()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from surogate_core.api import LossDef
 
-from ..bench import Bench, Steps, based, shown, with_groups
+from ..bench import Bench, based, shown, with_groups
 from ..check import NotApplicable, proves, variants
-from .training import OPTIONS, check_falls, check_recomputes, check_resumes, check_skips
-
-CLOSE = 1e-4
-"""Relative error of sums that are added in another order."""
+from .training import (
+    OPTIONS,
+    SCALES,
+    SUMS,
+    check_falls,
+    check_recomputes,
+    check_resumes,
+    check_scales,
+    check_skips,
+    check_sums,
+)
 
 
 def _runs(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
@@ -30,43 +36,22 @@ def _on_text(definition: LossDef, bench: Bench) -> list[dict[str, Any]]:
     return runs
 
 
-def _metrics(steps: Steps, *parts: slice) -> list[float]:
-    """Return the sums of all metrics over parts of the groups, or documents, of a batch."""
-    found = [steps.worker.evaluate(with_groups(steps.batch, steps.plan.inputs, part)) for part in parts]
-    return [sum(values) for values in zip(*found, strict=True)]
-
-
-def _check_close(steps: Steps, ours: Sequence[float], expected: Sequence[float], when: str) -> None:
-    pairs = zip(steps.assembly.reported, ours, expected, strict=True)
-    wrong = [f"{f.name} ({a:.6g}, expected {b:.6g})" for f, a, b in pairs if not abs(a - b) <= CLOSE * max(1, abs(b))]
-    assert not wrong, f"{shown(wrong)} {when}"
-
-
 @proves("loss", remedy="Check the sign of the terms. " + OPTIONS.format("loss NAME"))
 def it_trains_and_the_loss_falls(definition: LossDef, bench: Bench) -> None:
     for keys in _on_text(definition, bench):
         check_falls(bench, keys)
 
 
-@proves("loss", remedy="Sum over the units of a micro-batch and multiply by loss_scale or group_scale, once.")
+@proves("loss", remedy=SUMS)
 def metrics_of_a_batch_are_the_sums_over_its_parts(definition: LossDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
-        steps = bench.steps(**keys)
-        whole, parts = _metrics(steps, slice(None)), _metrics(steps, slice(0, 1), slice(1, None))
-        _check_close(steps, parts, whole, "of two parts of a batch are not those of the batch")
+        check_sums(bench.steps(**keys))
 
 
-@proves("loss", remedy="Multiply each figure by the scale of its unit: loss_scale per token, group_scale per group.")
+@proves("loss", remedy=SCALES)
 def metrics_are_multiples_of_the_scale_of_their_unit(definition: LossDef, bench: Bench) -> None:
     for keys in _runs(definition, bench):
-        steps = bench.steps(**keys)
-        found = []
-        for token, group in ((1.0, 1.0), (0.5, 0.25)):
-            steps.worker.micro_step(steps.batch, first=True, last=True, index=1, loss_scale=token, group_scale=group)
-            found.append([float(steps.view(figure.step)) for figure in steps.assembly.reported])
-        factors = [{"token": 0.5, "group": 0.25}[figure.per] for figure in steps.assembly.reported]
-        expected = [value * factor for value, factor in zip(found[0], factors, strict=True)]
-        _check_close(steps, found[1], expected, "with scales of 0.5 and 0.25")
+        check_scales(bench.steps(**keys))
 
 
 @proves("loss", remedy="Let groups without documents, and tokens without a label, add nothing.")

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from surogate_core.api import ModelDef
 from surogate_core.errors import ConfigError
 
-from ..bench import Bench, differing, shown
+from ..bench import Bench, Steps, differing, shown
 from ..check import NotApplicable, proves
+from .training import SCALES, SUMS, check_scales, check_sums
 
 EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{"hidden_size": 64, ...}]}.'
 
@@ -99,3 +100,24 @@ def documents_of_a_row_do_not_see_each_other(definition: ModelDef, bench: Bench)
         assert losses[0] == losses[1], (
             f"tokens of the first document change the loss of the others by {abs(losses[0] - losses[1]):.1e}"
         )
+
+
+@proves("model", remedy=SUMS)
+def metrics_of_a_batch_are_the_sums_over_its_parts(definition: ModelDef, bench: Bench) -> None:
+    for steps in _with_metrics(definition, bench):
+        check_sums(steps)
+
+
+@proves("model", remedy=SCALES)
+def metrics_are_multiples_of_the_scale_of_their_unit(definition: ModelDef, bench: Bench) -> None:
+    for steps in _with_metrics(definition, bench):
+        check_scales(steps)
+
+
+def _with_metrics(definition: ModelDef, bench: Bench) -> list[Steps]:
+    found = [
+        steps for steps in (bench.steps(**keys) for keys in _each(definition, bench)) if steps.assembly.reported[1:]
+    ]
+    if not found:
+        raise NotApplicable("it reports no metrics of its own")
+    return found

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..bench import STEPS, Bench, Steps, differing, shown
+import numpy as np
+
+from ..bench import STEPS, Bench, Steps, differing, shown, with_groups
 
 Keys = Mapping[str, Any]
 OPTIONS = 'Options that suit a tiny model go into an example: SUROGATE_EXAMPLES = {{"{}": [{{"learning_rate": 1}}]}}.'
+SUMS = "Sum over the units of a micro-batch with a label and multiply by loss_scale or group_scale, once."
+SCALES = "Multiply each metric by the scale of its unit: loss_scale per token, group_scale per group."
+CLOSE = 1e-4
+"""Relative error of sums that are added in another order."""
 
 
 def check_falls(bench: Bench, keys: Keys) -> None:
@@ -42,6 +48,41 @@ def check_skips(steps: Steps) -> None:
         steps.step(scale)
         wrong = differing(before, steps.bits("param", "state"))
         assert not wrong, f"a step with gradients of {scale} changes {shown(wrong)}"
+
+
+def check_sums(steps: Steps) -> None:
+    """Assert that the metrics of a batch are the sums of those of its parts: groups, or documents."""
+    whole, one, other = (
+        steps.worker.evaluate(with_groups(steps.batch, steps.plan.inputs, part))
+        for part in (slice(None), slice(0, 1), slice(1, None))
+    )
+    parts = [a + b for a, b in zip(one, other, strict=True)]
+    _check_close(steps, parts, whole, "of two parts of a batch are not those of the batch")
+
+
+def check_scales(steps: Steps) -> None:
+    """Assert that each metric is in proportion to the scale of its unit. `Metric.of` is of sums without a scale."""
+    found = []
+    for token, group in ((1.0, 1.0), (0.5, 0.25)):
+        steps.worker.micro_step(steps.batch, first=True, last=True, index=1, loss_scale=token, group_scale=group)
+        found.append([steps.view(metric.step).double().numpy() for metric in steps.assembly.reported])
+    factors = {"token": 0.5, "group": 0.25}
+    expected = [
+        value * factors[metric.per] if metric.of is float else again
+        for metric, value, again in zip(steps.assembly.reported, *found, strict=True)
+    ]
+    _check_close(steps, found[1], expected, "with scales of 0.5 and 0.25")
+
+
+def _check_close(steps: Steps, ours: Sequence[Any], expected: Sequence[Any], when: str) -> None:
+    """Assert that values are close, by the largest of each: of a `Metric.of`, what it is computed from is a table."""
+    wrong = []
+    for metric, a, b in zip(steps.assembly.reported, ours, expected, strict=True):
+        errors = np.abs(np.subtract(a, b))
+        if not np.max(errors) <= CLOSE * max(1, np.max(np.abs(b))):
+            at = np.argmax(errors)
+            wrong.append(f"{metric.name} ({np.ravel(a)[at]:.6g}, expected {np.ravel(b)[at]:.6g})")
+    assert not wrong, f"{shown(wrong)} {when}"
 
 
 def check_recomputes(bench: Bench, keys: Keys, *, each: bool = True) -> None:
