@@ -73,3 +73,14 @@ def test_what_is_no_plugin_is_refused(
     Path("empty.py").write_text("x = 1\n")
     done = outcome(*args)
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.output
+
+
+def test_an_error_in_the_syntax_of_a_file_is_a_failed_check(tmp_path: Path) -> None:
+    (tmp_path / "acme_open.py").write_text(FORMAT + "\nopened = (\n")
+    done = outcome(tmp_path / "acme_open.py")
+    line = len(FORMAT.splitlines()) + 2
+    assert done.exit_code == 1
+    assert (
+        f"its plugins load: plugin acme_open is broken: import of acme_open failed: SyntaxError: '(' was never closed (acme_open.py, line {line})"
+        in done.output
+    )

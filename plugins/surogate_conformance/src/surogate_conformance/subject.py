@@ -118,8 +118,13 @@ def _of_path(path: Path) -> Subject:
 
 
 def _has_hooks(path: Path) -> bool:
-    names = (n.id for n in ast.walk(ast.parse(path.read_bytes())) if isinstance(n, ast.Name))
-    functions = (n.name for n in ast.walk(ast.parse(path.read_bytes())) if isinstance(n, ast.FunctionDef))
+    """Return whether a file mentions a hook. One with an error in its syntax may: the check of its import says more."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes(), str(path))))
+    except (SyntaxError, ValueError):
+        return True
+    names = (n.id for n in nodes if isinstance(n, ast.Name))
+    functions = (n.name for n in nodes if isinstance(n, ast.FunctionDef))
     return any(name.startswith("surogate_") for name in (*names, *functions))
 
 

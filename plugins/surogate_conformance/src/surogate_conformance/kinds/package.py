@@ -70,6 +70,8 @@ def its_module_imports_nothing_that_is_slow(subject: Subject, bench: Bench) -> N
 @proves("package", remedy="")
 def it_imports_only_what_is_public(subject: Subject, bench: Bench) -> list[str]:
     """Other imports are warnings: they work until core moves what they name."""
+    if any(isinstance(plugin.error, SyntaxError) for plugin in broken(subject)):
+        raise NotApplicable("a file of it has an error in its syntax")
     return [
         f"{path.name}:{line} imports {module}, which is not public and may move"
         for path, line, module in private_imports(subject.source_files())
