@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance.planted_faults import FAULTS, Fault
+from conformance.planted_faults import FALLS, FAULTS, ROWS, Fault
 from torch import Tensor
 
 from surogate_conformance import bench_folder
@@ -55,7 +55,36 @@ def test_a_fault_fails_its_check_with_a_line_that_is_right(fault: Fault, tmp_pat
     failed = [result for result in of_kind if result.state == "failed"]
     assert failed, [str(result) for result in of_kind]
     assert re.search(fault.reason, failed[0].reason), failed[0].reason
-    assert failed[0].remedy and "Traceback" not in str(failed[0])
+    assert "Traceback" not in str(failed[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence", "remedy"),
+    [
+        ("change('FORMAT', encode=lambda row, t, o: Encoded([5, 6], [True]))", ROWS, "Return Encoded with as many"),
+        ("change('FORMAT', encode=lambda row, t, o: {}['gone'])", ROWS, ""),
+        ("def asserts(row, t, o):\n    assert t is None\nchange('FORMAT', encode=asserts)", ROWS, ""),
+        ("change('MODEL', dims=lambda c: dims(c['gone']))", FALLS, ""),
+        (
+            "def picky(c):\n    raise ConfigError('acme_size: is missing')\nchange('MODEL', dims=picky)",
+            FALLS,
+            "Give a con",
+        ),
+    ],
+)
+def test_what_to_do_is_said_where_the_check_found_the_fault(
+    source: str, sentence: str, remedy: str, tmp_path: Path
+) -> None:
+    """Other errors say it themselves, and the remedy of the check would mislead."""
+    failed = next(result for result in results(tmp_path, source, sentence) if result.state == "failed")
+    assert failed.remedy.startswith(remedy) and bool(failed.remedy) == bool(remedy), str(failed)
+
+
+def test_nothing_is_said_of_plugins_that_do_not_load(tmp_path: Path) -> None:
+    of_package = {r.sentence: r.state for r in results(tmp_path, "import no_such_module")}
+    assert of_package["its plugins load"] == "failed" and list(of_package.values()).count("failed") == 1
+    assert of_package["nothing that it provides is left over"] == "not applicable"
+    assert of_package["its module imports nothing that is slow"] == "not applicable"
 
 
 def test_there_are_faults_of_every_kind() -> None:

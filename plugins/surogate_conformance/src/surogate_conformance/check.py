@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Literal
 
 from surogate_core.errors import SurogateError, described
@@ -23,7 +24,7 @@ class Check:
 
     function  (definition, bench) -> remarks, or None. Raises AssertionError, or an error of Surogate, if the claim does
               not hold, and NotApplicable.
-    remedy    what to do if it does not hold
+    remedy    what to do if what the function asserts does not hold; not shown for other errors, which say it themselves
     """
 
     kinds: tuple[str, ...]
@@ -34,6 +35,9 @@ class Check:
     def sentence(self) -> str:
         return self.function.__name__.replace("_", " ")
 
+
+OWN = ("surogate_conformance.", "surogate_core.testing.")
+"""Where assertions are those of a check. Others are of the plugin or of a library."""
 
 CHECKS: list[Check] = []
 """Every check, in the order in which they run."""
@@ -63,7 +67,7 @@ class Result:
     def __str__(self) -> str:
         line = f"{self.what}: {self.sentence}"
         if self.state == "failed":
-            return f"{line}: {self.reason}. {self.remedy}"
+            return f"{line}: {self.reason}. {self.remedy}".rstrip()
         return f"{line}: {self.reason}" if self.reason else line
 
 
@@ -88,25 +92,29 @@ class Case:
             warnings = self.check.function(self.definition, self.bench) or []
         except NotApplicable as why:
             return Result(self.what, self.check.sentence, "not applicable", str(why))
-        except (AssertionError, SurogateError) as error:
-            return self._failed(" ".join(str(error).split()))
+        except SurogateError as error:
+            return self._failed(" ".join(str(error).split()), "")
         except (Exception, SystemExit) as error:
+            raised = _innermost(error)
+            if isinstance(error, AssertionError) and raised.tb_frame.f_globals["__name__"].startswith(OWN):
+                return self._failed(" ".join(str(error).split()), self.check.remedy)
             if os.environ.get("SUROGATE_TRACEBACK", "0") not in ("", "0"):
                 traceback.print_exception(error)
-            return self._failed(f"{described(error)} ({_place(error)})")
+            return self._failed(f"{described(error)} ({raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})", "")
         return Result(self.what, self.check.sentence, "passed", warnings=warnings)
 
-    def _failed(self, reason: str) -> Result:
+    def _failed(self, reason: str, remedy: str) -> Result:
         reason = reason or "the check failed without a message"
-        return Result(self.what, self.check.sentence, "failed", reason.rstrip("."), self.check.remedy)
+        return Result(self.what, self.check.sentence, "failed", reason.rstrip("."), remedy)
 
 
-def _place(error: BaseException) -> str:
-    """Return the innermost file and line of a traceback."""
+def _innermost(error: BaseException) -> TracebackType:
+    """Return the innermost part of a traceback, where the error was raised."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    assert trace is not None
+    while trace.tb_next is not None:
         trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "no traceback"
+    return trace
 
 
 def variants(bench: Any, definition: Any, default: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

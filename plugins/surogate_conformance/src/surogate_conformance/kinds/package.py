@@ -42,8 +42,14 @@ def nothing_that_it_provides_is_provided_twice(subject: Subject, bench: Bench) -
     assert not clashes, "; ".join(clashes)
 
 
-@proves("package", remedy="Provide that op, or correct KernelDef.op.")
+def _needs_its_plugins(subject: Subject) -> None:
+    if broken(subject):
+        raise NotApplicable("its plugins do not load")
+
+
+@proves("package", remedy="Provide that op, or correct KernelDef.op; return definitions from hooks.")
 def nothing_that_it_provides_is_left_over(subject: Subject, bench: Bench) -> None:
+    _needs_its_plugins(subject)
     names = {plugin.name for plugin in subject.plugins}
     ops = subject.registry.ops
     idle = sorted({i.name for i in subject.provided if i.kind == "kernel" and i.name not in ops})
@@ -56,6 +62,7 @@ def nothing_that_it_provides_is_left_over(subject: Subject, bench: Bench) -> Non
     remedy="Import it in the functions that need it: a reference is named as text, other functions import inside.",
 )
 def its_module_imports_nothing_that_is_slow(subject: Subject, bench: Bench) -> None:
+    _needs_its_plugins(subject)
     modules = [plugin.module for plugin in subject.plugins]
     code = (
         f"import importlib, sys; sys.path[:0] = {sys.path!r}\n"
