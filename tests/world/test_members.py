@@ -46,7 +46,7 @@ def places(worlds: Sequence[World | str]) -> list[tuple[int, Sequence[int], Sequ
 
 
 def test_ranks_follow_the_processes_on_all_machines() -> None:
-    members = [member(i, 3, machine="ab"[i % 2], devices=[0, 1], uuids=[f"{i}.0", f"{i}.1"]) for i in range(3)]
+    members = [member(i, 3, machine="ab"[i % 2], devices=range(2), uuids=[f"{i}.0", f"{i}.1"]) for i in range(3)]
     worlds = met(*members)
     assert places(worlds) == [(6, [0, 1], [0, 1], 2), (6, [2, 3], [0, 1], 2), (6, [4, 5], [0, 1], 2)]
     assert {(w.processes, w.started_by) for w in worlds if isinstance(w, World)} == {(3, "by hand")}

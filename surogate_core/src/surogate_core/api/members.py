@@ -63,7 +63,7 @@ def _meet(store: Store, me: Member, seconds: float) -> list[Member]:
     deadline = time.monotonic() + seconds
     if store.add(f"join/{me.process}/count", 1) > 1:
         raise _refusal(store, f"{_member(store, me.process, deadline)} and {me} have the same index")
-    store.set(f"join/{me.process}", json.dumps(asdict(me)).encode())
+    store.set(f"join/{me.process}", json.dumps(asdict(me), default=list).encode())
     try:
         first = _member(store, 0, deadline)
         if first.processes != me.processes:
