@@ -153,13 +153,20 @@ def test_a_loss_makes_columns_of_its_own_of_several_numbers_per_token(tmp_path: 
             replace(asked, prepare=lambda context, result=result: result).complete(dataset, **of_run)
 
 
+def changed(document: Encoded, **columns: Any) -> Encoded:
+    return replace(document, columns={**document.columns, **columns})
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
         (lambda pair: pair[:1], "1 documents; its group is 2"),
         (lambda pair: [pair[0], replace(pair[1], trained=[False] * len(pair[1].tokens))], "a document without"),
-        (lambda pair: [replace(pair[0], columns={}), pair[1]], "the columns none; its tokens take"),
-        (lambda pair: [replace(pair[0], columns={**pair[0].columns, "score": float("nan")}), pair[1]], "not finite"),
+        (lambda pair: [replace(pair[0], columns={}), pair[1]], "no [a-z]+, which DatasetFormatDef.columns declares"),
+        (lambda pair: [changed(pair[0], more=1), pair[1]], "more, which DatasetFormatDef.columns does not declare"),
+        (lambda pair: [changed(pair[0], score=[1, 2]), pair[1]], "2 numbers of score for a document"),
+        (lambda pair: [changed(pair[0], weight=[1, 2]), pair[1]], r"2 numbers of weight for \d+ tokens"),
+        (lambda pair: [changed(pair[0], score=float("nan")), pair[1]], "not finite"),
     ],
 )  # fmt: skip
 def test_a_type_that_returns_other_than_it_declares_is_named(

@@ -37,10 +37,17 @@ def arrays_of(
         raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
     if format_def.group_size > 1 and not mask[1:].any():
         raise _wrong_result(row, format_def, "a document without a trained token after its first in a group")
-    sizes = {column.name: ids.shape if column.per == "token" else (1,) for column in format_def.columns}
-    if {name: values.shape for name, values in columns.items()} != sizes:
-        found = ", ".join(f"{list(values.shape)} of {name}" for name, values in columns.items()) or "none"
-        raise _wrong_result(row, format_def, f"the columns {found}; its tokens take {sizes}")
+    counts = {column.name: (ids.size, f"{ids.size} tokens") for column in format_def.columns}
+    counts |= {column.name: (1, "a document") for column in format_def.columns if column.per == "document"}
+    for name in {**columns, **counts}:
+        if name not in counts:
+            raise _wrong_result(row, format_def, f"{name}, which DatasetFormatDef.columns does not declare")
+        if name not in columns:
+            raise _wrong_result(row, format_def, f"no {name}, which DatasetFormatDef.columns declares")
+        count, of = counts[name]
+        if columns[name].shape != (count,):
+            shape = " x ".join(map(str, columns[name].shape))
+            raise _wrong_result(row, format_def, f"{shape} numbers of {name} for {of}")
     if not all(np.isfinite(values).all() for values in columns.values()):
         raise _wrong_result(row, format_def, "a number in a column that is not finite")
     return ids, mask, columns

@@ -92,9 +92,7 @@ def it_reads_the_columns_that_it_names(definition: DatasetFormatDef, bench: Benc
     assert not unnamed, f"encode reads {', '.join(unnamed)}, which fields does not name"
 
 
-@proves(
-    "format", remedy="A run names the row that it cannot read. Examples of rows may have 64 tokens, which are bytes."
-)
+@proves("format", remedy="Give rows as examples that make up two steps.")
 def a_run_trains_on_it(definition: DatasetFormatDef, bench: Bench) -> None:
     if definition.group_size > 1:
         raise NotApplicable(f"only losses of groups of {definition.group_size} documents train on it")
