@@ -48,6 +48,13 @@ def lowering(make):
 
 """
 
+EPS = """
+def lowered(p):
+    ops = (o.changed(attrs={**o.attrs, "eps": 0.5}) if "eps" in o.attrs else o for o in p.ops)
+    return dataclasses.replace(p, ops=tuple(ops))
+
+"""
+
 UPDATE = """
 def updating(make):
     def update(context):
@@ -374,15 +381,19 @@ FAULTS = [
     ),
     Fault(
         "norms with another eps",
-        LOWER + "def lowered(p):\n"
-        "    ops = (o.changed(attrs={**o.attrs, 'eps': 0.5}) if 'eps' in o.attrs else o for o in p.ops)\n"
-        "    return dataclasses.replace(p, ops=tuple(ops))\n"
-        "def lower(f, c):\n"
+        EPS + "def lower(f, c):\n"
         "    return dataclasses.replace(f, micro=lowered(f.micro), evaluate=lowered(f.evaluate))\n"
         "change('RECIPE', lower=lower)",
         "recipe",
         "it computes what transformers computes",
         "is wrong",
+    ),
+    Fault(
+        "an evaluation that is not lowered",
+        EPS + "change('RECIPE', lower=lambda f, c: dataclasses.replace(f, micro=lowered(f.micro)))",
+        "recipe",
+        "an evaluation computes the loss of a micro step",
+        "an evaluation gives .* for rows of which a micro-step gives",
     ),
     # ---- losses
     Fault(
