@@ -18,6 +18,7 @@ class Fault(NamedTuple):
 LOADS, FALLS = "its plugins load", "it trains and the loss falls"
 DIVIDES = "ranks that divide its states have the bits of ranks that do not"
 SKIPS, RESUMES = "a step that is skipped changes nothing", "a resumed run has the bits of an uninterrupted one"
+DERIVED = "no checkpoint has what derive writes"
 SCALED = "metrics are multiples of the scale of their unit"
 DTYPE = "its states have the dtype that a run asks for or it is refused"
 REFERENCE = "its reference has the shapes and attributes that it declares and no side effects"
@@ -395,6 +396,20 @@ FAULTS = [
         "an evaluation computes the loss of a micro step",
         "an evaluation gives .* for rows of which a micro-step gives",
     ),
+    Fault(
+        "a state of derive that checkpoints hold",
+        "def lower(f, c):\n"
+        "    b, param = c.builder, next(iter(c.params))\n"
+        "    copy = b.state('acme.copy', param.shape, 'bf16', None)\n"
+        "    with b.record('derive') as ops:\n"
+        "        b.emit('cast', param, outs=[copy], dtype='bf16')\n"
+        "    again = [o.changed() for o in ops]\n"
+        "    return f.appending(ops, again)\n"
+        "change('RECIPE', lower=lower)",
+        "recipe",
+        DERIVED,
+        "derive writes acme.copy, which is not declared `derived`",
+    ),
     # ---- losses
     Fault(
         "a metric without its scale",
@@ -594,6 +609,18 @@ FAULTS = [
         "weight format",
         "an adapter trains on it and resumes to the bit",
         "failed in quantize: .*should have shape",
+    ),
+    Fault(
+        "a stored weight that checkpoints hold",
+        "def kept(context):\n"
+        "    b, matrix = context.builder, context.param.param\n"
+        "    codes = b.state(f'{matrix.name}.codes', matrix.shape, 'uint8', None)\n"
+        "    scale = b.state(f'{matrix.name}.scale', (matrix.shape[0], 1), 'fp32', None)\n"
+        "    return b.emit('acme_int8', matrix, outs=[codes, scale])\n"
+        "change('WEIGHT_FORMAT', quantize=kept)",
+        "weight format",
+        DERIVED,
+        "derive writes .*codes.*, which is not declared `derived`",
     ),
     Fault(
         "a checkpoint is read otherwise than written",

@@ -12,7 +12,7 @@ from surogate_core.machine.devices import DEVICES
 
 from ..bench import Bench, adapter_of, differing, shown
 from ..check import NotApplicable, proves, variants
-from .training import check_falls, check_recomputes, check_resumes, check_skips
+from .training import check_derived, check_falls, check_recomputes, check_resumes, check_skips
 
 BOTH = ("recipe", "lowering")
 SAME = 1e-5
@@ -86,6 +86,12 @@ def an_evaluation_changes_nothing(definition: Any, bench: Bench) -> None:
         assert not wrong, f"an evaluation changes {shown(wrong)}"
         (again, *_) = steps.worker.evaluate(steps.batch)
         assert again == loss, f"a second evaluation of the same rows gives {again!r} after {loss!r}"
+
+
+@proves(*BOTH, remedy="Declare states that `derive` writes with derived=True: every start, resumed or not, makes them.")
+def no_checkpoint_has_what_derive_writes(definition: Any, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        check_derived(bench.steps(**keys))
 
 
 @proves(*BOTH, remedy="Lower Programs.evaluate as the forward pass of Programs.micro.")

@@ -85,6 +85,14 @@ def _check_close(steps: Steps, ours: Sequence[Any], expected: Sequence[Any], whe
     assert not wrong, f"{shown(wrong)} {when}"
 
 
+def check_derived(steps: Steps) -> None:
+    """Assert that the states which `derive` writes are in no checkpoint."""
+    programs = (steps.assembly.only("derive"), *(staged.program for staged in steps.assembly.staging))
+    written = {v.name for program in programs for op in program.ops for v in op.written if v.role == "state"}
+    wrong = [v.name for v in steps.assembly.allocated if v.name in written and not v.derived]
+    assert not wrong, f"derive writes {shown(wrong)}, which is not declared `derived`"
+
+
 def check_recomputes(bench: Bench, keys: Keys, *, each: bool = True) -> None:
     """Assert that recomputation gives the same bits: by each of its keys, and of everything."""
     parts = ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", *(["lora"] if "adapter" in keys else []))

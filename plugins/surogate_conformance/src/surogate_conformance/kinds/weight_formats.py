@@ -18,7 +18,7 @@ from surogate_core.machine.devices import DEVICES
 
 from ..bench import Bench, adapter_of, quiet
 from ..check import NotApplicable, proves, variants
-from .training import check_falls, check_resumes
+from .training import check_derived, check_falls, check_resumes
 
 DECIBELS_A_BIT = 3.5
 """Least signal-to-noise ratio of normally distributed weights for each bit of a weight. Published formats with 2 to 8
@@ -114,6 +114,14 @@ def an_adapter_trains_on_it_and_resumes_to_the_bit(definition: WeightFormatDef, 
     for keys in _runs(definition, bench):
         check_falls(bench, keys)
         check_resumes(bench, keys)
+
+
+@proves(
+    "weight format", remedy="Declare the states that hold a weight with derived=True: the base has it in its files."
+)
+def no_checkpoint_has_what_derive_writes(definition: WeightFormatDef, bench: Bench) -> None:
+    for keys in _runs(definition, bench):
+        check_derived(bench.steps(**keys))
 
 
 @proves("weight format", remedy="CheckpointForm.load must return what save was given; parts must name every tensor.")
