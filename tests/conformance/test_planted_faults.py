@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance.planted_faults import FALLS, FAULTS, ROWS, Fault
+from conformance.planted_faults import DERIVATIVE, FALLS, FAULTS, MEASURING, ROWS, Fault
 from torch import Tensor
 
 from surogate_conformance import bench_folder
@@ -78,6 +78,19 @@ def test_what_to_do_is_said_where_the_check_found_the_fault(
     """Other errors say it themselves, and the remedy of the check would mislead."""
     failed = next(result for result in results(tmp_path, source, sentence) if result.state == "failed")
     assert failed.remedy.startswith(remedy) and bool(failed.remedy) == bool(remedy), str(failed)
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        ("op acme_sgd", "no forward pass has it, so nothing differentiates it"),
+        ("op acme_total", "it has no rule; autograd differentiates its reference"),
+    ],
+)
+def test_it_is_said_why_a_backward_rule_is_not_compared(op: str, reason: str, tmp_path: Path) -> None:
+    source = MEASURING + "measuring(lambda b, batch: batch.loss_scale)"
+    (found,) = (r for r in results(tmp_path, source, DERIVATIVE) if r.what == op)
+    assert (found.state, found.reason) == ("not applicable", reason)
 
 
 def test_nothing_is_said_of_plugins_that_do_not_load(tmp_path: Path) -> None:
