@@ -160,6 +160,9 @@ def test_the_card_of_an_adapter_names_the_base_and_the_data_on_the_hub(here: Wor
         assert line in card.text
     assert "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 32" in card.text
     assert str(here.root) not in model_card(opened, plan, "ada/m", progress, {})
+    adapter, options = opened.adapter
+    nameless = replace(opened, adapter=(replace(adapter, commands=lambda folder, base, options: []), options))
+    assert "## Use" in card.text and "## Use" not in model_card(nameless, plan, "ada/m", progress, {})
 
 
 def test_a_card_written_by_the_user_is_kept(here: Workplace) -> None:

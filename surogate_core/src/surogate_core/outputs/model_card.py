@@ -75,13 +75,14 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
     )
     shown = base or Path(config.model).name  # a local path is private
     commands = adapter_commands(run, Path(name), shown) if chosen else model_commands(name, run.model.loaded_by)
+    commands = commands if known else ()
     parts = [
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
         f"# {name.rpartition('/')[2]}",
         _what(run, plan, None if config.from_scratch else shown),
         _table("Results", _results(progress)),
         _table("Hyperparameters", _hyperparameters(run, plan)),
-        *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if known else []),
+        *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if commands else []),
         "## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()),
     ]
     return "\n\n".join(parts) + "\n"
