@@ -25,8 +25,8 @@ def test_a_failing_diagnosis_is_a_finding(install: Install) -> None:
     system = SystemInfo(python="3.11", platform="x", cpu_count=1, memory_bytes=2**34)
     findings = [finding for plugin, finding in load_registry().diagnose(system) if plugin.name == "doc"]
     assert [finding.level for finding in findings] == ["error"]
-    assert findings[0].message == (
-        "plugin acme-doc 1.0 failed in surogate_diagnose(): ZeroDivisionError: division by zero"
+    assert findings[0].message.startswith(
+        "plugin acme-doc 1.0 failed in surogate_diagnose(): ZeroDivisionError: division by zero ("
     )
 
 

@@ -210,14 +210,14 @@ def test_every_package_that_is_suggested_is_one_of_this_repository() -> None:
     assert {*DISTRIBUTIONS.values(), *PACKAGES.values()} <= ours
 
 
-def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install) -> None:
-    install("surogate-recipe-nvfp4", "9.9", "nvfp4", "raise OSError('libcublasLt.so.13: not found')")
+def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install, tmp_path: Path) -> None:
+    install("surogate-recipe-nvfp4", "9.9", "nvfp4", head="", source="raise OSError('libcublasLt.so.13: not found')")
     with pytest.raises(PluginError) as missing:
         load_registry().recipe("nvfp4")
     assert str(missing.value) == (
         "recipe: nvfp4 — no installed plugin provides it. Installed: bf16, fp8-hybrid. Installed but not loaded: "
         "nvfp4 of surogate-recipe-nvfp4 9.9 (broken: import of surogate_recipe_nvfp4_nvfp4 failed: "
-        "OSError: libcublasLt.so.13: not found)."
+        f"OSError: libcublasLt.so.13: not found ({tmp_path.name}/surogate_recipe_nvfp4_nvfp4.py:1))."
     )
 
 

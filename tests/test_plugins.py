@@ -75,16 +75,17 @@ def test_the_off_switch_can_only_switch_off() -> None:
         load_registry({"SUROGATE_PLUGINS": "-bf16,acme"})
 
 
-def test_a_broken_plugin_keeps_its_exception_and_does_not_affect_others(install: Install) -> None:
+def test_a_broken_plugin_keeps_its_exception_and_does_not_affect_others(install: Install, tmp_path: Path) -> None:
     install("acme-bad", "0.3", "bad", "import no_such_module")
     install("acme-optim", "1.2", "zebra", "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('acme_sgd')]")
     registry = load_registry()
     bad = outcome(registry, "bad")
     assert bad.state is State.BROKEN
     assert isinstance(bad.error, ModuleNotFoundError)
+    line = len(DEFINITIONS.splitlines()) + 1
     assert registry.notices == (
         "plugin 'bad' of acme-bad 0.3 is not loaded: import of acme_bad_bad failed: "
-        "ModuleNotFoundError: No module named 'no_such_module'",
+        f"ModuleNotFoundError: No module named 'no_such_module' ({tmp_path.name}/acme_bad_bad.py:{line})",
     )
     assert registry.optimizer("acme_sgd")
 
@@ -200,7 +201,7 @@ def test_every_hook_has_a_version_and_every_later_one_says_what_changed() -> Non
         ("@hookimpl\ndef surogate_optimizers(extra):\n    return []", "failed in registration: "),
         (
             "@hookimpl\ndef surogate_optimizers():\n    return {}['key']",
-            "failed in surogate_optimizers(): KeyError: 'key'",
+            "failed in surogate_optimizers(): KeyError: 'key' ({folder}/surogate_recipe_x_x.py:{last})",
         ),
         (
             "@hookimpl\ndef surogate_optimizers():\n    pass",
@@ -212,7 +213,9 @@ def test_every_hook_has_a_version_and_every_later_one_says_what_changed() -> Non
         ),
     ],
 )
-def test_a_wrong_hook_names_plugin_version_and_hook(install: Install, source: str, reason: str) -> None:
+def test_a_wrong_hook_names_plugin_version_and_hook(install: Install, tmp_path: Path, source: str, reason: str) -> None:
+    last = len(DEFINITIONS.splitlines()) + len(source.splitlines())
+    reason = reason.replace("{folder}", tmp_path.name).replace("{last}", str(last))
     install("surogate-recipe-x", "0.2", "x", source)
     registry = load_registry()
     assert outcome(registry, "x").state is State.BROKEN

@@ -32,24 +32,20 @@ class Origin:
 
         For an exception, the line ends with the innermost file and line of the plugin in its traceback.
         """
-        what = cause if isinstance(cause, str) else self._described(cause)
+        what = cause if isinstance(cause, str) else described_in(cause, self.module)
         return PluginError(f"{self} failed in {function}: {what}")
 
-    def _described(self, error: BaseException) -> str:
-        text, place = described(error), self._place(error)
-        return f"{text} ({place})" if place and place not in text else text
 
-    def _place(self, error: BaseException) -> str:
-        """Return the innermost file and line of the plugin in the traceback, "" if there is none."""
-        package = self.module.partition(".")[0]
-        place, trace = "", error.__traceback__
-        while trace is not None:
-            name = trace.tb_frame.f_globals.get("__name__", "")
-            if package and name.partition(".")[0] == package:
-                path = Path(trace.tb_frame.f_code.co_filename)
-                place = f"{path.parent.name}/{path.name}:{trace.tb_lineno}"
-            trace = trace.tb_next
-        return place
+def described_in(error: BaseException, module: str) -> str:
+    """Return what `described` does, and the innermost file and line of the module's package in the traceback."""
+    text, place, trace = described(error), "", error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if module and name.partition(".")[0] == module.partition(".")[0]:
+            path = Path(trace.tb_frame.f_code.co_filename)
+            place = f"{path.parent.name}/{path.name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{text} ({place})" if place and place not in text else text
 
 
 EMITTING: Final[ContextVar[Origin | None]] = ContextVar("EMITTING", default=None)

@@ -29,6 +29,7 @@ from ..api import Finding, SystemInfo
 from ..config.errors import nearest
 from ..errors import PluginError, described
 from .definition_check import faults
+from ..origin import described_in
 from .files import import_file, place_of, plugin_of
 from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
@@ -141,7 +142,7 @@ class _Loader:
             hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
             if isinstance(error, ImportError) and (error.name or "").startswith("surogate_core"):
                 hint = f". {PAGE} says what changed in {CORE}"
-            reason = f"import of {plugin.module} failed: {described(error)}{hint}"
+            reason = f"import of {plugin.module} failed: {described_in(error, plugin.module)}{hint}"
             if plugin.file:
                 reason = f"import failed: {described(error)} ({place_of(error, plugin.file)}){hint}"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
@@ -201,7 +202,7 @@ class _Loader:
                 answer = implementation.function(*(arguments[name] for name in implementation.argnames))
                 return list(answer)
             except (Exception, SystemExit) as error:
-                raise _failure(plugin, f"{hook}()", described(error)) from error
+                raise _failure(plugin, f"{hook}()", described_in(error, plugin.module)) from error
         return []
 
     def diagnose(self, system: SystemInfo) -> list[tuple[Plugin, Finding]]:
