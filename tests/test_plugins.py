@@ -155,9 +155,16 @@ def test_a_plugin_for_another_version_of_a_hook_says_what_changed_and_what_to_do
 
 
 @pytest.mark.parametrize("source", ["from surogate_core.api import API", "import surogate_core.world.members"])
-def test_a_plugin_that_imports_what_has_gone_from_core_is_told_the_page(install: Install, source: str) -> None:
+def test_a_plugin_that_imports_what_has_gone_from_core_is_told_the_page_that_names_it(
+    install: Install, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     install("acme-old", "0.9", "old", source, head="")
-    assert outcome(load_registry(), "old").reason.endswith(f". {PAGE} says what changed in surogate-core")
+    told = f". {PAGE} says what changed in surogate-core"
+    assert told not in outcome(load_registry(), "old").reason, "the page has no change"
+    changes = {2: "API is gone, and surogate_core.world.members is surogate_core.api.members"}
+    monkeypatch.setitem(versions.SERVED, "ops", versions.Served(1, 2, changes))
+    install("acme-older", "0.9", "older", source, head="")
+    assert outcome(load_registry(), "older").reason.endswith(f"acme_older_older.py:1){told}")
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,8 +29,8 @@ from .. import __version__
 from ..api import Finding, SystemInfo
 from ..config.errors import nearest
 from ..errors import PluginError, described
-from .definition_check import faults
 from ..origin import described_in
+from .definition_check import faults
 from .files import import_file, place_of, plugin_of
 from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
@@ -140,7 +141,8 @@ class _Loader:
             module = import_file(plugin) if plugin.file else importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
             hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
-            if isinstance(error, ImportError) and (error.name or "").startswith("surogate_core"):
+            missing = re.search(r"'([\w.]+)'", str(error)) if isinstance(error, ImportError) else None
+            if missing and any(missing[1] in text for served in SERVED.values() for text in served.changes.values()):
                 hint = f". {PAGE} says what changed in {CORE}"
             reason = f"import of {plugin.module} failed: {described_in(error, plugin.module)}{hint}"
             if plugin.file:
