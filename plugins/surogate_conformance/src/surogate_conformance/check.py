@@ -37,7 +37,7 @@ class Check:
 
 
 OWN = ("surogate_conformance.", "surogate_core.testing.")
-"""Where assertions are those of a check. Others are of the plugin or of a library."""
+"""Modules whose assertions are those of a check. Others are of the plugin or of a library."""
 
 CHECKS: list[Check] = []
 """Every check, in the order in which they run."""
