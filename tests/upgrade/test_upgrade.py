@@ -10,6 +10,8 @@ import pytest
 from upgrade.runs import HALF, HERE, RUNS, STEP, losses, write
 
 from surogate_core import __version__, run
+from surogate_core.api import ConfigError
+from surogate_core.data import tokenize
 
 VERSIONS = sorted(path.name for path in HERE.glob("[0-9]*"))
 SAVED = [(version, name) for version in VERSIONS for name in RUNS if (HERE / version / name).is_dir()]
@@ -25,6 +27,27 @@ def test_a_run_that_a_version_saved_goes_on_as_it_would_have_there(version: str,
     there = json.loads((saved / name / "losses.json").read_text())
     # Rounding differs from processor to processor; the losses of two steps differ by 1e-3 and more.
     assert losses(tmp_path / "out") == pytest.approx(there[HALF:], rel=1e-4), notices
+
+
+@pytest.mark.parametrize("change", ["code", "tokens"])
+def test_a_run_goes_on_with_equal_tokens_whatever_code_made_them(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = HERE / __version__ / "full"
+    config = write(tmp_path, "full", saved / STEP)
+    shutil.copytree(saved / STEP, tmp_path / "out" / STEP)
+    loaded = run.load(config, ["resume_from_checkpoint=true"])
+    if change == "code":
+        monkeypatch.setattr(tokenize, "_code_hash", lambda function: "that of another version")
+        run.train(loaded, lambda line: None)
+        assert losses(tmp_path / "out") == pytest.approx(
+            json.loads((saved / "losses.json").read_text())[HALF:], rel=1e-4
+        )
+        return
+    data = tmp_path / "texts.jsonl"
+    data.write_text(data.read_text().replace("and 3 make", "and 4 make", 1))
+    with pytest.raises(ConfigError, match="was saved with training data: "):
+        run.train(loaded, lambda line: None)
 
 
 def test_a_version_has_every_run() -> None:

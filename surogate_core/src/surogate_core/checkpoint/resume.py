@@ -61,8 +61,11 @@ _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EX
 WEIGHTS, FILES, FROZEN = "base weights", "base files", "frozen weights"
 """Facts of an adapter's base: a hash of its weights, the form of its files, and the form that the run holds."""
 
-_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, f"config.json {QUANTIZATION}"))
-"""Facts that may differ: those of the base are compared apart, and older checkpoints have the last one."""
+DATA, CONTENT = "training data", "hash of its tokens"
+"""Facts of the data: how much there is, with the names of its caches, and what these hold."""
+
+_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, CONTENT, f"config.json {QUANTIZATION}"))
+"""Facts that may differ: those of base and data are compared apart, and older checkpoints have the last one."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,17 @@ from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
 from .progress import Progress
-from .resume import ROWS, TOTAL_STEPS, Resumed, another_form, differences, refuse_another_run, saved_settings
+from .resume import (
+    CONTENT,
+    DATA,
+    ROWS,
+    TOTAL_STEPS,
+    Resumed,
+    another_form,
+    differences,
+    refuse_another_run,
+    saved_settings,
+)
 from .states import check_state, kept_values, load_state, write_state
 from .tensor_file import Stored
 
@@ -143,9 +153,12 @@ class SavedRun:
 
     def check(self, resumed: Resumed) -> list[str]:
         """Raise ConfigError unless the checkpoint is of this run. Return lines for the user about other differences."""
-        saved_total = resumed.manifest.facts.get(TOTAL_STEPS)
-        extended = self.facts[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total)
-        common = {**self.facts, TOTAL_STEPS: saved_total} if extended else self.facts
+        saved = resumed.manifest.facts
+        saved_total, common = saved.get(TOTAL_STEPS), dict(self.facts)
+        if common[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total):
+            common[TOTAL_STEPS] = saved_total
+        if saved.get(CONTENT) == common[CONTENT]:  # caches have other names where the code that wrote them has changed
+            common[DATA] = saved.get(DATA)
         inputs, defaults = self.plan.inputs, option_defaults(self.run, self.plan)
         refuse_another_run(resumed, common, defaults, self.run.loaded.source, inputs.world_size, inputs.batch_size)
         config = resolved(self.run.loaded)
@@ -247,7 +260,8 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "sequence_len": config.sequence_len,
         "train_seed": config.train_seed,
         TOTAL_STEPS: total_steps,
-        "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {identity(loader.rows)}",
+        DATA: f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {identity(loader.rows)}",
+        CONTENT: _content(loader.rows),
     }
 
 
@@ -263,8 +277,24 @@ def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
 def identity(rows: PackedRows) -> str:
     """Return a hash of which tokens of which dataset lie in which row."""
     digest = xxh3_128()
-    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of its content
+    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of what decides its content
         digest.update(f"{dataset.path.name if dataset.path else ''} {dataset.n_tokens}\n".encode())
+    for part in (rows.start, rows.stop, rows.row_offsets):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()[:16]
+
+
+def _content(rows: PackedRows) -> str:
+    """Return a hash of the tokens of each document, of labels, and of the columns of dataset types, in their rows.
+
+    Columns that a loss makes have facts of their own.
+    """
+    digest = xxh3_128()
+    for dataset in rows.corpus.datasets:
+        columns = [] if dataset.facts else [dataset.columns[name] for name in sorted(dataset.columns)]
+        documents = dataset.hashes if len(dataset.hashes) else dataset.tokens
+        for part in (documents, dataset.offsets, dataset.mask, *columns):
+            digest.update(np.ascontiguousarray(part).data)
     for part in (rows.start, rows.stop, rows.row_offsets):
         digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()[:16]

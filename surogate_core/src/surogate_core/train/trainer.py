@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..api import Comm, Report
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.progress import Progress
-from ..checkpoint.resume import FOLDERS, Resumed
+from ..checkpoint.resume import DATA, FOLDERS, Resumed
 from ..config.load import resolved
 from ..data.checks import bits_per_byte
 from ..data.loader import MicroBatch, eval_batches
@@ -133,7 +133,7 @@ def _load_data(
         notice(line)
     mark("data")
     saved_run = _saved_run(run, plan, steps)
-    processes.compare("data", {"training data": saved_run.facts["training data"], "steps": str(steps.total)})
+    processes.compare("data", {DATA: saved_run.facts[DATA], "steps": str(steps.total)})
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
