@@ -127,8 +127,8 @@ def _declare_groups(programs: Programs, context: LowerContext[Fp8Options], quant
     Not every GPU multiplies these in FP8. A checkpoint of one that does is resumed on one that does not, and the other
     way around, so both have the same states.
     """
-    plain, every = (_weights(programs, context, context.options, groups=groups) for groups in (False, True))
-    if plain.params != every.params:
+    if any(context.builder.ops[op.kind].group_ends is not None for op in programs.evaluate.ops):
+        every = _weights(programs, context, context.options, groups=True)
         for operand in product_operands(programs.micro, context.builder, every).values():
             quantizers.of(operand)
 
