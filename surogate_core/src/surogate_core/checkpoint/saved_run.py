@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_128
 
@@ -276,12 +277,8 @@ def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
 
 def identity(rows: PackedRows) -> str:
     """Return a hash of which tokens of which dataset lie in which row."""
-    digest = xxh3_128()
-    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of what decides its content
-        digest.update(f"{dataset.path.name if dataset.path else ''} {dataset.n_tokens}\n".encode())
-    for part in (rows.start, rows.stop, rows.row_offsets):
-        digest.update(np.ascontiguousarray(part).data)
-    return digest.hexdigest()[:16]
+    sets = rows.corpus.datasets  # a cache directory is named after the hash of what decides its content
+    return _hash((f"{each.path.name if each.path else ''} {each.n_tokens}\n".encode() for each in sets), rows)
 
 
 def _content(rows: PackedRows) -> str:
@@ -289,12 +286,17 @@ def _content(rows: PackedRows) -> str:
 
     Columns that a loss makes have facts of their own.
     """
-    digest = xxh3_128()
+    parts: list[npt.NDArray[Any]] = []
     for dataset in rows.corpus.datasets:
         columns = [] if dataset.facts else [dataset.columns[name] for name in sorted(dataset.columns)]
         documents = dataset.hashes if len(dataset.hashes) else dataset.tokens
-        for part in (documents, dataset.offsets, dataset.mask, *columns):
-            digest.update(np.ascontiguousarray(part).data)
-    for part in (rows.start, rows.stop, rows.row_offsets):
-        digest.update(np.ascontiguousarray(part).data)
+        parts += [documents, dataset.offsets, dataset.mask, *columns]
+    return _hash((np.ascontiguousarray(part).data for part in parts), rows)
+
+
+def _hash(parts: Iterable[bytes | memoryview], rows: PackedRows) -> str:
+    """Return a hash of `parts` and of where the rows are in them."""
+    digest = xxh3_128()
+    for part in (*parts, *(np.ascontiguousarray(part).data for part in (rows.start, rows.stop, rows.row_offsets))):
+        digest.update(part)
     return digest.hexdigest()[:16]
