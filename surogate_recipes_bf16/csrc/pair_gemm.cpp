@@ -3,6 +3,7 @@
 #include <string>
 
 #include "surogate/check.h"
+#include "surogate/sm90.h"
 
 namespace surogate {
 namespace {
@@ -28,13 +29,7 @@ PairGemm::PairGemm(const PairShape& shape, const PairBuffers& buffers) {
     check_pointer(buffers.a2, op_name, "a2", 16);
     check_pointer(buffers.b2, op_name, "b2", 16);
     check_pointer(buffers.d, op_name, "d", 16);
-    int device = 0, major = 0, minor = 0;
-    check_cuda(cudaGetDevice(&device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
-    if (major != 9 || minor != 0) {
-        throw std::runtime_error("pair_gemm: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
-    }
+    require_sm90(op_name);
 #ifdef SUROGATE_SM90A
     impl_ = make_pair_gemm(shape, buffers);
 #else

@@ -5,6 +5,7 @@
 
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "surogate/sm90.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -56,13 +57,7 @@ int64_t GroupedFp8::workspace_bytes(int64_t groups) {
 
 GroupedFp8::GroupedFp8(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
     check(shape, buffers);
-    int device = 0, major = 0, minor = 0;
-    check_cuda(cudaGetDevice(&device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
-    if (major != 9 || minor != 0) {
-        throw std::runtime_error("grouped_fp8: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
-    }
+    require_sm90(op_name);
 #ifdef SUROGATE_SM90A
     impl_ = make_grouped_fp8(shape, buffers);
 #else

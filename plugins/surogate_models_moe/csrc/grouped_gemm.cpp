@@ -4,6 +4,7 @@
 
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "surogate/sm90.h"
 #include "surogate/workspace.h"
 
 namespace surogate {
@@ -51,13 +52,7 @@ int64_t GroupedGemm::workspace_bytes(int64_t experts) {
 GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffers) {
     check_grouped(shape, buffers.a, buffers.b, buffers.ends, buffers.d);
     check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
-    int device = 0, major = 0, minor = 0;
-    check_cuda(cudaGetDevice(&device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
-    if (major != 9 || minor != 0) {
-        throw std::runtime_error("grouped_gemm: needs SM90, this GPU is SM" + std::to_string(10 * major + minor));
-    }
+    require_sm90(op_name);
 #ifdef SUROGATE_SM90A
     impl_ = make_grouped_gemm(shape, buffers);
 #else
