@@ -27,6 +27,7 @@ from timing import timed
 from surogate_core import run
 from surogate_core.api import Comm, World
 from surogate_core.config.load import load_config
+from surogate_core.config.yaml import apply_overrides
 from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.planning.run import Run, open_run
@@ -156,9 +157,8 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
         "sample_packing": arguments.documents > 1,
         "recompute": False,
     }
-    raw |= dict(item.split("=", 1) for item in arguments.set)
     registry = load_registry()
-    loaded = load_config(raw, registry=registry, source="benchmark")
+    loaded = load_config(apply_overrides(raw, arguments.set), registry=registry, source="benchmark")
     opened = open_run(loaded, registry)
     return opened, plan_run(opened, training_device(), arguments.gpus)
 
