@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from surogate_core.api import Op, Support, Target, Value
+from surogate_core.api import KernelDef, Op, Support, Target, Value
+from surogate_core.testing.binding import refusal
 from surogate_core.testing.devices import DEVICES
-from surogate_recipes_fp8.kernels.products import KERNELS, product
+from surogate_recipes_fp8.kernels import KERNELS
+from surogate_recipes_fp8.kernels.products import product
+from surogate_recipes_fp8.ops import OPS
 
 ADA, HOPPER, BLACKWELL, BLACKWELL_RTX = 89, 90, 100, 120
 
@@ -31,10 +34,14 @@ def linear(
     return Op("fp8_linear", tuple(ins), (d,), attrs, accumulate=frozenset({0} if accumulate else ()))
 
 
-def supported(op: Op, sm: int | None = HOPPER) -> Support:
+def kernel_of(op: Op) -> KernelDef:
     dtypes = tuple(v.dtype for v in (*op.ins, *op.outs))
     (kernel,) = [k for k in KERNELS if k.op == op.kind and k.dtypes == dtypes]
-    return kernel.supports(op, target(sm))
+    return kernel
+
+
+def supported(op: Op, sm: int | None = HOPPER) -> Support:
+    return kernel_of(op).supports(op, target(sm))
 
 
 @pytest.mark.parametrize("sm", [ADA, HOPPER, BLACKWELL, BLACKWELL_RTX])
@@ -45,9 +52,9 @@ def test_fp8_products_run_on_ada_and_later(sm: int) -> None:
 
 @pytest.mark.parametrize("sm", [None, 80, 86])
 def test_older_gpus_are_refused(sm: int | None) -> None:
-    assert supported(linear(16, 16, 16), sm).reason == (
-        f"FP8 products need a GPU of SM89 (Ada) or newer, not a GPU of SM{sm}"
-    )
+    op = linear(16, 16, 16)
+    (definition,) = (definition for definition in OPS if definition.kind == op.kind)
+    assert refusal(kernel_of(op), definition, op, target(sm)) == f"needs a GPU of SM89 or newer, not a GPU of SM{sm}"
 
 
 @pytest.mark.parametrize("layout", [{"trans_a": True}, {"trans_b": True}, {"trans_a": True, "trans_b": True}], ids=str)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from surogate_core.api import KernelDef
 
 from . import groups, norms, numerics, products, quantizers, scales
 
-KERNELS: tuple[KernelDef, ...] = (
-    *products.KERNELS,
-    *groups.KERNELS,
-    *quantizers.KERNELS,
-    *norms.KERNELS,
-    *scales.KERNELS,
-    *numerics.KERNELS,
+KERNELS: tuple[KernelDef, ...] = tuple(
+    replace(kernel, sm=89)  # the first that converts to FP8
+    for family in (products, groups, quantizers, norms, scales, numerics)
+    for kernel in family.KERNELS
 )

@@ -45,7 +45,7 @@ def _rmsnorm_supports(op: Op, target: Target) -> Support:
     checks = (
         supports_dtypes(op, n_ins, ("bf16",) * n_ins),
         supports_format(op, "e4m3"),
-        supports(op, target, op.ins[0], n_ins),
+        supports(op, op.ins[0], n_ins),
     )
     return _supports_columns(op, MAX_COLUMNS, next((check for check in checks if not check.ok), checks[-1]))
 
@@ -105,7 +105,7 @@ def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
         if not check.ok:
             return check
     adds_to_dw = _has_dw(op) and op.outs[_dw(op)].dtype == "fp32"
-    support = supports(op, target, op.ins[0], n_ins, accumulates=_dw(op) if adds_to_dw else -1)
+    support = supports(op, op.ins[0], n_ins, accumulates=_dw(op) if adds_to_dw else -1)
     return _supports_columns(op, MAX_COLUMNS_BWD, support)
 
 

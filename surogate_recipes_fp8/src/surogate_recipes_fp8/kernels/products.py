@@ -52,10 +52,8 @@ def _bias(op: Op) -> Value | None:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    sm, shape = target.device.sm or 0, product(op)
-    if sm < 89:
-        return Support(False, f"FP8 products need a GPU of SM89 (Ada) or newer, not {target.device.title}")
-    if (shape.trans_a or not shape.trans_b) and sm not in ANY_LAYOUT:
+    shape = product(op)
+    if (shape.trans_a or not shape.trans_b) and target.device.sm not in ANY_LAYOUT:
         return Support(False, f"{target.device.title} needs FP8 operands with the summed dimension contiguous")
     if op.accumulate and (len(op.ins) > 4 or op.outs[0].dtype != "fp32"):
         return Support(False, f"accumulates only into fp32 outputs without another addend, got {op.outs[0]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from surogate_core.api import DTYPES, Op, Support, Target, Value
+from surogate_core.api import DTYPES, Op, Support, Value
 
 from ..formats import LARGEST
 
@@ -77,14 +77,12 @@ def extent(value: Value) -> tuple[int, int]:
     return prod(value.shape[:-1]), value.shape[-1]
 
 
-def supports(op: Op, target: Target, value: Value, n_ins: int, *, accumulates: int = -1) -> Support:
-    """Support SM89 or newer, `value` of rows and columns that are multiples of 16, and FP8 by a known scaling.
+def supports(op: Op, value: Value, n_ins: int, *, accumulates: int = -1) -> Support:
+    """Support `value` of rows and columns that are multiples of 16, and FP8 by a known scaling.
 
     n_ins        number of inputs before scale and amax
     accumulates  index of the output that the kernel can add to; -1: none
     """
-    if (target.device.sm or 0) < 89:
-        return Support(False, f"needs a GPU of SM89 or newer, not {target.device.title}")
     if not value.shape or any(size % 16 for size in extent(value)):
         return Support(False, f"rows and columns must be multiples of 16, got {value!r}")
     if op.accumulate - {accumulates}:

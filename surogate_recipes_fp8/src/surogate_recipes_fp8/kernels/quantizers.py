@@ -42,7 +42,7 @@ def _quantize_supports(op: Op, target: Target) -> Support:
     if x.dtype != "bf16" and (x.dtype != "fp32" or sums):
         return Support(False, f"x must be bf16{'' if sums else ' or fp32'}, got {x!r}")
     at = 1 + bool(op.attrs.get("transposed"))
-    return supports(op, target, x, 1, accumulates=at if sums and op.outs[at].dtype == "fp32" else -1)
+    return supports(op, x, 1, accumulates=at if sums and op.outs[at].dtype == "fp32" else -1)
 
 
 def _quantize_workspace(op: Op, target: Target) -> int:
@@ -59,7 +59,7 @@ def _bind_gated(op: Op, ctx: BindContext) -> Call:
 
 
 def _gated_supports(op: Op, target: Target) -> Support:
-    checks = (supports_dtypes(op, 1, ("bf16",)), supports_format(op, "e4m3"), supports(op, target, op.outs[0], 1))
+    checks = (supports_dtypes(op, 1, ("bf16",)), supports_format(op, "e4m3"), supports(op, op.outs[0], 1))
     return next((check for check in checks if not check.ok), checks[-1])
 
 
@@ -94,7 +94,7 @@ def _gated_bwd_supports(op: Op, target: Target) -> Support:
         return Support(False, f"hidden must be e4m3, got {hidden!r}")
     n_ins = 3 if hidden else 2
     dtypes = supports_dtypes(op, n_ins, ("bf16", "bf16", "fp32")[:n_ins])
-    checks = (dtypes, supports_format(op, "e5m2"), supports(op, target, op.ins[0], n_ins))
+    checks = (dtypes, supports_format(op, "e5m2"), supports(op, op.ins[0], n_ins))
     return next((check for check in checks if not check.ok), checks[-1])
 
 
@@ -112,9 +112,7 @@ def _bind_amax(op: Op, ctx: BindContext) -> Call:
 
 
 def _plain_supports(op: Op, target: Target) -> Support:
-    """Support SM89 or newer, without accumulation, and a tensor of rows and columns that are multiples of 16."""
-    if (target.device.sm or 0) < 89:
-        return Support(False, f"needs a GPU of SM89 or newer, not {target.device.title}")
+    """Support a tensor of rows and columns that are multiples of 16, without accumulation."""
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     if not op.ins[0].shape or any(size % 16 for size in extent(op.ins[0])):
