@@ -83,7 +83,7 @@ def _differs() -> str:
         if key == ADAPTER_FLAG.key:
             return "true for `sft`, false for `pt`"
         known = key in TrainConfig.model_fields
-        return _default(TrainConfig.model_fields[key].default if known else NOT_YET[key].default)
+        return _default(TrainConfig.model_fields[key].default if known else NOT_YET[key].accepted[0])
 
     differs = read_table("original.toml")["differs"]
     rows = ((f"`{key}`", row["original"], today(key), row["why"]) for key, row in differs.items())
@@ -94,7 +94,7 @@ def _differs() -> str:
 
 
 def _decided(options: Iterable[type[BaseModel]]) -> str:
-    known, decided = {key: entry.default for key, entry in NOT_YET.items()}, read_table("original.toml")["decided"]
+    known, decided = {key: entry.accepted[0] for key, entry in NOT_YET.items()}, read_table("original.toml")["decided"]
     models: list[type[BaseModel]] = [TrainConfig, *options]
     for model in models:
         known |= {key: info.default for key, info in model.model_fields.items()}
@@ -107,7 +107,7 @@ def _decided(options: Iterable[type[BaseModel]]) -> str:
 
 def _not_yet() -> str:
     keys = (
-        (f"`{key}`", ", ".join(_default(value) for value in (e.default, *e.inert)), e.meaning, e.feature, e.instead)
+        (f"`{key}`", ", ".join(map(_default, e.accepted)), e.meaning, e.feature, e.instead)
         for key, e in NOT_YET.items()
     )
     names = ((f"`{name}`", kind, instead) for (kind, name), instead in NOT_YET_NAMES.items())

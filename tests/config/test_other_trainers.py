@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from config.harness import message
 
-from surogate_core.config.foreign import foreign
-from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES
+from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, foreign
 from surogate_core.config.schema import TrainConfig
 
 FOREIGN = {

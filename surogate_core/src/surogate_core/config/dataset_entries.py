@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import Findings, fold, keys_of, shown, unknown_key, validate
-from .foreign import foreign
+from .keys import foreign
 from .options import validate_options
 from .registry import Registry
 from .schema import DatasetEntry

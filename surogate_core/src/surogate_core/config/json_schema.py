@@ -117,11 +117,9 @@ def _unserved(served: Iterable[str]) -> dict[str, Schema]:
     """Return the keys that are known but not served: they take the values that change nothing."""
     found: dict[str, Schema] = {flag: _hidden({}, f"means {key}: {value}") for flag, (key, value) in MEANS.items()}
     found |= {key: _hidden({}, f"nothing reads this key: {why}") for key, why in IGNORED.items()}
-    for key, dead in DEAD.items():
-        found[key] = _hidden(_choice([None, *dead.accepted]), f"nothing reads this key: {dead.instead}")
-    for key, entry in NOT_YET.items():
-        said = f"not yet: {entry.feature} is not built; {entry.instead}"
-        schema = _hidden(_choice([None, entry.default, *entry.inert]), said)
+    for key, entry in (DEAD | NOT_YET).items():
+        said = f"{entry.why}{';' if entry.feature else ':'} {entry.instead}"
+        schema = _hidden(_choice([None, *entry.accepted]), said)
         section, _, inner = key.rpartition(".")
         if section:
             outer = found.setdefault(section, _hidden({"type": ["object", "null"], "properties": {}}, said))

@@ -1,6 +1,7 @@
-"""Keys and names that core knows but does not serve: not built, never read, or served by another package.
+"""Keys and names that core knows but does not serve: not built, never read, of another package, or another trainer's.
 
-The tables are in `original.toml`. In core, only they, this file and `schema.py` may name the things of plugins.
+The tables are in `original.toml`, those of other trainers in `foreign.toml`: Hugging Face's Trainer and TRL, axolotl,
+Unsloth, LLaMA-Factory, torchtune. In core, only they, this file and `schema.py` may name the things of plugins.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +17,27 @@ from .errors import FLAG_WORDS, fold
 
 
 @dataclass(frozen=True)
-class NotYet:
-    """A key whose feature is not built. The values `default` and `inert` are accepted and have no effect.
+class Unread:
+    """A key that nothing reads. accepted: values, besides null, that change nothing; others are refused.
 
-    matters_with: if this key is set too, only `default` is accepted.
+    feature       what it is for, if that may be built; accepted[0] is then its default
+    matters_with  if this key is set too, only the default is accepted
     """
 
-    meaning: str
-    feature: str
     instead: str
-    default: Any = None
-    inert: Sequence[Any] = ()
+    accepted: Sequence[Any]
+    feature: str = ""
+    meaning: str = ""
     matters_with: str = ""
+
+    @property
+    def why(self) -> str:
+        return f"not yet: {self.feature} is not built" if self.feature else "nothing reads this key"
 
     def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
         """Return whether `value` has no effect in a config that sets the keys `given`."""
-        inert = () if self.matters_with in given else self.inert
-        return any(same_value(value, harmless) for harmless in (None, self.default, *inert))
-
-
-@dataclass(frozen=True)
-class Dead:
-    """A key that nothing reads. accepted: values, besides null, that change nothing; others are refused."""
-
-    accepted: Sequence[Any]
-    instead: str
-
-    def accepts(self, value: Any) -> bool:
-        return any(same_value(value, inert) for inert in (None, *self.accepted))
+        accepted = self.accepted[:1] if self.matters_with in given else self.accepted
+        return any(same_value(value, harmless) for harmless in (None, *accepted))
 
 
 def same_value(value: Any, inert: Any) -> bool:
@@ -82,14 +77,18 @@ def read_table(name: str) -> dict[str, Any]:
 
 _TABLES = read_table("original.toml")
 
-NOT_YET: dict[str, NotYet] = {
-    row["key"]: NotYet(
-        feature=group["feature"], instead=group["instead"], **{name: row[name] for name in row if name != "key"}
+NOT_YET: dict[str, Unread] = {
+    row["key"]: Unread(
+        group["instead"],
+        (row.get("default"), *row.get("inert", ())),
+        group["feature"],
+        row["meaning"],
+        row.get("matters_with", ""),
     )
     for group in _TABLES["not_yet"]
     for row in group["keys"]
 }
-"""By key; a key of a section is dotted."""
+"""Keys whose feature is not built. A key of a section is dotted."""
 
 SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if "." in key)
 
@@ -112,7 +111,7 @@ PACKAGES: dict[str, str] = {key: package for package, keys in _TABLES["packages"
 IGNORED: dict[str, str] = _TABLES["ignored"]
 """Key that nothing reads and whose value cannot matter -> the reason. Accepted with a notice."""
 
-DEAD: dict[str, Dead] = {key: Dead(**row) for key, row in _TABLES["dead"].items()}
+DEAD: dict[str, Unread] = {key: Unread(**row) for key, row in _TABLES["dead"].items()}
 """Keys of the original that nothing reads here: any value except the original's default is refused."""
 
 MEANS: dict[str, tuple[str, str]] = {key: (row["key"], row["value"]) for key, row in _TABLES["means"].items()}
@@ -127,3 +126,22 @@ takes it from here."""
 
 HELD_FOR_UPDATE = "Set offload_optimizer: true or offload_master: true"
 """The remedy that makes the host hold values that the update uses."""
+
+
+@cache
+def foreign() -> dict[str, dict[str, str]]:
+    """Return the tables of `foreign.toml`, read when the first unknown key or name needs them.
+
+    same     {folded key of another trainer: our key of the same meaning}
+    entries  {folded key of a dataset entry elsewhere: the key of an entry here}
+    hints    {folded key that has no equivalent: what to do here}
+    others   by kind of plugin: {folded name elsewhere: what to write here}
+    """
+    raw = read_table("foreign.toml")
+    hints = {key: hint["do"] for hint in raw["hints"] for key in hint["keys"]}
+    names = {kind: dict(rows) for kind, rows in raw["names"].items()}
+    return {"same": _inverted(raw["same"]), "entries": _inverted(raw["entries"]), "hints": hints, **names}
+
+
+def _inverted(table: dict[str, list[str]]) -> dict[str, str]:
+    return {name: key for key, names in table.items() for name in names}

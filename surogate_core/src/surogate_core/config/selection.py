@@ -7,8 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from .errors import Findings, Problem, fold, nearest, shown, shown_key
-from .foreign import foreign
-from .keys import DISTRIBUTIONS, NOT_YET_NAMES
+from .keys import DISTRIBUTIONS, NOT_YET_NAMES, foreign
 from .registry import Registry
 from .schema import TrainConfig
 

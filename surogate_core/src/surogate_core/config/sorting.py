@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .errors import Findings, Problem, fold, shown, shown_key, unknown_key
-from .foreign import foreign
-from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, same_value
+from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, foreign, same_value
 from .schema import TrainConfig
 from .variables import expand_variables
 
@@ -51,12 +50,10 @@ def _meant(flag: str, value: Any, core: dict[str, Any], findings: Findings) -> N
 
 def _unserved(key: Any, value: Any, given: Collection[Any], plugin_keys: Collection[str], findings: Findings) -> None:
     """Check a key that nothing in this installation reads."""
-    if key in NOT_YET:
-        _not_yet(key, value, given, findings)
+    if key in NOT_YET or key in DEAD:
+        _unread(key, value, given, findings)
     elif key in SECTIONS:
         _section(key, value, given, findings)
-    elif key in DEAD:
-        _dead(key, value, findings)
     elif key in IGNORED:
         if value is not None:
             findings.notices.append(f"{key}: ignored, nothing reads this key; {IGNORED[key]}")
@@ -66,14 +63,11 @@ def _unserved(key: Any, value: Any, given: Collection[Any], plugin_keys: Collect
         findings.problems.append(_unknown(key, plugin_keys))
 
 
-def _not_yet(key: str, value: Any, given: Collection[Any], findings: Findings) -> None:
-    entry = NOT_YET[key]
+def _unread(key: str, value: Any, given: Collection[Any], findings: Findings) -> None:
+    entry = NOT_YET[key] if key in NOT_YET else DEAD[key]
     if not entry.accepts(value, given):
-        findings.wrong(
-            key,
-            f"not yet: {entry.feature} is not built (got {shown(value)}); {entry.instead} "
-            f"(accepted: {', '.join(map(shown, (entry.default, *entry.inert)))})",
-        )
+        accepted = f" (accepted: {', '.join(map(shown, entry.accepted))})" if entry.accepted else ""
+        findings.wrong(key, f"{entry.why} (got {shown(value)}); {entry.instead}{accepted}")
 
 
 def _section(name: str, value: Any, given: Collection[Any], findings: Findings) -> None:
@@ -85,16 +79,9 @@ def _section(name: str, value: Any, given: Collection[Any], findings: Findings) 
     legal = [key.partition(".")[2] for key in NOT_YET if key.startswith(f"{name}.")]
     for key, inner in value.items():
         if key in legal:
-            _not_yet(f"{name}.{key}", inner, given, findings)
+            _unread(f"{name}.{key}", inner, given, findings)
         else:
             findings.problems.append(unknown_key(key, legal, within=f"{name}."))
-
-
-def _dead(key: str, value: Any, findings: Findings) -> None:
-    entry = DEAD[key]
-    if not entry.accepts(value):
-        accepted = f" (accepted: {', '.join(map(shown, entry.accepted))})" if entry.accepted else ""
-        findings.wrong(key, f"nothing reads this key (got {shown(value)}); {entry.instead}{accepted}")
 
 
 def _unknown(key: Any, plugin_keys: Collection[str]) -> Problem:
