@@ -45,7 +45,10 @@ class Recomputation:
 
     def drops(self, value: Value) -> bool:
         """Return whether a value inside a block is dropped after the forward pass."""
-        return _drops(self.first if value.block < self.count else self.parts, value.label)
+        parts = self.first if value.block < self.count else self.parts
+        if "adapter" in parts or "block" in parts:
+            return value.label != BLOCK_INPUT and (value.label != ADAPTER_LABEL or "adapter" in parts)
+        return any(value.label in LABELS[part] for part in parts)
 
     def __bool__(self) -> bool:
         return bool(self.parts or (self.count and self.first))
@@ -79,12 +82,6 @@ class ChosenRecomputation:
             f"recompute: auto chose {self.recomputation.text(self.n_blocks)}: saves {self.saves / GIB:.2f} GiB, "
             f"adds {self.costs * 1e3:,.0f} ms to a step ({self.costs / self.step:.1%})"
         )
-
-
-def _drops(parts: frozenset[str], label: str) -> bool:
-    if "adapter" in parts or "block" in parts:
-        return label != BLOCK_INPUT and (label != ADAPTER_LABEL or "adapter" in parts)
-    return any(label in LABELS[part] for part in parts)
 
 
 def _names(parts: Collection[str]) -> str:

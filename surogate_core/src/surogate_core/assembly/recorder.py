@@ -36,7 +36,7 @@ from .finisher import Finisher
 from .inputs import PlanInputs
 from .parts import assigned, divided, elements_together, gather_updated, quantize_parts, with_master
 from .pass_runner import PassRunner
-from .update import Update, record_update, update_flops
+from .update import record_update, update_flops
 from .weight_maps import logical_matrices, param_kind, special_kinds
 from .weight_storage import Stored, WeightStorage, read_stored, reading_stored, store_weights
 
@@ -252,7 +252,11 @@ class Recorder:
         """
         with self.b.record("derive"):
             derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
-        update = self._update(params, norm)
+        update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
+        for measured in update.measured:
+            param = measured.param.inside or measured.param
+            params[param] = replace(params[param], amax=measured.amax)
+        self.passed("optimizer", None, update.program, (self.inputs.optimizer, "update"))
         programs = Programs(
             micro=micro,
             evaluate=evaluate,
@@ -369,14 +373,6 @@ class Recorder:
         if program is None or stored is None:
             return program
         return self.passed("read stored", program, reading_stored(program, stored, self.b))
-
-    def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
-        optimizer = self.inputs.optimizer
-        update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
-        wholes = {p.param.inside or p.param: p.amax for p in update.measured}
-        params |= {param: replace(params[param], amax=amax) for param, amax in wholes.items()}
-        self.passed("optimizer", None, update.program, (optimizer, "update"))
-        return update
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 

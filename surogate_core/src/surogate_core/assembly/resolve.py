@@ -44,12 +44,11 @@ class KernelTable:
 
     @cached_property
     def _workspaces(self) -> Mapping[Signature, int]:
-        return {signature: self._workspace(*found) for signature, found in self.by_signature.items()}
-
-    def _workspace(self, op: Op, resolved: Resolved) -> int:
-        if resolved.kernel is None or self.target is None:
-            return self.ops[op.kind].workspace(op)
-        return resolved.kernel.workspace(op, self.target)
+        target = self.target
+        return {
+            signature: by.kernel.workspace(op, target) if by.kernel and target else self.ops[op.kind].workspace(op)
+            for signature, (op, by) in self.by_signature.items()
+        }
 
     @cached_property
     def providers(self) -> Mapping[str, str]:

@@ -145,7 +145,7 @@ class Streaming:
             if not self._uses_held(op):
                 continue
             used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self._held and v not in uncopied)
-            if not used or self._reads_host(op):
+            if not used or (self._transfers.direct and self._b.ops[op.kind].uses_host):
                 continue
             block = max(op.block, *(value.block for value in used))
             key = (block, -1 if block >= 0 else index)
@@ -173,9 +173,6 @@ class Streaming:
 
     def _uses_held(self, op: Op) -> bool:
         return not (self._held.isdisjoint(op.ins) and self._held.isdisjoint(op.outs))
-
-    def _reads_host(self, op: Op) -> bool:
-        return self._transfers.direct and self._b.ops[op.kind].uses_host
 
     def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
         """Return `op` on copies of the values on the host that it uses. Adds to their visits which."""

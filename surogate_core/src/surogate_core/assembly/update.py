@@ -53,11 +53,16 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         written = {v for op in ops for v in op.written}
-        _emit_maxima(b, inputs, [p.amax for p in trained if p.amax is not None and p.param.shard], written)
+        of_parts = [p.amax for p in trained if p.amax is not None and p.param.shard]
+        b.forget(amax for amax in of_parts if amax not in written)
+        if found := [amax for amax in of_parts if amax in written]:  # they become those of the whole params
+            b.emit("all_reduce", *found, outs=found, lane="comm", world_size=inputs.sharding.parts, how="max")
         program = b.program("update", (norm,), stage="update")
     with blaming(inputs.optimizer.origin, "update"):
-        _check_complete(inputs, trained, written)
-        _check_skipped_steps(inputs, trained, program, coef)
+        weights = dict.fromkeys(v for p in trained for v in (p.master, p.param))
+        if forgotten := [v.name for v in weights if v not in written]:
+            raise ProgramError(f"optimizer {inputs.optimizer.name} never writes: {', '.join(forgotten)}")
+        _check_skipped_steps(inputs, weights, program, coef)
         parts = as_parts(states, wholes, inputs.sharding.parts) if wholes is not None else {}
     parts |= own
     if parts:
@@ -115,14 +120,6 @@ def _context(
     )
 
 
-def _emit_maxima(b: Builder, inputs: PlanInputs, amaxes: Sequence[Value], written: Collection[Value]) -> None:
-    """Emit what makes the largest magnitudes of whole params of those of parts that the optimizer has written."""
-    found = [amax for amax in amaxes if amax in written]
-    b.forget(amax for amax in amaxes if amax not in written)
-    if found:
-        b.emit("all_reduce", *found, outs=found, lane="comm", world_size=inputs.sharding.parts, how="max")
-
-
 def _states_of_wholes(
     b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], coef: Value
 ) -> Sequence[Value] | None:
@@ -173,15 +170,8 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> TrainedParam
     )
 
 
-def _check_complete(inputs: PlanInputs, trained: Sequence[TrainedParam], written: Collection[Value]) -> None:
-    forgotten = [v.name for p in trained for v in dict.fromkeys((p.master, p.param)) if v not in written]
-    if forgotten:
-        raise ProgramError(f"optimizer {inputs.optimizer.name} never writes: {', '.join(forgotten)}")
-
-
-def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[TrainedParam], program: Program, coef: Value) -> None:
+def _check_skipped_steps(inputs: PlanInputs, weights: Collection[Value], program: Program, coef: Value) -> None:
     """Check that ops that write weights know of `coef`, directly or by what is made of it: else none can be skipped."""
-    weights = {v for p in trained for v in (p.master, p.param)}
     known = {coef}
     for op in program.ops:
         if not known.isdisjoint(op.ins):

@@ -161,8 +161,9 @@ def stopping_when_disk_refuses(target: Path, *, safe_in: Path | None, doing: str
     except OSError as error:
         if error.errno not in _STOPPING:
             raise
-        full = error.errno in DISK_IS_FULL
-        said = [f"{doing} {target} failed: {'' if full else _elsewhere(error, target)}{error.strerror}."]
+        full, at = error.errno in DISK_IS_FULL, error.filename
+        read = not full and isinstance(at, str) and not Path(at).is_relative_to(target)  # a file that is copied
+        said = [f"{doing} {target} failed: {f'{at}: ' if read else ''}{error.strerror}."]
         if safe_in is not None:
             complete = list_checkpoints(safe_in)
             said.append(
@@ -171,13 +172,6 @@ def stopping_when_disk_refuses(target: Path, *, safe_in: Path | None, doing: str
         if full:
             said.append("Free some space or lower save_total_limit." if safe_in is not None else "Free some space.")
         raise RunStopped(" ".join(said)) from error
-
-
-def _elsewhere(error: OSError, target: Path) -> str:
-    """Return the file of an error if it is not below `target`: one that is read to be copied."""
-    if not isinstance(error.filename, str) or Path(error.filename).is_relative_to(target):
-        return ""
-    return f"{error.filename}: "
 
 
 def sync(path: Path) -> None:

@@ -72,7 +72,9 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
 def write_rest(directory: Path, model: ModelExport) -> None:
     """Write the files of a model besides its weights."""
     _write_companions(directory, model.config, model.source_dir)
-    _write_json(directory / CONFIG, _saved_config(model.config, model.dtype))
+    dtype = _SAVED[model.dtype][1]  # under both names in use; references to code are left out
+    kept = {key: value for key, value in model.config.items() if key not in ("auto_map", "_name_or_path")}
+    _write_json(directory / CONFIG, {**kept, "dtype": dtype, "torch_dtype": dtype})
 
 
 def save_model(out_dir: Path, model: ModelExport) -> None:
@@ -140,12 +142,6 @@ def weight_index(shards: Mapping[str, Sequence[Writable]]) -> dict[str, Any]:
     total = {"total_parameters": sum(t.count for t in tensors), "total_size": sum(map(nbytes, tensors))}
     weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
     return {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
-
-
-def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return the config for the saved weights: with their dtype under both names in use, without references to code."""
-    kept = {key: value for key, value in config.items() if key not in ("auto_map", "_name_or_path")}
-    return {**kept, "dtype": _SAVED[dtype][1], "torch_dtype": _SAVED[dtype][1]}
 
 
 def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:

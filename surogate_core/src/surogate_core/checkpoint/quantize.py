@@ -90,7 +90,8 @@ def quantize_checkpoint(
 
     def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
         rounded = weight.to(TORCH_DTYPES[codec.dtype])
-        _refuse_nonfinite(run.model_dir, name, rounded)
+        if not (found := contents(rounded)).finite:
+            raise ConfigError(f"{file_of(run.model_dir, name)}: {name} holds {found}. Use another checkpoint.")
         if name not in tensors:
             return {name: weight}
         parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype)
@@ -115,9 +116,3 @@ def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedF
     if QUANTIZATION in run.model_config:
         raise refused_quantized(run.model_dir, "They cannot be quantized again")
     return CheckedForm(codec.format, codec.format.checkpoints, codec.options)
-
-
-def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:
-    found = contents(weight)
-    if not found.finite:
-        raise ConfigError(f"{file_of(model_dir, name)}: {name} holds {found}. Use another checkpoint.")

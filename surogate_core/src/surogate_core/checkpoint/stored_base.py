@@ -50,15 +50,12 @@ class StoredBase:
                 tensor = self.tensors[name]
                 rows = None if tensor.layout else ROWS
                 cut = replace(tensor, shape=tuple(weight[:rows].shape))
-                self.distances[name] = self._distance(cut, weight[:rows], result[:rows])
+                codec = self.codec if weight.dtype == TORCH_DTYPES["bf16"] else replace(self.codec, dtype="fp32")
+                error = codec.rounded(cut, weight[:rows]).float() - weight[:rows].float()
+                self.distances[name] = float(error.norm() / result[:rows].float().norm())
             return result
 
         return merged
-
-    def _distance(self, tensor: HFTensor, weight: Tensor, merged: Tensor) -> float:
-        codec = self.codec if weight.dtype == TORCH_DTYPES["bf16"] else replace(self.codec, dtype="fp32")
-        error = codec.rounded(tensor, weight).float() - weight.float()
-        return float(error.norm() / merged.float().norm())
 
     def __str__(self) -> str:
         low, high = min(self.distances.values()), max(self.distances.values())

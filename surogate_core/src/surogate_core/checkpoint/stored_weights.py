@@ -236,7 +236,11 @@ def locate(model_dir: Path) -> dict[Path, set[str]]:
         paths = [model_dir / WEIGHTS]
         indexed: dict[str, Path] = {}
     elif (model_dir / INDEX).exists():
-        indexed = _read_index(model_dir)
+        weight_map = read_weight_map(model_dir / INDEX)
+        missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+        if missing:
+            raise ConfigError(f"{model_dir / INDEX}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
+        indexed = {name: model_dir / shard for name, shard in weight_map.items()}
         paths = sorted(set(indexed.values()))
     else:
         raise ConfigError(_no_weights(model_dir))
@@ -252,15 +256,6 @@ def locate(model_dir: Path) -> dict[Path, set[str]]:
 
 
 AGAIN = "Download the checkpoint again."
-
-
-def _read_index(model_dir: Path) -> dict[str, Path]:
-    path = model_dir / INDEX
-    weight_map = read_weight_map(path)
-    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
-    if missing:
-        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
-    return {name: model_dir / shard for name, shard in weight_map.items()}
 
 
 def read_weight_map(path: Path) -> dict[str, str]:

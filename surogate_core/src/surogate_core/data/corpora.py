@@ -110,7 +110,11 @@ def load_corpora(
     `moved` is called with what is being tokenised, again and again. `asked`: what the run's loss reads.
     """
     moved("loading the data")
-    _set_threads(config.dataloader_num_workers)
+    # The tokenizers library reads its number of threads from the environment on first use.
+    if config.dataloader_num_workers == 0:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    elif config.dataloader_num_workers != "auto":
+        os.environ["RAYON_NUM_THREADS"] = str(config.dataloader_num_workers)
     tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
     documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved, asked)
@@ -158,14 +162,6 @@ def _note_extra_tokens(tokenizer: Tokenizer, vocab_size: int, notice: Callable[[
         )
 
 
-def _set_threads(workers: int | str) -> None:
-    """Set the number of threads for the tokenizers library, which reads it from the environment on first use."""
-    if workers == 0:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    elif workers != "auto":
-        os.environ["RAYON_NUM_THREADS"] = str(workers)
-
-
 def _documents(
     config: TrainConfig,
     key: Literal["datasets", "validation_datasets"],
@@ -183,7 +179,9 @@ def _documents(
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
         columns = _columns(source)
-        _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
+        for column in _named(options, chosen.optional(options)):
+            if column not in columns.filled:  # the key that names it is wrong
+                raise missing_column(f"{where}: path: {entry.path}", column, list(columns.filled))
         dataset = tokenize_dataset(
             entry,
             chosen,
@@ -222,13 +220,6 @@ def _named(options: BaseModel, columns: Sequence[str]) -> list[str]:
     """Return those of `columns` that are not just the default of a key."""
     unset = [getattr(options, key) for key in type(options).model_fields if key not in options.model_fields_set]
     return [column for column in columns if column not in unset]
-
-
-def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> None:
-    """Raise ConfigError for an optional column that no row has: the key that names it is wrong."""
-    for column in optional:
-        if column not in columns.filled:
-            raise missing_column(where, column, list(columns.filled))
 
 
 def _left_out(

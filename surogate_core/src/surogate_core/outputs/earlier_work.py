@@ -74,14 +74,6 @@ def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = 
         )
 
 
-def refuse_metrics(metrics: Path, source: str) -> None:
-    if has_steps(metrics):
-        raise ConfigError(
-            f"{source}: log_file: {metrics} holds the metrics of an earlier run. Name another log_file, or set "
-            "overwrite_output_dir: true, which sets it aside."
-        )
-
-
 @contextmanager
 def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a folder that a model is written to. It must be empty unless `overwrite`.

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..hub.files import find_local
 from ..planning.run import Run
 from ..reporting.metrics import cut_metrics, metrics_path
-from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs, set_aside_outputs
+from .earlier_work import has_steps, is_foreign, refuse_outputs, set_aside_outputs
 
 Notice = Callable[[str], None]
 
@@ -142,8 +142,11 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
     starts_over = resumed is None and config.resume_from_checkpoint is not False
     if not places.owns_output:
         refuse_outputs(places.output, "output_dir", source, with_metrics=not starts_over)
-    if config.log_file is not None and not places.owns_metrics and not starts_over:
-        refuse_metrics(places.metrics, source)
+    if config.log_file is not None and not places.owns_metrics and not starts_over and has_steps(places.metrics):
+        raise ConfigError(
+            f"{source}: log_file: {places.metrics} holds the metrics of an earlier run. Name another log_file, or set "
+            "overwrite_output_dir: true, which sets it aside."
+        )
 
 
 def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> None:

@@ -39,9 +39,12 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
 
 
 def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
+    from ..config.schema import DatasetEntry, TrainConfig
+
     options: type[BaseModel] = definition.options
     keys = {info.alias or key: info for key, info in options.model_fields.items()}
-    for key in sorted(_core_keys(kind) & set(keys)):
+    beside = DatasetEntry.model_fields if kind == "format" else TrainConfig.model_fields  # in the same mapping
+    for key in sorted(beside.keys() & keys.keys()):
         yield f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name"
     if options.model_config.get("extra") != "forbid":
         yield f"options of {kind} '{name}' lack ConfigDict(extra=\"forbid\"), so they would ignore misspelt keys"
@@ -75,13 +78,6 @@ def _refused(options: type[BaseModel], values: Mapping[str, Any]) -> str:
     except Exception:  # of a validator of the plugin: the run that selects it tells
         pass
     return ""
-
-
-def _core_keys(kind: str) -> set[str]:
-    """Return core's keys in the same mapping as the options of this kind."""
-    from ..config.schema import DatasetEntry, TrainConfig
-
-    return set(DatasetEntry.model_fields if kind == "format" else TrainConfig.model_fields)
 
 
 # ----------------------------------------------------------------------------------------------------------- references

@@ -17,7 +17,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
@@ -59,9 +59,17 @@ def _survey(off: frozenset[str] = frozenset(), files: tuple[str, ...] = ()) -> R
     if loader.plugins[0].error is not None:
         raise loader.plugins[0].error
     found = sorted([*_discover(), *map(plugin_of, files)], key=lambda plugin: (plugin.name, plugin.distribution))
-    for plugin in _refuse_duplicates(_switch_off(found, off)):
+    switched = [
+        replace(plugin, state=State.BLOCKED, reason=f"switched off by {OFF_SWITCH}")
+        if any(is_called(plugin.name, plugin.distribution, word) for word in off)
+        else plugin
+        for plugin in found
+    ]
+    for plugin in _refuse_duplicates(switched):
         loader.load(plugin)
-        _refuse_unloaded_file(loader.plugins[-1])
+        loaded = loader.plugins[-1]
+        if loaded.file and loaded.state not in (State.LOADED, State.BLOCKED):  # the user has named it
+            raise PluginError(f"{loaded.file}: {loaded.reason}") from loaded.error
     ops = {item.name for item in loader.provided if item.kind == "op"}
     remarks = loader.remarks + [
         f"plugin '{item.plugin.name}' of {item.plugin} has a kernel for op '{item.name}', which no plugin defines"
@@ -86,15 +94,6 @@ def _discover() -> Iterator[Plugin]:
         yield Plugin(entry.name, name, distribution.version if distribution else "unknown", entry.value)
 
 
-def _switch_off(plugins: Iterable[Plugin], off: frozenset[str]) -> list[Plugin]:
-    return [
-        replace(plugin, state=State.BLOCKED, reason=f"switched off by {OFF_SWITCH}")
-        if any(is_called(plugin.name, plugin.distribution, word) for word in off)
-        else plugin
-        for plugin in plugins
-    ]
-
-
 def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
     """Refuse all plugins that share an entry name: loading the first would make the order decide."""
     result = []
@@ -110,12 +109,6 @@ def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
         else:
             result.append(plugin)
     return result
-
-
-def _refuse_unloaded_file(plugin: Plugin) -> None:
-    """Raise PluginError if a file, which a user has named, was not loaded and not switched off."""
-    if plugin.file and plugin.state not in (State.LOADED, State.BLOCKED):
-        raise PluginError(f"{plugin.file}: {plugin.reason}") from plugin.error
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

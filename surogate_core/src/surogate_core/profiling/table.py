@@ -35,7 +35,10 @@ def lines(profile: StepProfile, top: int) -> Iterator[str]:
         yield _row(f"{group.kind}{_blocks(group)}", _cells(group, profile))
         yield _cut(f"    {group.ops[0].op.phase}: {_signature(group.ops[0].op)}")
     yield ""
-    yield from _notes(profile)
+    yield "bandw., peak: shares of the device table's rates. plan ms: the plan's estimate."
+    yield "Work is counted for documents of full length, and for a label on every token."
+    if profile.device.sm is None:
+        yield "On a CPU the device table is a rule of thumb: shares may pass 100%."
 
 
 def _heading(profile: StepProfile) -> Iterator[str]:
@@ -71,7 +74,7 @@ def _units(profile: StepProfile) -> tuple[tuple[str, float], tuple[str, float]]:
 def _cells(group: Group, profile: StepProfile) -> list[str]:
     (_, nbytes), (_, flops) = _units(profile)
     return [
-        _calls(group.calls),
+        f"{group.calls:.0f}" if group.calls == int(group.calls) else f"{group.calls:.1f}",
         _ms(group.seconds),
         _percent(group.seconds, profile.seconds),
         _figure(group.bytes / nbytes),
@@ -102,17 +105,6 @@ def _value(value: Value) -> str:
     parts = [part for part in value.name.split(".") if not part.isdigit()]
     name = value.label if value.role == "act" else ".".join(parts[-2:])
     return f"{name}:{value.dtype}[{','.join(map(str, value.shape))}]"
-
-
-def _notes(profile: StepProfile) -> Iterator[str]:
-    yield "bandw., peak: shares of the device table's rates. plan ms: the plan's estimate."
-    yield "Work is counted for documents of full length, and for a label on every token."
-    if profile.device.sm is None:
-        yield "On a CPU the device table is a rule of thumb: shares may pass 100%."
-
-
-def _calls(calls: float) -> str:
-    return f"{calls:.0f}" if calls == int(calls) else f"{calls:.1f}"
 
 
 def _ms(seconds: float) -> str:

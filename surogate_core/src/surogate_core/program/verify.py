@@ -59,7 +59,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
         for value in op.outs:
             if value in known and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
-            if value.role == "param" and program.stage in ("micro", "evaluate") and not _is_gathered(op, value):
+            gathered = op.kind in ("all_gather", "broadcast") and any(part.inside is value for part in op.ins)
+            if value.role == "param" and program.stage in ("micro", "evaluate") and not gathered:
                 raise ProgramError(f"{_place(context, index, op)}: writes param {value!r}; only the update may")
             known.add(value)
         if op.in_place:
@@ -73,10 +74,14 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             aside.update(op.ins)
         if op not in checked.ops:
             place = _place(context, index, op)
-            _check_names(op, checked.values, place)
+            for value in (*op.ins, *op.outs):
+                if checked.values.setdefault(value.name, value) is not value:
+                    raise ProgramError(f"{place}: two values are named {value.name!r}")
             if op.signature not in checked.signatures:
                 _check_op(op, ops, place)
-            _check_in_place(op, ops[op.kind], place)
+            for out, i in op.in_place.items():
+                if ops[op.kind].may_overwrite(op).get(out) != i or not fits_in_place(op, out, i):
+                    raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
             _check_owner(op, place)
             checked.signatures.add(op.signature)
             checked.ops.add(op)
@@ -85,11 +90,6 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             raise ProgramError(f"{context}: output {value!r} is never written")
         if value in overwritten:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
-
-
-def _is_gathered(op: Op, value: Value) -> bool:
-    """Return whether an op completes a param from parts of it, which the update has written."""
-    return op.kind in ("all_gather", "broadcast") and any(part.inside is value for part in op.ins)
 
 
 def check_states(programs: Iterable[Program]) -> None:
@@ -116,12 +116,6 @@ def check_collectives(program: Program, other: Program) -> None:
 
 def _place(context: str, index: int, op: Op) -> str:
     return f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
-
-
-def _check_names(op: Op, values: dict[str, Value], place: str) -> None:
-    for value in (*op.ins, *op.outs):
-        if values.setdefault(value.name, value) is not value:
-            raise ProgramError(f"{place}: two values are named {value.name!r}")
 
 
 def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
@@ -158,12 +152,6 @@ def _check_changes(op: Op, definition: OpDef, place: str) -> None:
         raise ProgramError(f"{place}: changes {changed!r}, but ops can change only states")
     if changed and op.phase == "recompute":
         raise ProgramError(f"{place}: recomputed, but it changes {changed!r}")
-
-
-def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
-    for out, i in op.in_place.items():
-        if definition.may_overwrite(op).get(out) != i or not fits_in_place(op, out, i):
-            raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
 
 
 def _check_owner(op: Op, place: str) -> None:

@@ -79,7 +79,10 @@ def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams:
             launches.append(bound if op.owner in (None, context.comm.rank) else ())
             if op.lane == "comm":
                 capturable &= context.comm.capturable
-                _refuse_skipped(kernel, op, launches[-1])
+                if any(launch.labels_above >= 0 for launch in launches[-1]):  # the other ranks would wait for ever
+                    text = f"{place(op)}: a collective must not depend on the labels of a batch, but has labels_above"
+                    error = ProgramError(text)
+                    raise error if kernel.origin is None else kernel.origin.failed(f"bind, {place(op)}", error)
         elif context.allow_reference:
             capturable = False
             call = _bind_reference(op, context, buffers, program)
@@ -157,15 +160,6 @@ def _bind_kernel(kernel: KernelDef, op: Op, binding: Binding) -> tuple[Launch, .
         if kernel.origin is None:
             raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
         raise kernel.origin.failed(f"bind, {place(op)}", error) from error
-
-
-def _refuse_skipped(kernel: KernelDef, op: Op, launches: Sequence[Launch]) -> None:
-    """Raise for a collective that a rank with few labels would not take part in, so that the others wait for ever."""
-    if any(launch.labels_above >= 0 for launch in launches):
-        error = ProgramError(
-            f"{place(op)}: a collective must not depend on the labels of a batch, but has labels_above"
-        )
-        raise error if kernel.origin is None else kernel.origin.failed(f"bind, {place(op)}", error)
 
 
 def as_launches(bound: Call | tuple[Launch, ...]) -> tuple[Launch, ...]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..api import Call, Comm, KernelDef, Op, Span, Support, Target, Value
+from ..api import Call, Comm, KernelDef, Op, Span, Support, Value
 from ..api.world import REDUCIBLE, Position
 from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..memory.alignment import align
 
 _MOST_NAMES = 3
-
-
-def _supports(op: Op, target: Target) -> Support:
-    refused = _refused(op)
-    return Support(not refused, refused)
 
 
 def _refused(op: Op) -> str:
@@ -135,7 +130,7 @@ KERNELS = tuple(
         op=kind,
         dtypes=("*", "..."),
         attrs=("how",) if "reduce" in kind else (),
-        supports=_supports,
+        supports=lambda op, target: Support(not _refused(op), _refused(op)),
         bind=lambda op, ctx: call(op, ctx.comm, ctx.pointer, ctx.stream),
     )
     for kind in ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "take_part")

@@ -9,7 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ..api import BindContext, Call, KernelDef, Op
+from ..api import KernelDef
 from ..machine.local_device import DRIVER
 
 
@@ -32,12 +32,8 @@ def copy(source: int, target: int, nbytes: int, stream: int) -> None:
         raise CopyError(f"cuMemcpyAsync of {nbytes} bytes failed with CUDA error {result}")
 
 
-def _bind_move(op: Op, ctx: BindContext) -> Call:
-    return ctx.call(copy, op.ins[0], op.outs[0], op.outs[0].nbytes)
-
-
 KERNELS = (
-    KernelDef(op="move", dtypes=("*", "*"), bind=_bind_move),
+    KernelDef(op="move", dtypes=("*", "*"), bind=lambda op, ctx: ctx.call(copy, *op.ins, *op.outs, op.outs[0].nbytes)),
     # The order of the streams is all that the op asks for.
     KernelDef(op="wait", dtypes=("*", "..."), bind=lambda op, ctx: ()),
 )

@@ -101,15 +101,11 @@ class ReferenceCall:
             by = f" by {self.op.emitter}" if self.op.emitter else ""
             raise ProgramError(f"{place(self.op, by)} failed: {type(error).__name__}: {error}") from error
         with blaming(self.origin, "its reference"):
-            self._check_inputs(before)
+            for i, (x, version) in enumerate(zip(self.ins, before, strict=True)):
+                if x._version != version:
+                    what = f"wrote to its input {i}, {self.op.ins[i]!r}; a reference returns new tensors"
+                    raise ProgramError(f"{place(self.op)} {what}")
             self._store(results if isinstance(results, tuple) else (results,))
-
-    def _check_inputs(self, before: list[int]) -> None:
-        for i, (x, version) in enumerate(zip(self.ins, before, strict=True)):
-            if x._version != version:
-                raise ProgramError(
-                    f"{place(self.op)} wrote to its input {i}, {self.op.ins[i]!r}; a reference returns new tensors"
-                )
 
     def _store(self, results: tuple[object, ...]) -> None:
         if len(results) != len(self.outs):

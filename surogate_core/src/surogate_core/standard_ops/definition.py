@@ -12,7 +12,6 @@ from ..program.value import Value
 
 REFERENCE = "surogate_core.reference.ops"
 Attrs = Mapping[str, Any]
-Attributes = Mapping[str, Any]
 Ins = Sequence[Value]
 Infer = Callable[[Ins, Attrs], list[OutSpec]]
 

@@ -13,10 +13,6 @@ def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(a.label, a.shape, a.dtype)]
 
 
-def _add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    return grads[0], grads[0]
-
-
 def _cast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(ins[0].label, ins[0].shape, attrs["dtype"])]
 
@@ -46,10 +42,6 @@ def _copy(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
 
 
-def _move(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
-
-
 def _wait(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     need(len(ins) > 0, "wait needs a value that an op of a side lane writes")
     return []
@@ -67,12 +59,12 @@ def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 ELEMENTWISE: tuple[OpDef, ...] = (
-    define("add", _add, vjp=_add_vjp, flops=elements(1)),
+    define("add", _add, vjp=lambda b, op, grads: (grads[0], grads[0]), flops=elements(1)),
     define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp),
     define("fill", _fill, attrs={"shape": tuple, "dtype": str, "value": float}),
     define("accumulate_rounded", _accumulate_rounded, attrs={"stream": int}, flops=elements(1), positioned=True),
     define("copy", _copy),
-    define("move", _move, uses_host=True),
+    define("move", _copy, uses_host=True),
     define("wait", _wait, uses_host=True, traffic=lambda op: 0),
     define("commit", _commit),
     define(

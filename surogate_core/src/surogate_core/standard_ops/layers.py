@@ -6,7 +6,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, Rewrites, first_output
 from ..program.value import Value
-from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -36,10 +36,6 @@ def _norm_specs(x: Value, w: Value) -> list[OutSpec]:
     t, c = matrix(x, "x")
     need(w.shape == (c,), f"w must have shape [{c}]")
     return [OutSpec("norm", (t, c), x.dtype), OutSpec("rstd", (t,), accumulator(x.dtype))]
-
-
-def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return _norm_specs(ins[0], ins[1])
 
 
 def _rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
@@ -214,13 +210,13 @@ def _lm_head_workspace(op: Op) -> int:
 
 
 _ATTENTION_REFERENCE = "surogate_core.reference.attention"
-_OFFSET: Attributes = {"offset": (float, 0.0)}
-_NORM: Attributes = {"eps": float, **_OFFSET}
-_HEADS: Attributes = {
+_OFFSET: Attrs = {"offset": (float, 0.0)}
+_NORM: Attrs = {"eps": float, **_OFFSET}
+_HEADS: Attrs = {
     **{"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int},
     **{"window": (int, 0), "scale": (float | None, None), "softcap": (float, 0.0)},
 }
-_HEAD: Attributes = {"chunks": int, "softcap": (float, 0.0)}
+_HEAD: Attrs = {"chunks": int, "softcap": (float, 0.0)}
 
 LAYERS: tuple[OpDef, ...] = (
     define(
@@ -231,7 +227,7 @@ LAYERS: tuple[OpDef, ...] = (
         param_kinds={1: "embedding"},
     ),
     define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int}),
-    define("rmsnorm", _rmsnorm, attrs=_NORM, vjp=_rmsnorm_vjp, flops=elements(4)),
+    define("rmsnorm", lambda ins, attrs: _norm_specs(*ins), attrs=_NORM, vjp=_rmsnorm_vjp, flops=elements(4)),
     define(
         "add_rmsnorm",
         _add_rmsnorm,

@@ -19,10 +19,6 @@ def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("linear", (t, n), attrs.get("dtype", x.dtype))]
 
 
-def _linear_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    return _linear_grads(b, op.ins, grads[0])
-
-
 def _linear_grads(b: Emitter, ins: Ins, dy: Value | None) -> Gradients:
     assert dy is not None
     x, w = ins[0], ins[1]
@@ -33,18 +29,9 @@ def _linear_grads(b: Emitter, ins: Ins, dy: Value | None) -> Gradients:
     return dx, dw, b.apply("linear_bgrad", dy)
 
 
-def _linear_adding(op: Op) -> str:
-    """None with a bias, so that the kernel of the sum adds one thing only."""
-    return "linear_add" if len(op.ins) == 2 else ""
-
-
 def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, w, base = ins
     return _added(_linear([x, w], attrs), base)
-
-
-def _linear_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    return *_linear_grads(b, op.ins[:2], grads[0]), grads[0]
 
 
 def _linear_dgrad_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -114,14 +101,15 @@ PRODUCTS: tuple[OpDef, ...] = (
         "linear",
         _linear,
         Product(of="forward", adds="bias"),
-        vjp=_linear_vjp,
-        rewrites=Rewrites(add_kind=_linear_adding, pair_kind="linear_pair"),
+        vjp=lambda b, op, grads: _linear_grads(b, op.ins, grads[0]),
+        # With a bias it adds nothing more, so that the kernel of the sum adds one thing only.
+        rewrites=Rewrites(add_kind=lambda op: "linear_add" if len(op.ins) == 2 else "", pair_kind="linear_pair"),
     ),
     _product(
         "linear_add",
         _linear_add,
         Product(of="forward", adds="base"),
-        vjp=_linear_add_vjp,
+        vjp=lambda b, op, grads: (*_linear_grads(b, op.ins[:2], grads[0]), grads[0]),
         may_overwrite=lambda op: {0: 2},
     ),
     _product("linear_pair", _linear_pair, Product(of="forward", second="linear"), vjp=_linear_pair_vjp),

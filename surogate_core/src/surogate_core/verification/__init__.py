@@ -11,8 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,8 +141,11 @@ def verify(
             rows = random_rows(subject.plan.inputs, config.train_seed)
         needed = estimate(subject, exact, rows)
         refuse_unless_it_fits(subject, needed)
-        with _only_new_objects_collected():
+        gc.freeze()  # imported libraries are not collected: 2 s per call once transformers is imported
+        try:
             verdict_in_fp32, verdict = _compare(subject, exact, rows, model_dir, scratch, notice)
+        finally:
+            gc.unfreeze()
     precision = subject.plan.inputs.precision
     return Verification(
         model=config.model + (f", its first {extent.layers} layers" if extent.layers else ""),
@@ -192,9 +194,10 @@ def _compare(
 
     from . import surogate_side, transformers_side, yardstick
 
-    model, dims = subject.plan.inputs.model, subject.plan.inputs.dims
-    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
-    stored = {v.name: v.dtype for v in subject.plan.assembly.declared if v.role == "param"}
+    inputs, model = subject.plan.inputs, subject.plan.inputs.model
+    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(inputs.dims)))
+    params = [v for v in subject.plan.assembly.declared if v.role == "param"]
+    stored = {v.name: v.dtype for v in params}
 
     def observe_ours(of: Subject) -> Observed:
         observed = surogate_side.observe(of, rows, scratch, skipped, stored, notice)
@@ -214,37 +217,20 @@ def _compare(
         if missing:
             raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
     in_fp32 = observe_theirs(torch.float32, exactly)
-    fp32 = yardstick.fp32(in_fp32, _longest_sum(subject), len(rows.batch.tokens))
+    longest_sum = max(v.shape[-1] for v in params if len(v.shape) == 2)  # in a product of the forward pass
+    fp32 = yardstick.fp32(in_fp32, longest_sum, len(rows.batch.tokens))
     if ours_in_fp32 is None:
         return None, compare(ours, truth, fp32, layers)
     truth_in_fp32 = observe_theirs(torch.float64, ours_in_fp32) if ours.choices else truth
     verdict_in_fp32 = compare(ours_in_fp32, truth_in_fp32, fp32, layers)
     del in_fp32, fp32, ours_in_fp32, truth_in_fp32, exactly
     in_bf16 = observe_theirs(torch.bfloat16, ours)
-    bf16 = yardstick.bf16(in_bf16, _product_error(subject.plan.inputs))
-    return verdict_in_fp32, compare(ours, truth, bf16, layers)
-
-
-@contextmanager
-def _only_new_objects_collected() -> Iterator[None]:
-    """Keep gc.collect() from visiting the objects of imported libraries: 2 s per call once transformers is imported."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _longest_sum(subject: Subject) -> int:
-    """Return the terms of the longest sum in a product of the forward pass: the most columns of a weight."""
-    return max(v.shape[-1] for v in subject.plan.assembly.declared if v.role == "param" and len(v.shape) == 2)
-
-
-def _product_error(inputs: PlanInputs) -> float:
-    """Return the error of a product whose operands the run quantizes."""
     if inputs.lowering is not None:
-        return inputs.lowering.product_error(inputs.precision)
-    return inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
+        error = inputs.lowering.product_error(inputs.precision)
+    else:
+        error = inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
+    bf16 = yardstick.bf16(in_bf16, error)
+    return verdict_in_fp32, compare(ours, truth, bf16, layers)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:
