@@ -15,19 +15,14 @@
 #include <cmath>
 #include <string>
 
+#include "routes.cuh"
 #include "routes.h"
-#include "surogate/check.h"
-#include "surogate/dtype.h"
 #include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
 namespace surogate {
 namespace {
 
-constexpr int most_experts = 256;
-constexpr int most_chosen = 16;
-constexpr int each = most_experts / 32;  // experts of a lane
-constexpr int warps = 8;
 constexpr int most_blocks = 128;
 constexpr int columns = 288;  // threads of the second kernel, a multiple of 32 that is at least 257
 
@@ -113,13 +108,8 @@ void router_load(const void* logits, const void* experts, const void* targets, c
                  void* workspace, int64_t tokens, int64_t n_experts, int64_t k, int64_t layer, int64_t layers, bool adds,
                  int dtype, cudaStream_t stream) {
     constexpr const char* op = "router_load";
-    check_positive(tokens, op, "tokens");
-    SUROGATE_REQUIRE(n_experts > 0 && n_experts <= most_experts, op,
-                     "experts must be 1 to 256, got " + std::to_string(n_experts));
-    SUROGATE_REQUIRE(k > 0 && k <= most_chosen && k <= n_experts, op,
-                     "k must be 1 to 16 and at most the number of experts, got " + std::to_string(k));
+    check_routes(op, tokens, n_experts, k, dtype);
     SUROGATE_REQUIRE(layer >= 0 && layer < layers, op, "layer must be below layers, got " + std::to_string(layer));
-    SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op, std::string("logits must be fp32 or bf16, not ") + name_of(dtype));
     SUROGATE_REQUIRE(!adds || before != load, op, "cannot add to before");
     check_pointer(logits, op, "logits", bytes_of(dtype));
     check_pointer(experts, op, "experts", 4);

@@ -12,21 +12,14 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
-#include <string>
 
+#include "routes.cuh"
 #include "routes.h"
-#include "surogate/check.h"
-#include "surogate/dtype.h"
 #include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
 namespace surogate {
 namespace {
-
-constexpr int most_experts = 256;
-constexpr int most_chosen = 16;
-constexpr int each = most_experts / 32;  // experts of a lane
-constexpr int warps = 8;
 
 // Unsigned integers in the order of floats: -0 equals 0, and NaN comes last. 0 is below all floats.
 __device__ __forceinline__ unsigned in_order(float x) {
@@ -156,13 +149,8 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-int check(const char* op, int64_t tokens, int64_t n_experts, int64_t k, int dtype) {
-    check_positive(tokens, op, "tokens");
-    SUROGATE_REQUIRE(n_experts > 0 && n_experts <= most_experts, op,
-                     "experts must be 1 to 256, got " + std::to_string(n_experts));
-    SUROGATE_REQUIRE(k > 0 && k <= most_chosen && k <= n_experts, op,
-                     "k must be 1 to 16 and at most the number of experts, got " + std::to_string(k));
-    SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op, std::string("logits must be fp32 or bf16, not ") + name_of(dtype));
+int blocks_of(const char* op, int64_t tokens, int64_t n_experts, int64_t k, int dtype) {
+    check_routes(op, tokens, n_experts, k, dtype);
     return to_int(ceil_div(tokens, warps), op, "tokens / 8");
 }
 
@@ -170,7 +158,7 @@ int check(const char* op, int64_t tokens, int64_t n_experts, int64_t k, int dtyp
 
 void route(const void* logits, void* weights, void* experts, int64_t tokens, int64_t n_experts, int64_t k, bool normalize,
            int dtype, cudaStream_t stream) {
-    const int blocks = check("route", tokens, n_experts, k, dtype);
+    const int blocks = blocks_of("route", tokens, n_experts, k, dtype);
     check_pointer(logits, "route", "logits", bytes_of(dtype));
     check_pointer(weights, "route", "weights", 4);
     check_pointer(experts, "route", "experts", 4);
@@ -189,7 +177,7 @@ void route(const void* logits, void* weights, void* experts, int64_t tokens, int
 
 void route_bwd(const void* d_weights, const void* logits, const void* experts, void* d_logits, int64_t tokens,
                int64_t n_experts, int64_t k, bool normalize, int dtype, cudaStream_t stream) {
-    const int blocks = check("route_bwd", tokens, n_experts, k, dtype);
+    const int blocks = blocks_of("route_bwd", tokens, n_experts, k, dtype);
     check_pointer(d_weights, "route_bwd", "d_weights", 4);
     check_pointer(logits, "route_bwd", "logits", bytes_of(dtype));
     check_pointer(experts, "route_bwd", "experts", 4);
