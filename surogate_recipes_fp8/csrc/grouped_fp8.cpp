@@ -6,20 +6,11 @@
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/sm90.h"
-#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
 
 constexpr const char* op_name = "grouped_fp8";
-
-// The factor of all sums; of each group a shape, three pointers and three strides.
-constexpr int64_t factor_bytes = 4;
-constexpr int64_t group_bytes[] = {12, 8, 8, 8, 8, 8, 8};
-
-// Descriptors of TMA, 128 bytes each: those of A and B, and for both groups of warps those of C and D, of each multiprocessor.
-constexpr int64_t descriptor_bytes = 6 * 128;
-constexpr int64_t most_processors = 160;
 
 void check_multiple(int64_t size, int64_t multiple, const std::string& name) {
     SUROGATE_REQUIRE(size > 0 && size % multiple == 0, op_name,
@@ -46,14 +37,6 @@ void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
 }
 
 }  // namespace
-
-int64_t GroupedFp8::workspace_bytes(int64_t groups) {
-    int64_t bytes = descriptor_bytes * most_processors + aligned(factor_bytes);
-    for (const int64_t each : group_bytes) {
-        bytes += aligned(groups * each);
-    }
-    return bytes;
-}
 
 GroupedFp8::GroupedFp8(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
     check(shape, buffers);

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "surogate/groups.h"
+
 namespace surogate {
 
 struct GroupedFp8Shape {
@@ -43,7 +45,8 @@ public:
     GroupedFp8(const GroupedFp8&) = delete;
     GroupedFp8& operator=(const GroupedFp8&) = delete;
 
-    static int64_t workspace_bytes(int64_t groups);
+    static constexpr int64_t factor_bytes = workspace_alignment;  // at the start of the workspace: the factor of all sums
+    static int64_t workspace_bytes(int64_t groups) { return factor_bytes + groups_bytes(groups); }
 
     // Enqueues two kernels.
     void run(cudaStream_t stream) const;

@@ -23,12 +23,11 @@ void bind_grouped(nb::module_& m) {
                 new (self) GroupedGemm({rows, n, k, experts, kind, dtype_d, accumulate}, buffers);
             },
             nb::arg("a"), nb::arg("b"), nb::arg("ends"), nb::arg("d"), nb::arg("workspace"), nb::arg("rows"), nb::arg("n"),
-            nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("dtype_d"),
-            nb::arg("accumulate"))
+            nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("dtype_d"), nb::arg("accumulate"))
         .def(
             "run", [](const GroupedGemm& self, uintptr_t stream) { self.run(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
-    m.def("grouped_gemm_workspace", &GroupedGemm::workspace_bytes, nb::arg("experts"));
+    m.def("grouped_gemm_workspace", surogate::groups_bytes, nb::arg("experts"));
     surogate::bind_launcher(m, "grouped_mma", surogate::grouped_mma);
     surogate::bind_launcher(m, "grouped_thin", surogate::grouped_thin);
 }

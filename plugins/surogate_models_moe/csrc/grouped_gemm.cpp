@@ -5,19 +5,11 @@
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/sm90.h"
-#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
 
 constexpr const char* op_name = "grouped_gemm";
-
-// Of a shape, three pointers and three strides.
-constexpr int64_t group_bytes[] = {12, 8, 8, 8, 8, 8, 8};
-
-// Descriptors of TMA, 128 bytes each: those of A and B, and for both groups of warps those of C and D, of each multiprocessor.
-constexpr int64_t descriptor_bytes = 6 * 128;
-constexpr int64_t most_processors = 160;
 
 }  // namespace
 
@@ -39,14 +31,6 @@ void check_grouped(const GroupedShape& shape, const void* a, const void* b, cons
     check_pointer(b, op_name, "b", 16);
     check_pointer(ends, op_name, "ends", 4);
     check_pointer(d, op_name, "d", 16);
-}
-
-int64_t GroupedGemm::workspace_bytes(int64_t experts) {
-    int64_t bytes = descriptor_bytes * most_processors;
-    for (const int64_t each : group_bytes) {
-        bytes += aligned(experts * each);
-    }
-    return bytes;
 }
 
 GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffers) {

@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "surogate/groups.h"
+
 namespace surogate {
 
 enum Grouped : int { FORWARD = 0, DGRAD = 1, WGRAD = 2 };
@@ -29,7 +31,7 @@ struct GroupedShape {
     bool accumulate;
 };
 
-// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw.
+// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw; `workspace` has groups_bytes(experts).
 struct GroupedBuffers {
     const void *a, *b;
     const int32_t* ends;
@@ -44,8 +46,6 @@ public:
     ~GroupedGemm();
     GroupedGemm(const GroupedGemm&) = delete;
     GroupedGemm& operator=(const GroupedGemm&) = delete;
-
-    static int64_t workspace_bytes(int64_t experts);
 
     // Enqueues two kernels, and a third one where wgrad does not accumulate.
     void run(cudaStream_t stream) const;

@@ -9,7 +9,6 @@
 // multiprocessors, and where few wide tiles are left for the last round, narrow ones win: 4,096 x 2,560, as in Qwen3-4B, has
 // 320 wide tiles, 2.4 rounds of 132.
 #include <cuda_runtime.h>
-#include <cutlass/cutlass.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
@@ -21,10 +20,12 @@
 #include "pair_gemm.h"
 #include "paired_mainloop.h"
 #include "surogate/check.h"
+#include "surogate/cutlass.h"
 
 namespace surogate {
 namespace {
 
+constexpr const char* op_name = "pair_gemm";
 using Element = cutlass::bfloat16_t;
 using RowMajor = cutlass::layout::RowMajor;
 using Cluster = cute::Shape<cute::_2, cute::_1, cute::_1>;
@@ -61,12 +62,6 @@ using Mainloop = PairedMainloop<typename cutlass::gemm::collective::CollectiveBu
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue<Tiling>::SharedStorage))>,
     typename Tiling::MainloopSchedule>::CollectiveOp>;
 
-void check_status(cutlass::Status status, const char* what) {
-    if (status != cutlass::Status::kSuccess) {
-        throw std::runtime_error(std::string("pair_gemm: ") + what + ": " + cutlass::cutlassGetStatusString(status));
-    }
-}
-
 template <class Tiling, class LayoutB>
 struct Prepared : PairGemm::Impl {
     using Loop = Mainloop<Tiling, LayoutB>;
@@ -93,11 +88,11 @@ struct Prepared : PairGemm::Impl {
                                                  loop,
                                                  {{1.0f, 0.0f}, nullptr, stride, static_cast<Element*>(buffers.d), stride},
                                                  hardware};
-        SUROGATE_REQUIRE(Gemm::get_workspace_size(arguments) == 0, "pair_gemm", "unexpected workspace");
-        check_status(gemm.initialize(arguments, nullptr), "initialize");
+        SUROGATE_REQUIRE(Gemm::get_workspace_size(arguments) == 0, op_name, "unexpected workspace");
+        check_status(gemm.initialize(arguments, nullptr), op_name, "initialize");
     }
 
-    void run(cudaStream_t stream) const override { check_status(gemm.run(stream), "run"); }
+    void run(cudaStream_t stream) const override { check_status(gemm.run(stream), op_name, "run"); }
 
     mutable Gemm gemm;
 };
@@ -121,9 +116,9 @@ std::unique_ptr<PairGemm::Impl> prepare(const PairShape& shape, const PairBuffer
 
 std::unique_ptr<PairGemm::Impl> make_pair_gemm(const PairShape& shape, const PairBuffers& buffers) {
     cutlass::KernelHardwareInfo hardware;
-    check_cuda(cudaGetDevice(&hardware.device_id), "pair_gemm");
+    check_cuda(cudaGetDevice(&hardware.device_id), op_name);
     check_cuda(cudaDeviceGetAttribute(&hardware.sm_count, cudaDevAttrMultiProcessorCount, hardware.device_id),
-               "pair_gemm");
+               op_name);
     const bool is_wide =
         estimated_time<Wide>(shape, hardware.sm_count) <= estimated_time<Narrow>(shape, hardware.sm_count);
     return is_wide ? prepare<Wide>(shape, buffers, hardware) : prepare<Narrow>(shape, buffers, hardware);

@@ -5,11 +5,8 @@
 // registers again: only tiles of 128 x 128 x 128 leave room for them. Pairs of blocks beside each other share the tiles of A: of
 // blocks below each other, which would share those of B, 128 rows are lost to a group on average instead of 64.
 #include <cuda_runtime.h>
-#include <cutlass/cutlass.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-#include <cutlass/gemm/group_array_problem_shape.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
 #include <memory>
@@ -18,8 +15,8 @@
 
 #include "grouped_fp8.h"
 #include "surogate/check.h"
+#include "surogate/cutlass_groups.cuh"
 #include "surogate/dtype.h"
-#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
@@ -29,7 +26,6 @@ using B = cutlass::float_e4m3_t;
 using D = cutlass::bfloat16_t;
 using RowMajor = cutlass::layout::RowMajor;
 using ColumnMajor = cutlass::layout::ColumnMajor;
-using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 
 using Pair = cute::Shape<cute::_1, cute::_2, cute::_1>;
 
@@ -59,55 +55,22 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     typename Sums::Schedule>::CollectiveOp;
 
 template <class A, class Sums>
-using Kernel = cutlass::gemm::kernel::GemmUniversal<Problem, Mainloop<A, Sums>, Epilogue<Sums>>;
+using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<A, Sums>, Epilogue<Sums>>;
 
-// Strides of a group: of its rows. All kernels have the same.
-using StrideA = typename Kernel<B, Fast>::InternalStrideA;
-using StrideB = typename Kernel<B, Fast>::InternalStrideB;
-using StrideD = typename Kernel<B, Fast>::InternalStrideD;
-
-// What CUTLASS reads of the groups, all of it on the device, and the factor of all sums.
+// Those of kernels with other sums are the same.
 template <class A>
-struct Groups {
-    float* factor;
-    Problem::UnderlyingProblemShape* shapes;
-    const A** a;
-    const B** b;
-    D** d;
-    StrideA* stride_a;
-    StrideB* stride_b;
-    StrideD* stride_d;
-
-    // Places the arrays one after another and moves `at` behind them.
-    Groups(char*& at, int64_t groups) {
-        place(factor, at, 1);
-        place(shapes, at, groups);
-        place(a, at, groups);
-        place(b, at, groups);
-        place(d, at, groups);
-        place(stride_a, at, groups);
-        place(stride_b, at, groups);
-        place(stride_d, at, groups);
-    }
-
-private:
-    template <class T>
-    static void place(T*& array, char*& at, int64_t count) {
-        array = reinterpret_cast<T*>(at);
-        at += aligned(count * static_cast<int64_t>(sizeof(T)));
-    }
-};
+using Groups = CutlassGroups<Kernel<A, Exact>>;
 
 // A thread per group. Bytes: about 60 a group.
 template <class A>
-__global__ void groups_kernel(Groups<A> groups, const A* a, const B* b, D* d, const float* scale_a, const float* scale_b,
-                              const int32_t* ends, int width, int terms, int count, bool beside) {
+__global__ void groups_kernel(float* factor, Groups<A> groups, const A* a, const B* b, D* d, const float* scale_a,
+                              const float* scale_b, const int32_t* ends, int width, int terms, int count, bool beside) {
     const int g = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (g >= count) {
         return;
     }
     if (g == 0) {
-        *groups.factor = __fmul_rn(scale_a[0], scale_b[0]);
+        *factor = __fmul_rn(scale_a[0], scale_b[0]);
     }
     const int first = g == 0 ? 0 : ends[g - 1];
     const int64_t start = first, between = beside ? terms : static_cast<int64_t>(width) * terms;
@@ -115,9 +78,9 @@ __global__ void groups_kernel(Groups<A> groups, const A* a, const B* b, D* d, co
     groups.a[g] = a + start * terms;
     groups.b[g] = b + g * between;
     groups.d[g] = d + start * width;
-    StrideA stride_a{};
-    StrideB stride_b{};
-    StrideD stride_d{};
+    typename Groups<A>::StrideA stride_a{};
+    typename Groups<A>::StrideB stride_b{};
+    typename Groups<A>::StrideD stride_d{};
     cute::get<0>(stride_a) = terms;
     cute::get<0>(stride_b) = beside ? static_cast<int64_t>(count) * terms : terms;
     cute::get<0>(stride_d) = width;
@@ -126,52 +89,36 @@ __global__ void groups_kernel(Groups<A> groups, const A* a, const B* b, D* d, co
     groups.stride_d[g] = stride_d;
 }
 
-void check_status(cutlass::Status status, const char* what) {
-    if (status != cutlass::Status::kSuccess) {
-        throw std::runtime_error(std::string(op_name) + ": " + what + ": " + cutlass::cutlassGetStatusString(status));
-    }
-}
-
 template <class A, class Sums>
 struct Prepared : GroupedFp8::Impl {
     using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<A, Sums>>;
-    static_assert(std::is_same_v<StrideA, typename Kernel<A, Sums>::InternalStrideA>);
-    static_assert(std::is_same_v<StrideB, typename Kernel<A, Sums>::InternalStrideB>);
-    static_assert(std::is_same_v<StrideD, typename Kernel<A, Sums>::InternalStrideD>);
 
     Prepared(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers)
-        : shape(shape), buffers(buffers), at(static_cast<char*>(buffers.workspace)), groups(at, shape.groups) {
-        cutlass::KernelHardwareInfo hardware;
-        check_cuda(cudaGetDevice(&hardware.device_id), op_name);
-        check_cuda(cudaDeviceGetAttribute(&hardware.sm_count, cudaDevAttrMultiProcessorCount, hardware.device_id), op_name);
-        typename Gemm::Arguments arguments{
-            cutlass::gemm::GemmUniversalMode::kGrouped,
-            {static_cast<int>(shape.groups), groups.shapes, nullptr},
-            {groups.a, groups.stride_a, groups.b, groups.stride_b},
-            {{}, nullptr, groups.stride_d, groups.d, groups.stride_d},
-            hardware,
-            {}};
-        arguments.epilogue.thread.alpha_ptr = groups.factor;
+        : shape(shape),
+          buffers(buffers),
+          factor(static_cast<float*>(buffers.workspace)),
+          at(static_cast<char*>(buffers.workspace) + GroupedFp8::factor_bytes),
+          groups(at, shape.groups) {
+        auto arguments = group_arguments<Gemm>(groups, shape.groups, op_name);
+        arguments.epilogue.thread.alpha_ptr = factor;
         arguments.epilogue.thread.beta = 0.0f;
         const char* end = static_cast<char*>(buffers.workspace) + GroupedFp8::workspace_bytes(shape.groups);
-        SUROGATE_REQUIRE(static_cast<int64_t>(Gemm::get_workspace_size(arguments)) <= end - at, op_name,
-                         "the workspace is too small");
-        check_status(Gemm::can_implement(arguments), "can_implement");
-        check_status(gemm.initialize(arguments, at), "initialize");
+        initialize(gemm, arguments, at, end, op_name);
     }
 
     void run(cudaStream_t stream) const override {
         const int count = static_cast<int>(shape.groups);
         groups_kernel<A><<<(count + 127) / 128, 128, 0, stream>>>(
-            groups, static_cast<const A*>(buffers.a), static_cast<const B*>(buffers.b), static_cast<D*>(buffers.d),
+            factor, groups, static_cast<const A*>(buffers.a), static_cast<const B*>(buffers.b), static_cast<D*>(buffers.d),
             buffers.scale_a, buffers.scale_b, buffers.ends, static_cast<int>(shape.width), static_cast<int>(shape.terms), count,
             shape.beside);
         check_launch(op_name);
-        check_status(gemm.run(stream), "run");
+        check_status(gemm.run(stream), op_name, "run");
     }
 
     GroupedFp8Shape shape;
     GroupedFp8Buffers buffers;
+    float* factor;  // of all sums
     char* at;
     Groups<A> groups;
     mutable Gemm gemm;

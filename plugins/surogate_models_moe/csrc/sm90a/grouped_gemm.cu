@@ -9,11 +9,8 @@
 // products: 447 to 542 TFLOP/s on an H100 with 1,024 rows an expert (2026-11-25), where torch's grouped_mm, with tiles of
 // 128 x 256, reached 559 to 644.
 #include <cuda_runtime.h>
-#include <cutlass/cutlass.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-#include <cutlass/gemm/group_array_problem_shape.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
@@ -23,8 +20,8 @@
 
 #include "grouped_gemm.h"
 #include "surogate/check.h"
+#include "surogate/cutlass_groups.cuh"
 #include "surogate/dtype.h"
-#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
@@ -34,7 +31,6 @@ using Element = cutlass::bfloat16_t;
 using RowMajor = cutlass::layout::RowMajor;
 using ColumnMajor = cutlass::layout::ColumnMajor;
 using Tile = cute::Shape<cute::_128, cute::_256, cute::_64>;
-using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 constexpr int alignment = 8;  // elements in 16 bytes
 
 struct Forward {
@@ -83,45 +79,11 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
 
 template <class Kind, class Pair>
-using Kernel = cutlass::gemm::kernel::GemmUniversal<Problem, Mainloop<Kind, Pair>, Epilogue<Kind, Pair>>;
+using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<Kind, Pair>, Epilogue<Kind, Pair>>;
 
-// Strides of a group.
+// Those of kernels with the other pairs are the same.
 template <class Kind>
-using StrideA = typename Kernel<Kind, Below>::InternalStrideA;
-template <class Kind>
-using StrideB = typename Kernel<Kind, Below>::InternalStrideB;
-template <class Kind>
-using StrideD = typename Kernel<Kind, Below>::InternalStrideD;
-
-// What CUTLASS reads of the groups, all of it on the device.
-template <class Kind>
-struct Groups {
-    Problem::UnderlyingProblemShape* shapes;
-    const Element** a;
-    const Element** b;
-    typename Kind::D** d;
-    StrideA<Kind>* stride_a;
-    StrideB<Kind>* stride_b;
-    StrideD<Kind>* stride_d;
-
-    // Places the arrays one after another and moves `at` behind them.
-    Groups(char*& at, int64_t experts) {
-        place(shapes, at, experts);
-        place(a, at, experts);
-        place(b, at, experts);
-        place(d, at, experts);
-        place(stride_a, at, experts);
-        place(stride_b, at, experts);
-        place(stride_d, at, experts);
-    }
-
-private:
-    template <class T>
-    static void place(T*& array, char*& at, int64_t experts) {
-        array = reinterpret_cast<T*>(at);
-        at += aligned(experts * static_cast<int64_t>(sizeof(T)));
-    }
-};
+using Groups = CutlassGroups<Kernel<Kind, Below>>;
 
 // A thread per expert. Bytes: about 60 an expert.
 template <class Kind>
@@ -149,9 +111,9 @@ __global__ void groups_kernel(Groups<Kind> groups, const Element* a, const Eleme
     // Strides are those of whole matrices: `rows` is no stride.
     const int m_s = is_wgrad<Kind> ? n : m_e;
     groups.shapes[e] = make_shape(m_e, n_e, k_e);
-    groups.stride_a[e] = make_cute_packed_stride(StrideA<Kind>{}, make_shape(m_s, k_e, 1));
-    groups.stride_b[e] = make_cute_packed_stride(StrideB<Kind>{}, make_shape(n_e, k_e, 1));
-    groups.stride_d[e] = make_cute_packed_stride(StrideD<Kind>{}, make_shape(m_s, n_e, 1));
+    groups.stride_a[e] = make_cute_packed_stride(typename Groups<Kind>::StrideA{}, make_shape(m_s, k_e, 1));
+    groups.stride_b[e] = make_cute_packed_stride(typename Groups<Kind>::StrideB{}, make_shape(n_e, k_e, 1));
+    groups.stride_d[e] = make_cute_packed_stride(typename Groups<Kind>::StrideD{}, make_shape(m_s, n_e, 1));
 }
 
 // Zeros for the gradients of experts without rows. Grid: (blocks of a matrix, experts). Bytes: those of their gradients.
@@ -166,38 +128,19 @@ __global__ void zeros_kernel(float4* d, const int32_t* ends, int64_t words) {
     }
 }
 
-void check_status(cutlass::Status status, const char* what) {
-    if (status != cutlass::Status::kSuccess) {
-        throw std::runtime_error(std::string(op_name) + ": " + what + ": " + cutlass::cutlassGetStatusString(status));
-    }
-}
-
 template <class Kind, class Pair>
 struct Prepared : GroupedGemm::Impl {
     using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<Kind, Pair>>;
 
     Prepared(const GroupedShape& shape, const GroupedBuffers& buffers)
         : shape(shape), buffers(buffers), at(static_cast<char*>(buffers.workspace)), groups(at, shape.experts) {
-        cutlass::KernelHardwareInfo hardware;
-        check_cuda(cudaGetDevice(&hardware.device_id), op_name);
-        check_cuda(cudaDeviceGetAttribute(&hardware.sm_count, cudaDevAttrMultiProcessorCount, hardware.device_id), op_name);
-        typename Gemm::Arguments arguments{
-            cutlass::gemm::GemmUniversalMode::kGrouped,
-            {static_cast<int>(shape.experts), groups.shapes, nullptr},
-            {groups.a, groups.stride_a, groups.b, groups.stride_b},
-            {{}, nullptr, groups.stride_d, groups.d, groups.stride_d},
-            hardware,
-            {}};
+        auto arguments = group_arguments<Gemm>(groups, shape.experts, op_name);
         arguments.epilogue.thread.alpha = 1.0f;
         arguments.epilogue.thread.beta = shape.accumulate ? 1.0f : 0.0f;
         if constexpr (!std::is_void_v<typename Kind::C>) {
             arguments.epilogue.ptr_C = const_cast<const float**>(groups.d);
         }
-        const char* end = static_cast<char*>(buffers.workspace) + GroupedGemm::workspace_bytes(shape.experts);
-        SUROGATE_REQUIRE(static_cast<int64_t>(Gemm::get_workspace_size(arguments)) <= end - at, op_name,
-                         "the workspace is too small");
-        check_status(Gemm::can_implement(arguments), "can_implement");
-        check_status(gemm.initialize(arguments, at), "initialize");
+        initialize(gemm, arguments, at, static_cast<char*>(buffers.workspace) + groups_bytes(shape.experts), op_name);
     }
 
     void run(cudaStream_t stream) const override {
@@ -207,7 +150,7 @@ struct Prepared : GroupedGemm::Impl {
             groups, static_cast<const Element*>(buffers.a), static_cast<const Element*>(buffers.b), d, buffers.ends, n, k,
             experts);
         check_launch(op_name);
-        check_status(gemm.run(stream), "run");
+        check_status(gemm.run(stream), op_name, "run");
         if constexpr (is_wgrad<Kind>) {
             if (!shape.accumulate) {
                 zeros_kernel<<<dim3(8, experts), 256, 0, stream>>>(reinterpret_cast<float4*>(d), buffers.ends,

@@ -17,7 +17,7 @@ from typing import Any, Final
 from . import Finding, KernelDef, SystemInfo
 from .hooks import hookimpl, provides
 
-__all__ = ["aligned", "compiled_hooks", "diagnose"]
+__all__ = ["aligned", "compiled_hooks", "diagnose", "groups_bytes"]
 
 INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
 
@@ -30,6 +30,11 @@ _ABSENT: Final = "is not compiled"
 def aligned(nbytes: int) -> int:
     """Round up to where the next part of a workspace begins. Must match <surogate/workspace.h>."""
     return -(-nbytes // 256) * 256
+
+
+def groups_bytes(groups: int) -> int:
+    """Return the workspace of products of `groups` of rows by CUTLASS. Must match <surogate/groups.h>."""
+    return 160 * 6 * 128 + aligned(12 * groups) + 6 * aligned(8 * groups)
 
 
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.api.compiled import aligned
-
-_GROUP_BYTES = (12, 8, 8, 8, 8, 8, 8)
-"""Of the shape, three pointers and three strides of a group. Must match `csrc/grouped_fp8.cpp`, as the next ones."""
-
-_FACTOR_BYTES = 4
-_DESCRIPTOR_BYTES = 160 * 6 * 128
-"""TMA descriptors that CUTLASS writes: at most six for each of 160 multiprocessors."""
+from surogate_core.api.compiled import aligned, groups_bytes
 
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
@@ -32,9 +25,8 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """Return the bytes of the arguments of CUTLASS for the groups, of the factor of the sums and of TMA descriptors."""
-    groups = op.ins[4].size
-    return _DESCRIPTOR_BYTES + sum(aligned(size) for size in (_FACTOR_BYTES, *(groups * n for n in _GROUP_BYTES)))
+    """Return the bytes of the factor of the sums and of the groups."""
+    return aligned(4) + groups_bytes(op.ins[4].size)
 
 
 def _bind(op: Op, ctx: BindContext) -> Call:

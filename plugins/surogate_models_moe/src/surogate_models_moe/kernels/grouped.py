@@ -7,19 +7,13 @@ groups on the device, so that a launch does not depend on the routes.
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.api.compiled import aligned
+from surogate_core.api.compiled import groups_bytes
 
 from ..ops import MOST_THIN
 from .support import supports
 
 _KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad": 2}
 """Kinds of ops, and their codes in `csrc/grouped_gemm.h`."""
-
-_GROUP_BYTES = (12, 8, 8, 8, 8, 8, 8)
-"""Of the shape, three pointers and three strides of an expert. Must match `csrc/grouped_gemm.cpp`, as the next one."""
-
-_DESCRIPTOR_BYTES = 160 * 6 * 128
-"""TMA descriptors that CUTLASS writes: at most six for each of 160 multiprocessors."""
 
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
@@ -45,12 +39,6 @@ def _cutlass_supports(op: Op, target: Target) -> Support:
     if target.device.sm != 90:
         return Support(False, f"is for SM90 alone, not {target.device.title}")
     return _portable_supports(op, target)
-
-
-def _cutlass_workspace(op: Op, target: Target) -> int:
-    """The table of groups that CUTLASS reads, and its TMA descriptors."""
-    experts = op.ins[2].size
-    return _DESCRIPTOR_BYTES + sum(aligned(experts * nbytes) for nbytes in _GROUP_BYTES)
 
 
 def _bind_cutlass(op: Op, ctx: BindContext) -> Call:
@@ -87,7 +75,7 @@ CUTLASS: tuple[KernelDef, ...] = tuple(
         arithmetic=("bf16", _SHARES[kind]),
         supports=_cutlass_supports,
         bind=_bind_cutlass,
-        workspace=_cutlass_workspace,
+        workspace=lambda op, target: groups_bytes(op.ins[2].size),
     )
     for kind, dtypes in _DTYPES
 )
