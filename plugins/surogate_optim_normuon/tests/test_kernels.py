@@ -25,6 +25,7 @@ from surogate_optim_normuon.reference import normuon
 TARGET = Target(device("h200"), "true")
 Params = Sequence[tuple[Sequence[int], int]]
 PARAMS: Params = [((48, 16), 64), ((16, 48), 64), ((20,), 9), ((64,), 64), ((9,), 20)]
+STACKS: Params = [((8,) * 9, 64), ((24,) * 9, 8)]
 CODES = {0: torch.float32, 1: torch.bfloat16}
 
 
@@ -80,6 +81,11 @@ def test_batches_fit_in_the_budget_and_are_of_nearly_equal_size() -> None:
     sizes = [len(batch.members) for batch in batches(op)]
     assert sum(sizes) == 73 and max(sizes) - min(sizes) <= 1 and len(sizes) == 7
     assert workspace_bytes(op) <= BATCH_BYTES < layout(Shape(1024, 4096), max(sizes) + 2).total
+
+
+def test_small_matrices_are_in_batches_that_a_grid_can_have() -> None:
+    op = update([((8,) * 100_000, 16)], copied=(), copy_dtypes=())
+    assert [len(batch.members) for batch in batches(op)] == [50_000] * 2
 
 
 def test_a_matrix_beyond_the_budget_is_a_batch_of_its_own() -> None:
@@ -265,12 +271,15 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("lr_scale", ["match_adamw", "paper"])
 @pytest.mark.parametrize("budget", [BATCH_BYTES, 1])
 @pytest.mark.parametrize(
-    ("params", "panels"), [(PARAMS, 2), ([((256, 256), 300), ((520,), 256)], 2), ([((520,), 512)], 4)], ids=str
+    ("params", "panels"),
+    [(PARAMS, 2), (STACKS, 2), ([((256, 256), 300), ((520,), 256)], 2), ([((520,), 512)], 4)],
+    ids=str,
 )
 def test_the_launches_of_a_step_are_the_reference_up_to_bf16_products(
     lr_scale: str, budget: int, params: Params, panels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16 operands of the products change an update by 1.5 %."""
+    """bf16 operands of the products change an update by 1.5 %, that of matrices with eight rows by up to 4 %."""
+    allowed = 0.05 if params is STACKS else 0.03
     monkeypatch.setattr(planned, "BATCH_BYTES", budget)
     monkeypatch.setattr(planned, "PANELS", panels)
     monkeypatch.setattr(planned, "PANEL_SIDE", 256)
@@ -288,7 +297,7 @@ def test_the_launches_of_a_step_are_the_reference_up_to_bf16_products(
             torch.testing.assert_close(ours, expected)
         elif value.name[0] == "p":
             step = expected - before[value]
-            assert (ours - expected).norm() < 0.03 * step.norm(), value
+            assert (ours - expected).norm() < allowed * step.norm(), value
         else:
             torch.testing.assert_close(ours, expected, rtol=0.05, atol=1e-3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from surogate_core.api import Target
 from surogate_core.memory.cost import op_cost
 from surogate_core.testing.devices import device
 from surogate_core.testing.programs import initialize, load_registry
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
 from surogate_optim_normuon.iterations import METHODS
 from surogate_optim_normuon.kernels import KERNELS
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
@@ -166,10 +168,10 @@ def test_bf16_masters_and_momenta_are_rounded_stochastically() -> None:
 # ------------------------------------------------------------------------------------------------------------- a model
 
 
-def model(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> harness.PlannedModel:
+def model(monkeypatch: pytest.MonkeyPatch, config: Mapping[str, Any] = CONFIG, **settings: Any) -> harness.PlannedModel:
     monkeypatch.setattr(harness, "OPS", harness.OPS | {"normuon": NORMUON_OP})
     chosen = {"optimizer": NORMUON, "optimizer_options": NorMuonOptions(), "weight_decay": 0.1, "max_grad_norm": 1.0}
-    made = harness.PlannedModel(CONFIG, 2, 16, **(chosen | settings))
+    made = harness.PlannedModel(config, 2, 16, **(chosen | settings))
     initialize((v for v in made.assembly.declared if v.init), made.buffers.persistent, seed=3)
     made.executor.run("start")
     return made
@@ -186,6 +188,75 @@ def test_matrices_of_blocks_have_momentum_and_row_moments_and_all_else_has_adamw
     assert {n.removeprefix("normuon.adamw.m.") for n in names if n.startswith("normuon.adamw.m.")} == others
     (op,) = [op for op in made.assembly.programs["update"].ops if op.kind == "normuon"]
     assert sorted(set(op.attrs["rows"])) == [(24,), (32, 16, 16), (40, 40)]
+
+
+EXPERTS, RANK, WIDTH = 5, 4, 20
+MIXTURE = harness.tiny_config(
+    **{"model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": WIDTH},
+    **{"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "head_dim": 8},
+)
+ADAPTED = LoraOptions(lora_rank=RANK, lora_target_parameters=("experts.gate_up_proj", "experts.down_proj"))
+OF_EXPERTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "trained": {"layers.0.mlp.gate_up": (WIDTH, WIDTH) * EXPERTS, "layers.0.mlp.down": (24,) * EXPERTS},
+    "adapters": {
+        f"model.layers.0.mlp.experts.{name}_proj.lora_{matrix}_experts": (rows,) * EXPERTS
+        for name, matrix, rows in (
+            *(("gate_up", "A", RANK), ("gate_up", "B", 2 * WIDTH)),
+            *(("down", "A", RANK), ("down", "B", 24)),
+        )
+    },
+}
+"""Rows of the matrices of params that hold a matrix of each expert."""
+
+
+def alone(p: Tensor, gradients: Sequence[Tensor], lr: float, decay: float) -> Tensor:
+    """Return one matrix after some steps of NorMuon, in plain torch."""
+    m, v = torch.zeros_like(p), torch.zeros(len(p), 1)
+    for g in gradients:
+        m = 0.95 * m + 0.05 * g
+        u = 0.05 * g + 0.95 * m
+        x = u.T if u.shape[0] > u.shape[1] else u
+        x = x / (1.02 * x.norm() + 1e-6)
+        for a, b, c in METHODS["polar_express"].coefficients:
+            square = x @ x.T
+            x = a * x + (b * square + c * square @ square) @ x
+        o = x.T if u.shape[0] > u.shape[1] else x
+        v = 0.95 * v + 0.05 * o.square().mean(1, keepdim=True)
+        scaled = o / (v.sqrt() + 1e-10)
+        step = scaled * o.norm() / (scaled.norm() + 1e-10) * 0.2 * sqrt(max(o.shape))
+        p = p - lr * decay * p * (step * p >= 0) - lr * step
+    return p
+
+
+@pytest.mark.parametrize("case", OF_EXPERTS)
+def test_each_expert_is_updated_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Of trained weights gate and up each, of adapters A and B of each expert: two steps against a loop in torch."""
+    adapters = [(LORA, ADAPTED)] if case == "adapters" else []
+    options = NorMuonOptions(normuon_adapters=bool(adapters))
+    made = model(monkeypatch, MIXTURE, adapters=adapters, optimizer_options=options, max_grad_norm=0.0)
+    before = {name: made.params[name].clone() for name in OF_EXPERTS[case]}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in before}
+    values = {v.name: v for v in made.assembly.declared}
+    for step in (1, 2):
+        made.micro_step(ROWS, SCALE)
+        for name, seen in gradients.items():
+            seen.append(made.buffers.persistent(values[f"grad.{name}"]).clone())
+        made.update(step, lr=0.02)
+    for name, rows in OF_EXPERTS[case].items():
+        parts = (x.split(rows) for x in (made.params[name], before[name], *gradients[name]))
+        for new, old, *seen in zip(*parts, strict=True):
+            torch.testing.assert_close(new, alone(old, seen, 0.02, 0.1), rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_are_adamws_unless_normuon_adapters_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orthogonalized(**options: bool) -> set[str]:
+        made = model(monkeypatch, MIXTURE, adapters=[(LORA, ADAPTED)], optimizer_options=NorMuonOptions(**options))
+        names = {v.name for v in made.assembly.declared}
+        return {n.removeprefix("normuon.momentum.") for n in names if n.startswith("normuon.momentum.")}
+
+    assert orthogonalized() == set()
+    found = orthogonalized(normuon_adapters=True)
+    assert OF_EXPERTS["adapters"].keys() < found and sum("self_attn" in name for name in found) == 8
 
 
 def test_its_time_is_that_of_products_in_bf16_and_of_the_bytes_of_element_wise_kernels(

@@ -108,9 +108,9 @@ class Stacks:
         """Declare A, drawn as PEFT draws it, and B, zero."""
         at, (rows, width), rank = self.b.ops[op.kind].group_ends, op.ins[1].shape, self.options.rank_of(parameter)
         assert at is not None
-        drawn, zeros = Init(kind="uniform", bound=1 / sqrt(width)), Init(kind="zeros")
-        down = self.b.param(parameter + DOWN, (op.ins[at].size * rank, width), drawn, self.dtype)
-        return down, self.b.param(parameter + UP, (rows, rank), zeros, self.dtype)
+        drawn, zeros, experts = Init(kind="uniform", bound=1 / sqrt(width)), Init(kind="zeros"), op.ins[at].size
+        down = self.b.param(parameter + DOWN, (experts * rank, width), drawn, self.dtype, matrices=experts)
+        return down, self.b.param(parameter + UP, (rows, rank), zeros, self.dtype, matrices=experts)
 
 
 # ------------------------------------------------------------------------------------------------------------ in files

@@ -13,6 +13,9 @@ from surogate_core.api.param_update import column_of
 BATCH_BYTES = 256 << 20
 """Workspace of a batch, unless one matrix needs more. 12 matrices of 1024 x 4096 fit: enough tiles for an H200."""
 
+MOST = 65_535
+"""Most matrices of a batch: a grid has so many blocks in its second dimension, and cuBLASLt such a batch."""
+
 PANELS = 2
 """Panels that a symmetric product is computed in, each up to the diagonal: of two, three quarters are computed."""
 
@@ -197,7 +200,7 @@ def workspace_bytes(op: Op) -> int:
 
 def _divided(shape: Shape, members: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
     """Yield the matrices in the fewest batches that fit, of nearly equal size."""
-    count = ceil(len(members) / max(1, BATCH_BYTES // layout(shape, 1).total))
+    count = ceil(len(members) / min(MOST, max(1, BATCH_BYTES // layout(shape, 1).total)))
     bounds = [len(members) * i // count for i in range(count + 1)]
     for begin, end in pairwise(bounds):
         yield tuple(members[begin:end])

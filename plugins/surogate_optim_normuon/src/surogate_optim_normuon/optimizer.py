@@ -34,20 +34,24 @@ class NorMuonOptions(BaseModel):
     normuon_orthogonalization: Literal["polar_express", "newton_schulz"] = Field(
         "polar_express", description="Iterations that orthogonalize the momentum."
     )
+    normuon_adapters: bool = Field(
+        False, description="Orthogonalize the matrices of adapters too, of experts each by itself; false: AdamW."
+    )
     adamw_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     adamw_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def is_orthogonalized(p: TrainedParam | ParamInfo) -> bool:
-    """Return whether NorMuon updates `p`: a matrix of the model. AdamW updates adapters."""
-    return p.of_model and p.kind == "matrix" and bool(p.matrices)
+def is_orthogonalized(p: TrainedParam | ParamInfo, *, adapters: bool) -> bool:
+    """Return whether NorMuon updates `p`: a matrix of the model or, with `adapters`, of an adapter."""
+    return (p.of_model or adapters) and p.kind == "matrix" and bool(p.matrices)
 
 
 def update(context: UpdateContext[NorMuonOptions]) -> None:
     """Emit one `normuon` op over the matrices, and one `adamw` op over the other params."""
-    matrices = [p for p in context.params if is_orthogonalized(p)]
-    others = [p for p in context.params if not is_orthogonalized(p)]
+    chosen = [is_orthogonalized(p, adapters=context.options.normuon_adapters) for p in context.params]
+    matrices = [p for p, is_chosen in zip(context.params, chosen, strict=True) if is_chosen]
+    others = [p for p, is_chosen in zip(context.params, chosen, strict=True) if not is_chosen]
     if matrices:
         _normuon(context, matrices)
     if others:
@@ -146,5 +150,5 @@ NORMUON = OptimizerDef(
     summary="NorMuon for matrices, orthogonalized each by itself; AdamW for all other params",
     options=NorMuonOptions,
     update=update,
-    granularity=lambda p: p.param.size if is_orthogonalized(p) else 1,
+    granularity=lambda p: p.param.size if is_orthogonalized(p, adapters=False) else 1,  # ranks divide none of adapters
 )

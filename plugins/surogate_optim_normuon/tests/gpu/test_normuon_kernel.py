@@ -302,6 +302,26 @@ def test_bits_do_not_depend_on_the_other_params_of_the_op() -> None:
         assert same_bits(a, b)
 
 
+def test_matrices_of_experts_are_each_updated_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of 300 thin matrices, in several batches: near the reference, with the bits of each by itself."""
+    shapes, experts = [(16, 192), (72, 16), (8, 64)], 300
+    monkeypatch.setattr(planned, "BATCH_BYTES", 1 << 20)
+    stacks = Update([((rows,) * experts, columns) for rows, columns in shapes])
+    ours, truth = stacks.run(), stacks.reference()
+    monkeypatch.setattr(reference, "orthogonalized", in_bf16)
+    rounded = stacks.reference()
+    for p in stacks.masters:
+        old = stacks.contents[p]
+        assert relative_error(ours[p] - old, truth[p] - old) < 1.25 * relative_error(rounded[p] - old, truth[p] - old)
+    one, i = Update([((rows,), columns) for rows, columns in shapes]), experts - 1
+    for mine, whole in zip(columns_of(one), columns_of(stacks), strict=True):
+        for value, stack, (rows, _) in zip(mine, whole, shapes, strict=True):
+            one.contents[value] = stacks.contents[stack][i * rows :]
+    alone = one.run()
+    for value, stack, (rows, _) in zip(one.masters, stacks.masters, shapes, strict=True):
+        assert same_bits(alone[value], ours[stack][i * rows :])
+
+
 def columns_of(update: Update) -> tuple[list[Value], ...]:
     return update.grads, update.masters, update.momenta, update.variances
 

@@ -209,7 +209,7 @@ class Recorder:
                 param=param,
                 of_model=param.name in stored and not stored[param.name].new,
                 kind=special.get(param) or param_kind(param, stored.get(param.name)),
-                matrices=logical_matrices(param, stored.get(param.name)),
+                matrices=logical_matrices(param, stored.get(param.name), self.b.stack_of(param)),
                 grad=gradients.get(param),
             )
             for param in self.b.declared

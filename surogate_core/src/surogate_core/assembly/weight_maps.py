@@ -31,12 +31,13 @@ def param_kind(param: Value, stored: WeightMap | None) -> ParamKind:
     return (stored and stored.kind) or ("vector" if len(param.shape) < 2 else "matrix")
 
 
-def logical_matrices(param: Value, stored: WeightMap | None) -> tuple[Matrix, ...]:
-    """Return the matrices of `param`, from its weight map if it is a weight of the model."""
+def logical_matrices(param: Value, stored: WeightMap | None, declared: int) -> tuple[Matrix, ...]:
+    """Return the matrices of `param`: of its weight map if it is a weight of the model, else as many as `declared`."""
     if len(param.shape) != 2:
         return ()
     if stored is None:
-        return (Matrix(param.name, param.shape[0]),)
+        names = [f"{param.name}.{i}" for i in range(declared)] if declared > 1 else [param.name]
+        return tuple(Matrix(name, param.shape[0] // declared) for name in names)
     return tuple(Matrix(tensor.name, tensor.rows[0]) for tensor in stored.tensors)
 
 

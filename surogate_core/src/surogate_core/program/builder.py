@@ -38,11 +38,12 @@ class Builder:
         self._block = -1
         self._named: dict[str, Value] = {}
         self._count: dict[str, int] = {}
+        self._stacks: dict[str, int] = {}
 
     def forked(self) -> Builder:
         """Return a builder with the values declared so far. What it declares and names, this one does not know."""
         copy = Builder(self.ops, self.dtype, self.parts)
-        copy._named, copy._count = dict(self._named), dict(self._count)
+        copy._named, copy._count, copy._stacks = dict(self._named), dict(self._count), dict(self._stacks)
         return copy
 
     # ------------------------------------------------------------------------------------------------------- values
@@ -51,9 +52,22 @@ class Builder:
         """Declare a value that the training loop writes before a program runs."""
         return self._declare(name, shape, dtype, "input")
 
-    def param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None = None) -> Value:
-        """Declare a model weight. It is trainable unless an adapter freezes it."""
+    def param(
+        self, name: str, shape: Sequence[int], init: Init, dtype: str | None = None, *, matrices: int = 1
+    ) -> Value:
+        """Declare a model weight. It is trainable unless an adapter freezes it.
+
+        `matrices`: how many equal ones it holds one above another (`ParamInfo.matrices`), such as one of each expert.
+        Of a param that checkpoints hold, its weight map says so.
+        """
+        if matrices < 1 or shape[0] % matrices:
+            raise ProgramError(f"{_caller()}: param {name!r} {list(shape)} cannot be {matrices} equal matrices")
+        self._stacks[name] = matrices
         return self._declare(name, shape, dtype or self.dtype, "param", init)
+
+    def stack_of(self, param: Value) -> int:
+        """Return how many matrices a param was declared with."""
+        return self._stacks[param.name]
 
     def grad(self, param: Value, dtype: str) -> Value:
         """Declare the accumulated gradient of `param`."""
