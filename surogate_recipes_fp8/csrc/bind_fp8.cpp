@@ -4,6 +4,7 @@
 #include "numerics.h"
 #include "quantize.h"
 #include "scales.h"
+#include "weighted_swiglu.h"
 
 void bind_fp8(nanobind::module_& m) {
     using namespace surogate;
@@ -53,6 +54,20 @@ void bind_fp8(nanobind::module_& m) {
                       cudaStream_t stream) {
                       fp8_geglu_bwd(dout, gate_up, q, q_t, dgate_up, {hidden_t, hidden_scale, hidden_format},
                                      {rows, width}, format, {scaling, scale, amax, scale_out, measured}, stream);
+                  });
+    bind_launcher(m, "fp8_weighted_swiglu",
+                  +[](const void* gate_up, const void* weights, const void* order, void* q, void* out, int64_t rows,
+                      int64_t width, int format, int scaling, const float* scale, float* amax, float* scale_out,
+                      float* measured, cudaStream_t stream) {
+                      fp8_weighted_swiglu({gate_up, weights, order, rows, width}, q, out, format,
+                                          {scaling, scale, amax, scale_out, measured}, stream);
+                  });
+    bind_launcher(m, "fp8_weighted_swiglu_bwd",
+                  +[](const void* dout, const void* gate_up, const void* weights, const void* order, void* q,
+                      void* dgate_up, void* d_weights, int64_t rows, int64_t width, int format, int scaling,
+                      const float* scale, float* amax, float* scale_out, float* measured, cudaStream_t stream) {
+                      fp8_weighted_swiglu_bwd(dout, {gate_up, weights, order, rows, width}, q, dgate_up, d_weights,
+                                              format, {scaling, scale, amax, scale_out, measured}, stream);
                   });
     bind_launcher(m, "fp8_rmsnorm",
                   +[](const void* x, const void* residual, const void* w, void* q, void* q_t, void* norm, void* rstd,

@@ -39,6 +39,7 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
         ((2,), "fp32"),
     )
     q, q_t, rstd = ((rows, columns), "e4m3"), ((columns, rows), "e4m3"), ((rows,), "fp32")
+    weights, order = ((rows // 2, 2), "fp32"), ((rows,), "int32")
     gradient = [((rows, 2 * columns), "e5m2"), ((2 * columns, rows), "e5m2")]
     ins, outs = {
         "fp8_quantize": ([tokens], [q, q_t]),
@@ -46,13 +47,15 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
         "fp8_add_rmsnorm": ([tokens, tokens, row], [q, q_t, rstd, tokens]),
         **{f"fp8_{gated}": ([wide], [q, q_t]) for gated in ("swiglu", "geglu")},
         **{f"fp8_{gated}_bwd": ([tokens, wide], gradient) for gated in ("swiglu", "geglu")},
+        "fp8_weighted_swiglu": ([wide, weights, order], [q]),
+        "fp8_weighted_swiglu_bwd": ([tokens, wide, weights, order], [gradient[0], weights]),
         "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [q, q_t, tokens, ((columns,), "fp32")]),
         "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [q, q_t, tokens]),
     }[kind]
     states = {"delayed": 2, "given": 1, "current": 0, "fallback": 1}[scaling] + extra
     scale = [state] if scaling in ("current", "fallback") else []
     dtype = "e5m2" if "bwd" in kind or "dgrad" in kind else "e4m3"
-    attrs: dict[str, Any] = {"dtype": dtype, "scaling": scaling, "transposed": True, "eps": 1e-6}
+    attrs: dict[str, Any] = {"dtype": dtype, "scaling": scaling, "transposed": "weighted" not in kind, "eps": 1e-6}
     attrs["residual"] = kind == "fp8_rmsnorm_bwd"
     attrs = {name: value for name, value in attrs.items() if name in DEFINITIONS[kind].attrs}
     return Op(kind, values("in", [*ins, *[state] * states]), values("out", [*outs, *scale]), attrs)
@@ -60,7 +63,8 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
 
 KINDS = (
     *("fp8_quantize", "fp8_rmsnorm", "fp8_add_rmsnorm", "fp8_swiglu", "fp8_swiglu_bwd"),
-    *("fp8_geglu", "fp8_geglu_bwd", "fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad"),
+    *("fp8_geglu", "fp8_geglu_bwd", "fp8_weighted_swiglu", "fp8_weighted_swiglu_bwd"),
+    *("fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad"),
 )
 
 

@@ -16,7 +16,7 @@ from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_models_moe import reference
 from surogate_qlora_nf4.format import NF4
-from surogate_recipes_fp8.reference import fp8_quantize
+from surogate_recipes_fp8.reference import fp8_quantize, fp8_weighted_swiglu, fp8_weighted_swiglu_bwd
 from surogate_recipes_nvfp4.recipe import NVFP4
 
 LAYERS, EXPERTS = 2, 5
@@ -24,6 +24,7 @@ CONFIG = tiny_config(
     **{"model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
     **{"hidden_size": 128, "vocab_size": 64, "num_hidden_layers": LAYERS, "head_dim": 16},
 )
+WEIGHTED = ("fp8_weighted_swiglu", "fp8_weighted_swiglu_bwd")
 EXPERTS_OF = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
@@ -86,14 +87,47 @@ def test_rows_of_tokens_are_gathered_as_codes_with_the_bits_of_quantized_rows() 
     assert {op.ins[0].dtype for op in gathers if op.phase == "backward"} == {"bf16", "e5m2"}  # dw reads bf16
 
 
+@pytest.mark.parametrize("lora", [adapter(), adapter(*EXPERTS_OF), {}], ids=["attention", "experts", "full"])
+def test_swiglu_writes_the_codes_that_products_of_experts_read(lora: dict[str, Any]) -> None:
+    """In bf16 too where adapters or gradients of weights read it, in the place of what it is made of."""
+    program = Model(CONFIG, **lora).assembly.programs["micro_first"]
+    readers, writers = program.readers(), {v: op for op in program.ops for v in op.outs}
+    found = [op for op in program.ops if op.kind in WEIGHTED]
+    assert len(found) == 2 * LAYERS and not {"weighted_swiglu", "weighted_swiglu_bwd"} & kinds(program).keys()
+    for op in found:
+        assert {reader.kind for reader in readers[op.outs[0]]} == {"fp8_grouped_linear"}
+        assert op.attrs["wide"] == (lora != adapter())
+        assert not any(reader.kind == "fp8_quantize" for v in op.outs for reader in readers.get(v, ()))
+    products = [op.ins[0] for op in program.ops if op.kind == "fp8_grouped_linear"]
+    assert sum(writers[v].kind in WEIGHTED for v in products) == 2 * LAYERS
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_codes_have_the_bits_of_those_of_two_ops(wide: bool) -> None:
+    gen = torch.Generator().manual_seed(4)
+    gate_up, dy = (torch.randn(64, width, generator=gen).bfloat16() for width in (96, 48))
+    routed = (gate_up, torch.rand(32, 2, generator=gen), torch.randperm(64, generator=gen).int())
+    amax = torch.tensor([0.5, 0.0])
+    for ours, theirs, ins, dtype in (
+        (fp8_weighted_swiglu, reference.weighted_swiglu, routed, "e4m3"),
+        (fp8_weighted_swiglu_bwd, reference.weighted_swiglu_bwd, (dy, *routed), "e5m2"),
+    ):
+        given = {"dtype": dtype, "scaling": "current"}
+        first, *others = out if isinstance(out := theirs(*ins), tuple) else (out,)
+        codes, *scale_and_amax = fp8_quantize(first, amax, **given)
+        expected = (codes, *([first] if wide else []), *others, *scale_and_amax)
+        assert all(same_bits(a, b) for a, b in zip(ours(*ins, amax, **given, wide=wide), expected, strict=True))
+
+
 def test_scales_are_of_all_rows_of_a_layer() -> None:
     """After a step the next one scales by the largest magnitude that the tensor had, of whatever expert."""
     model, seen = Model(CONFIG), dict[str, float]()
 
     def watch(program: Program, index: int) -> None:
         op = program.ops[index]
-        if op.kind == "fp8_quantize" and ".mlp." in op.ins[-1].name:
-            largest = float(model.buffers.view(op.ins[0], program.name).abs().max())
+        if op.kind in ("fp8_quantize", *WEIGHTED) and ".mlp." in op.ins[-1].name:
+            quantized = op.outs[1] if op.kind in WEIGHTED else op.ins[0]
+            largest = float(model.buffers.view(quantized, program.name).abs().max())
             seen[op.ins[-1].name] = max(seen.get(op.ins[-1].name, 0.0), largest)
 
     model.step(after=watch)

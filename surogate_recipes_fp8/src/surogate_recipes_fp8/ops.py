@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
 
 from .formats import COLUMNS
 
@@ -148,6 +148,25 @@ def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [*copies, *hidden, *_scale(_swiglu_bwd_own(attrs), ins, attrs)]
 
 
+def _weighted_swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    """Rows of experts: what the products of groups read, whose dw are in bf16, so no copy is transposed."""
+    gate_up, weights, order = ins[:3]
+    (rows, width), total = gate_up.shape, accumulator(gate_up.dtype)
+    _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
+    _need(order.dtype == "int32" and order.shape == (rows,), f"order is int32 [{rows}], got {order!r}")
+    _need(weights.size == rows and weights.dtype == total, f"weights are {total} with {rows} elements, got {weights!r}")
+    _need(not attrs.get("transposed"), "copies of rows of groups are not transposed")
+    return [*_copies("swiglu", (rows, width // 2), attrs, gate_up.dtype), *_scale(3, ins, attrs)]
+
+
+def _weighted_swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, gate_up, weights = ins[:3]
+    _weighted_swiglu(ins[1:], attrs)
+    _need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    copies = _copies("d_gate_up", gate_up.shape, attrs, gate_up.dtype)
+    return [*copies, OutSpec("d_weights", weights.shape, weights.dtype), *_scale(4, ins, attrs)]
+
+
 def _norm_bwd_own(attrs: Attrs) -> int:
     return 5 if attrs.get("residual") else 4
 
@@ -242,6 +261,22 @@ QUANTIZERS: tuple[OpDef, ...] = (
             flops=_elements(flops),
         )
         for gated, flops in (("swiglu", 10), ("geglu", 24))
+    ),
+    _quantizing(
+        "fp8_weighted_swiglu",
+        _weighted_swiglu,
+        lambda attrs: 3,
+        _WIDE,
+        rewrites=Rewrites(rematerialize=_rematerialize(3)),
+        flops=_elements(3),
+    ),
+    _quantizing(
+        "fp8_weighted_swiglu_bwd",
+        _weighted_swiglu_bwd,
+        lambda attrs: 4,
+        _WIDE,
+        may_overwrite=lambda op: {1: 1} if op.attrs.get("wide") else {},
+        flops=_elements(11),
     ),
     _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11)),
     _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, _NORM_BWD, flops=_elements(9)),

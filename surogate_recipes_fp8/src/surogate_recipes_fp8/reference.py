@@ -146,6 +146,41 @@ def fp8_geglu_bwd(dy: Tensor, gate_up: Tensor, *given: Tensor, **attrs: Any) -> 
     return _gated_bwd(_geglu_bwd(dy, gate_up), _geglu(gate_up), given, **attrs)
 
 
+def fp8_weighted_swiglu(
+    gate_up: Tensor, weights: Tensor, order: Tensor, *given: Tensor, transposed: bool = False, **attrs: Any
+) -> tuple[Tensor, ...]:
+    """Quantizes `weighted_swiglu`, the op of a package of models."""
+    gate, value = up(gate_up).chunk(2, dim=1)
+    out = (F.silu(gate) * value * _of_rows(weights, order)).to(gate_up.dtype)
+    return _gated(out, given, **attrs)
+
+
+def fp8_weighted_swiglu_bwd(
+    dy: Tensor,
+    gate_up: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    *given: Tensor,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, ...]:
+    """`weighted_swiglu_bwd`, and the gradients of gate and up quantized."""
+    gate, value = up(gate_up).chunk(2, dim=1)
+    sigmoid = torch.sigmoid(gate)
+    silu, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
+    d_gate_up = torch.cat((g * value * sigmoid * (1 + gate * (1 - sigmoid)), g * silu), dim=1).to(gate_up.dtype)
+    d_weights = torch.empty_like(weights)
+    d_weights.view(-1)[order.long()] = (up(dy) * silu * value).sum(1)
+    found = _Quantizer(d_gate_up, scaling, given, dtype)
+    return found.q, *((d_gate_up,) if wide else ()), d_weights, *found.outs, *found.changed
+
+
+def _of_rows(weights: Tensor, order: Tensor) -> Tensor:
+    return weights.flatten()[order.long(), None]
+
+
 def _gated(
     value: Tensor, given: tuple[Tensor, ...], *, dtype: str, scaling: str, transposed: bool = False, wide: bool = False
 ) -> tuple[Tensor, ...]:

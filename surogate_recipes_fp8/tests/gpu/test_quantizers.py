@@ -318,3 +318,62 @@ def test_geglu_quantises_what_the_kernels_of_gemma_write(shape: tuple[int, int],
     assert same_bits(out["d_gate_up"], d_written)
     check_quantised(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=True)
     assert same_bits(codes(out["h_t"]), quantise(written, hidden_scale, "e4m3").T.contiguous())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("wide", [False, True])
+def test_swiglu_of_experts_quantises_what_the_kernels_of_mixtures_write(
+    shape: tuple[int, int], scaling: str, wide: bool
+) -> None:
+    """And so does its gradient. The gradients of the weights have the same bits too."""
+    moe = pytest.importorskip("surogate_models_moe.kernels").KERNELS
+    rows, width = shape
+    gate_up, dout = numbers("normal", rows, 2 * width) * 3, numbers("normal", *shape)
+    weights, order = torch.rand(rows // 2, 2), torch.randperm(rows).int()
+    routed = {value("gate_up", gate_up): gate_up, value("weights", weights): weights, value("order", order): order}
+    top, half, gradient = value("dy", dout), value("swiglu", shape), value("d_gate_up", (rows, 2 * width))
+    d_weights = value("d_weights", weights)
+    (written,) = run_kernel(moe, Op("weighted_swiglu", (*routed,), (half,)), routed)
+    op = Op("weighted_swiglu_bwd", (top, *routed), (gradient, d_weights))
+    d_written, d_weights_written = run_kernel(moe, op, {top: dout, **routed})
+
+    ins, changed = states(scaling, INITIALISED, EMPTY)
+    scale = [value("scale", (2,), "fp32")] if scaling in ("current", "fallback") else []
+    attrs = {"scaling": scaling, "wide": wide}
+    outs = (value("q", shape, "e4m3"), *([half] if wide else []), *scale)
+    op = Op("fp8_weighted_swiglu", (*routed, *ins), outs, {**attrs, "dtype": "e4m3"})
+    out = run(KERNELS, op, {**routed, **ins}, changed=changed)
+    assert not wide or same_bits(out["swiglu"], written)
+    check_quantised(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=False)
+
+    outs = (value("q", (rows, 2 * width), "e5m2"), *([gradient] if wide else []), d_weights, *scale)
+    op = Op("fp8_weighted_swiglu_bwd", (top, *routed, *ins), outs, {**attrs, "dtype": "e5m2"})
+    out = run(KERNELS, op, {top: dout, **routed, **ins}, changed=changed)
+    assert not wide or same_bits(out["d_gate_up"], d_written)
+    assert same_bits(out["d_weights"], d_weights_written)
+    check_quantised(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=False)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+def test_the_gradient_of_experts_may_overwrite_what_it_is_made_of(kind: str, scaling: str) -> None:
+    """In one buffer, and of numbers of every kind."""
+    rows, width = 80, 272
+    gate_up, dout = numbers(kind, rows, 2 * width), numbers("normal", rows, width)
+    weights, order = torch.rand(rows // 2, 2), torch.randperm(rows).int()
+    top, source, routes = value("dy", dout), value("gate_up", gate_up), value("weights", weights)
+    slots, d_weights, gradient = value("order", order), value("d_weights", weights), value("d_gate_up", gate_up)
+    given, changed = states(scaling, INITIALISED, EMPTY)
+    scale = [value("scale", (2,), "fp32")] if scaling == "current" else []
+    contents = {top: dout, source: gate_up, routes: weights, slots: order, **given}
+
+    def of(written: Value, changed: tuple[Value, ...]) -> dict[str, Tensor]:
+        outs = (value("q", gate_up.shape, "e5m2"), written, d_weights, *scale)
+        attrs = {"dtype": "e5m2", "scaling": scaling, "wide": True}
+        op = Op("fp8_weighted_swiglu_bwd", (top, source, routes, slots, *given), outs, attrs)
+        return run(KERNELS, op, contents, changed=changed)
+
+    apart, within = of(gradient, changed), of(source, changed)
+    assert same_bits(within.pop("gate_up"), apart.pop("d_gate_up"))
+    assert all(same_bits(within[name].view(torch.uint8), found.view(torch.uint8)) for name, found in apart.items())

@@ -1,4 +1,4 @@
-"""Compiled quantisers of single tensors, of SwiGLU and of GeGLU."""
+"""Compiled quantisers of single tensors, of SwiGLU, also of the rows of experts, and of GeGLU."""
 
 from __future__ import annotations
 
@@ -98,6 +98,31 @@ def _gated_bwd_supports(op: Op, target: Target) -> Support:
     return next((check for check in checks if not check.ok), checks[-1])
 
 
+def _weighted(op: Op) -> tuple[bool, Value]:
+    """Return whether it is the backward pass, and what has a column for each of SwiGLU's."""
+    backward = op.kind == "fp8_weighted_swiglu_bwd"
+    return backward, op.ins[0] if backward else op.outs[0]
+
+
+def _bind_weighted(op: Op, ctx: BindContext) -> Call:
+    """The backward pass has a further input, and writes the gradients of the weights last."""
+    from .. import _C
+
+    backward, rows = _weighted(op)
+    parts = Quantisation.of(op, 3 + backward)
+    outs = parts.optional(True, bool(op.attrs.get("wide")), *(True,) * backward)
+    scale = parts.scale(ctx.workspace)
+    return ctx.call(getattr(_C, op.kind), *parts.ins, *outs, *extent(rows), parts.format, *scale)
+
+
+def _weighted_supports(op: Op, target: Target) -> Support:
+    backward, rows = _weighted(op)
+    dtypes = (*("bf16",) * backward, "bf16", "fp32", "int32")
+    format = supports_format(op, "e5m2" if backward else "e4m3")
+    checks = (supports_dtypes(op, len(dtypes), dtypes), format, supports(op, target, rows, len(dtypes)))
+    return next((check for check in checks if not check.ok), checks[-1])
+
+
 def _bind_transpose(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
@@ -156,6 +181,18 @@ KERNELS: tuple[KernelDef, ...] = (
             memory_efficiency=share,
         )
         for kind, share in (("fp8_swiglu_bwd", 0.92), ("fp8_geglu_bwd", 0.8))
+    ),
+    *(
+        KernelDef(
+            op=kind,
+            dtypes=("*", "..."),
+            attrs=("wide",),
+            supports=_weighted_supports,
+            bind=_bind_weighted,
+            workspace=_measured_workspace,
+            memory_efficiency=0.85,  # not measured
+        )
+        for kind in ("fp8_weighted_swiglu", "fp8_weighted_swiglu_bwd")
     ),
     *(
         KernelDef(op="fp8_transpose", dtypes=(dtype, dtype), supports=_plain_supports, bind=_bind_transpose)
