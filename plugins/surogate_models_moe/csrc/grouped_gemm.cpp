@@ -35,6 +35,13 @@ void check_grouped(const GroupedShape& shape, const void* a, const void* b, cons
 
 GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffers) {
     check_grouped(shape, buffers.a, buffers.b, buffers.ends, buffers.d);
+    SUROGATE_REQUIRE(shape.terms2 >= 0 && shape.terms2 % 8 == 0 && (shape.terms2 == 0 || shape.kind != WGRAD), op_name,
+                     "terms2 must be a multiple of 8, and 0 in wgrad, got " + std::to_string(shape.terms2));
+    if (shape.terms2 > 0) {
+        to_int(shape.terms2, op_name, "terms2");
+        check_pointer(buffers.a2, op_name, "a2", 16);
+        check_pointer(buffers.b2, op_name, "b2", 16);
+    }
     check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
     require_sm90(op_name);
 #ifdef SUROGATE_SM90A

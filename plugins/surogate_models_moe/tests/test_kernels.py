@@ -52,6 +52,13 @@ def test_products_are_by_cutlass_on_an_sm90_alone(device: str, kernels: str) -> 
         assert choose(KERNELS, product, Target(DEVICES[device])) in getattr(grouped, kernels)
 
 
+@pytest.mark.parametrize(("device", "kernels"), [("h100", "ONE_KERNEL"), ("rtx4090", "TWO_KERNELS")])
+def test_sums_of_products_are_one_kernel_on_an_sm90_alone(device: str, kernels: str) -> None:
+    for product, total in zip(products(n=24, k=24), sums(16), strict=False):
+        pair = op(f"{product.kind}_pair", *((v.dtype, v.shape) for v in (*product.ins, *total.ins[:2])))
+        assert choose(KERNELS, pair, Target(DEVICES[device])) in getattr(grouped, kernels)
+
+
 @pytest.mark.parametrize("device", ["h100", "rtx4090"])
 def test_products_of_few_terms_add_to_a_base_on_every_gpu(device: str) -> None:
     for total in sums(64):

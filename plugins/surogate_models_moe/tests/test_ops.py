@@ -117,6 +117,10 @@ def test_products_of_few_terms_take_over_an_addition(kind: str) -> None:
     w = w if kind == "grouped_linear" else w.view(EXPERTS, HIDDEN, WIDTH).flatten(0, 1)
     (product,), definition = run(kind, x, w, ends), KINDS[kind]
     assert torch.equal(run(f"{kind}_add", x, w, ends, base)[0], product + base)
+    thin = draw(EXPERTS * WIDTH, 3) if kind == "grouped_linear" else draw(EXPERTS * 3, WIDTH)
+    branch = draw(TOKENS * K, 3), thin
+    expected = product + run(kind, *branch, ends)[0]
+    assert torch.equal(run(f"{kind}_pair", x, w, ends, *branch)[0], expected)
     for terms, other in ((MOST_THIN, f"{kind}_add"), (MOST_THIN + 8, "")):
         values = [Value("v", shape, "fp32", "act") for shape in ((8, terms), (EXPERTS * 8, terms))]
         assert definition.rewrites.add_kind(Op(kind, tuple(values), ())) == other
@@ -142,6 +146,12 @@ def test_only_the_experts_of_a_row_are_counted() -> None:
         ("route", [(4, 3)], {"k": 4, "normalize": True}, "k must be from 1 to 3"),
         ("grouped_linear", [(8, 6), (10, 6), (4,)], {}, "the 10 rows of w are no multiple of 4 experts"),
         ("grouped_linear", [(8, 5), (12, 6), (4,)], {}, "x has 5 columns, w has 6"),
+        (
+            "grouped_linear_pair",
+            [(8, 6), (12, 6), (4,), (8, 2), (8, 2)],
+            {},
+            r"the products are fp32 \[8, 3\] and fp32",
+        ),
         ("gather_rows", [(3, 2), (8,), (8,)], {}, "8 rows are no multiple of 3 tokens"),
         ("router_load", [(8, 4), (8, 2), (8,)], {"layer": 2, "layers": 2}, "layer must be from 0 to 1, got 2"),
         ("router_load", [(8, 4), (8, 2), (7,)], {"layer": 0, "layers": 2}, "targets must be int32"),

@@ -226,7 +226,11 @@ def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> b
 
 
 def fuse(program: Program, options: LoraOptions) -> Program:
-    """Compute the gradients of a block by one op. With dropout that would keep what every branch sees in memory."""
+    """Compute products of experts with their branches, and the gradients of a block by one op.
+
+    With dropout the second would keep what every branch sees in memory.
+    """
+    program = experts.fuse_branches(program)
     return program if options.lora_dropout else fuse_gradients(program)
 
 

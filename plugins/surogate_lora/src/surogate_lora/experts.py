@@ -18,8 +18,9 @@ the one before it `...mlp.experts.base_layer.lora_A.weight`. The expert is the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 DOWN, UP = ".lora_A_experts", ".lora_B_experts"
 """Ends of the names of A and B in a run."""
+
+_PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
+"""Products of experts. Each has a kind `..._add`, which adds to a base, and `..._pair`, the sum of two."""
 
 _MODULE = ".experts"
 _WRAPPED = ".base_layer"
@@ -111,6 +115,26 @@ class Stacks:
         drawn, zeros, experts = Init(kind="uniform", bound=1 / sqrt(width)), Init(kind="zeros"), op.ins[at].size
         down = self.b.param(parameter + DOWN, (experts * rank, width), drawn, self.dtype, matrices=experts)
         return down, self.b.param(parameter + UP, (rows, rank), zeros, self.dtype, matrices=experts)
+
+
+def fuse_branches(program: Program) -> Program:
+    """Compute a product of experts and the branch that adds to it by one op, where nothing else reads the product.
+
+    After the recipe: it may have quantized the product, which is then none of these.
+    """
+    products = {op.outs[0]: op for op in program.ops if op.kind in _PRODUCTS}
+    reads = Counter(v for op in program.ops for v in op.ins) + Counter(program.outputs)
+    fused: dict[Op, Op] = {}
+    gone: set[Op] = set()
+    for op in program.ops:
+        product = products.get(op.ins[-1]) if op.kind.endswith("_add") else None
+        if product is None or op.kind != f"{product.kind}_add" or reads[op.ins[-1]] > 1:
+            continue
+        if (product.phase, product.block) != (op.phase, op.block):
+            continue
+        fused[op] = op.changed(kind=f"{product.kind}_pair", ins=(*product.ins, *op.ins[:2]))
+        gone.add(product)
+    return replace(program, ops=tuple(fused.get(op, op) for op in program.ops if op not in gone))
 
 
 # ------------------------------------------------------------------------------------------------------------ in files

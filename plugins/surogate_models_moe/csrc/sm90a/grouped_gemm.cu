@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "grouped_gemm.h"
+#include "paired_groups.h"
 #include "surogate/check.h"
 #include "surogate/cutlass_groups.cuh"
 #include "surogate/dtype.h"
@@ -72,11 +73,14 @@ using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
 
 template <class Kind, class Pair>
-using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+using Product = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, typename Kind::LayoutA*, alignment, Element,
     typename Kind::LayoutB*, alignment, float, Tile, Pair,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue<Kind, Pair>::SharedStorage))>,
     cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
+
+template <class Kind, class Pair>
+using Mainloop = std::conditional_t<is_wgrad<Kind>, Product<Kind, Pair>, PairedGroups<Product<Kind, Pair>>>;
 
 template <class Kind, class Pair>
 using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<Kind, Pair>, Epilogue<Kind, Pair>>;
@@ -85,10 +89,27 @@ using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<Kind,
 template <class Kind>
 using Groups = CutlassGroups<Kernel<Kind, Below>>;
 
-// A thread per expert. Bytes: about 60 an expert.
+// The second pair of operands of each expert.
 template <class Kind>
-__global__ void groups_kernel(Groups<Kind> groups, const Element* a, const Element* b, typename Kind::D* d,
-                              const int32_t* ends, int n, int k, int experts) {
+struct Others {
+    const Element** a;
+    const Element** b;
+    typename Groups<Kind>::StrideA* stride_a;
+    typename Groups<Kind>::StrideB* stride_b;
+
+    Others(char*& at, int64_t experts) {
+        place(a, at, experts);
+        place(b, at, experts);
+        place(stride_a, at, experts);
+        place(stride_b, at, experts);
+    }
+};
+
+// A thread per expert. `terms2`: of the second pair, 0 without one. Bytes: about 60 an expert, 90 with a second pair.
+template <class Kind>
+__global__ void groups_kernel(Groups<Kind> groups, Others<Kind> others, const Element* a, const Element* b, const Element* a2,
+                              const Element* b2, typename Kind::D* d, const int32_t* ends, int n, int k, int terms2,
+                              int experts) {
     using cute::make_shape;
     using cutlass::make_cute_packed_stride;
     const int e = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -110,7 +131,17 @@ __global__ void groups_kernel(Groups<Kind> groups, const Element* a, const Eleme
     }
     // Strides are those of whole matrices: `rows` is no stride.
     const int m_s = is_wgrad<Kind> ? n : m_e;
-    groups.shapes[e] = make_shape(m_e, n_e, k_e);
+    int padded = k_e;
+    if constexpr (!is_wgrad<Kind>) {
+        padded = Mainloop<Kind, Below>::padded_terms(k_e, terms2);
+        if (terms2 > 0) {
+            others.a[e] = a2 + start * terms2;
+            others.b[e] = b2 + static_cast<int64_t>(e) * n_e * terms2;
+            others.stride_a[e] = make_cute_packed_stride(typename Groups<Kind>::StrideA{}, make_shape(m_e, terms2, 1));
+            others.stride_b[e] = make_cute_packed_stride(typename Groups<Kind>::StrideB{}, make_shape(n_e, terms2, 1));
+        }
+    }
+    groups.shapes[e] = make_shape(m_e, n_e, padded);
     groups.stride_a[e] = make_cute_packed_stride(typename Groups<Kind>::StrideA{}, make_shape(m_s, k_e, 1));
     groups.stride_b[e] = make_cute_packed_stride(typename Groups<Kind>::StrideB{}, make_shape(n_e, k_e, 1));
     groups.stride_d[e] = make_cute_packed_stride(typename Groups<Kind>::StrideD{}, make_shape(m_s, n_e, 1));
@@ -133,22 +164,37 @@ struct Prepared : GroupedGemm::Impl {
     using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<Kind, Pair>>;
 
     Prepared(const GroupedShape& shape, const GroupedBuffers& buffers)
-        : shape(shape), buffers(buffers), at(static_cast<char*>(buffers.workspace)), groups(at, shape.experts) {
+        : shape(shape),
+          buffers(buffers),
+          at(static_cast<char*>(buffers.workspace)),
+          groups(at, shape.experts),
+          others(at, shape.experts) {
         auto arguments = group_arguments<Gemm>(groups, shape.experts, op_name);
         arguments.epilogue.thread.alpha = 1.0f;
         arguments.epilogue.thread.beta = shape.accumulate ? 1.0f : 0.0f;
         if constexpr (!std::is_void_v<typename Kind::C>) {
             arguments.epilogue.ptr_C = const_cast<const float**>(groups.d);
         }
-        initialize(gemm, arguments, at, static_cast<char*>(buffers.workspace) + groups_bytes(shape.experts), op_name);
+        if constexpr (!is_wgrad<Kind>) {
+            auto& loop = arguments.mainloop;
+            loop.second = loop.first;
+            if (shape.terms2 > 0) {
+                loop.second = {others.a, others.stride_a, others.b, others.stride_b};
+            }
+            loop.first_terms = static_cast<int>(shape.kind == FORWARD ? shape.k : shape.n);
+            loop.second_terms = static_cast<int>(shape.terms2);
+            loop.processors = arguments.hw_info.sm_count;
+        }
+        initialize(gemm, arguments, at, static_cast<char*>(buffers.workspace) + workspace_bytes(shape.experts), op_name);
     }
 
     void run(cudaStream_t stream) const override {
         const int experts = static_cast<int>(shape.experts), n = static_cast<int>(shape.n), k = static_cast<int>(shape.k);
         auto* d = static_cast<typename Kind::D*>(buffers.d);
         groups_kernel<Kind><<<(experts + 127) / 128, 128, 0, stream>>>(
-            groups, static_cast<const Element*>(buffers.a), static_cast<const Element*>(buffers.b), d, buffers.ends, n, k,
-            experts);
+            groups, others, static_cast<const Element*>(buffers.a), static_cast<const Element*>(buffers.b),
+            static_cast<const Element*>(buffers.a2), static_cast<const Element*>(buffers.b2), d, buffers.ends, n, k,
+            static_cast<int>(shape.terms2), experts);
         check_launch(op_name);
         check_status(gemm.run(stream), op_name, "run");
         if constexpr (is_wgrad<Kind>) {
@@ -164,6 +210,7 @@ struct Prepared : GroupedGemm::Impl {
     GroupedBuffers buffers;
     char* at;
     Groups<Kind> groups;
+    Others<Kind> others;
     mutable Gemm gemm;
 };
 

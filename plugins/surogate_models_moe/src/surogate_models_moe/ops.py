@@ -17,7 +17,8 @@ experts are rows one above another, as q, k and v are those of one param: the fi
 gate_up are, for each expert, F of the gate and F of the value.
 
 Adapters of experts multiply by stacks of thin matrices [E r, K] and [E N, r]. Products over at most MOST_THIN terms add
-to a base, in place of an `add`: grouped_linear_add and grouped_linear_dgrad_add (the same inputs, base).
+to a base, in place of an `add`: grouped_linear_add and grouped_linear_dgrad_add (the same inputs, base). If the base is
+such a product too, one op computes both: grouped_linear_pair and grouped_linear_dgrad_pair (x, w, ends, x2, w2).
 
 router_load collects what is reported of the tokens with a label (`targets` >= 0). Row `layer` has the routes of each
 expert, and last the sum of the entropies in nats of the router's softmax over all experts; the others are those of
@@ -204,6 +205,18 @@ def _adding(op: Op) -> str:
     return f"{op.kind}_add" if terms <= MOST_THIN else ""
 
 
+def _paired(product: Any) -> Any:
+    """Return the rule of the shape of the sum of two products."""
+
+    def infer(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+        x, w, ends, x2, w2 = ins
+        (spec,), (other,) = product((x, w, ends), attrs), product((x2, w2, ends), attrs)
+        _need(spec == other, f"the products are {spec.dtype} {list(spec.shape)} and {other.dtype} {list(other.shape)}")
+        return [spec]
+
+    return infer
+
+
 def _grouped_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return *_grouped_vjp(b, op.changed(ins=op.ins[:3]), grads), grads[0]
 
@@ -212,6 +225,10 @@ def _grouped_flops(op: Op) -> int:
     """2RNK: each row meets the weight of one expert."""
     other = op.ins[1] if op.kind == "grouped_linear_wgrad" else op.outs[0]
     return 2 * op.ins[0].size * other.shape[1]
+
+
+def _pair_flops(op: Op) -> int:
+    return 2 * (op.ins[0].size + op.ins[3].size) * op.outs[0].shape[1]
 
 
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
@@ -296,6 +313,8 @@ OPS: tuple[OpDef, ...] = (
         flops=_grouped_flops,
         may_overwrite=lambda op: {0: 3},
     ),
+    _op("grouped_linear_pair", _paired(_grouped), flops=_pair_flops),
+    _op("grouped_linear_dgrad_pair", _paired(_grouped_dgrad), flops=_pair_flops),
     _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops, product=Product(of="wgrad"), group_ends=2),
     _op("weighted_swiglu", _weighted_swiglu, vjp=_weighted_swiglu_vjp, flops=lambda op: 4 * op.outs[0].size),
     _op(

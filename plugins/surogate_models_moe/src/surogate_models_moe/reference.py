@@ -105,6 +105,16 @@ def grouped_linear_dgrad_add(dy: Tensor, w: Tensor, ends: Tensor, base: Tensor) 
     return add(grouped_linear_dgrad(dy, w, ends), base)
 
 
+def grouped_linear_pair(x: Tensor, w: Tensor, ends: Tensor, x2: Tensor, w2: Tensor) -> Tensor:
+    """grouped_linear_add(x2, w2, ends, grouped_linear(x, w, ends)). A kernel rounds once."""
+    return grouped_linear_add(x2, w2, ends, grouped_linear(x, w, ends))
+
+
+def grouped_linear_dgrad_pair(dy: Tensor, w: Tensor, ends: Tensor, dy2: Tensor, w2: Tensor) -> Tensor:
+    """grouped_linear_dgrad_add(dy2, w2, ends, grouped_linear_dgrad(dy, w, ends)). A kernel rounds once."""
+    return grouped_linear_dgrad_add(dy2, w2, ends, grouped_linear_dgrad(dy, w, ends))
+
+
 def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """dy^T x of the rows of each expert, one above another; zeros for an expert without rows."""
     return torch.cat([up(dy[rows]).T @ up(x[rows]) for rows in _groups(ends)])

@@ -1,13 +1,16 @@
 """Products of experts: by CUTLASS on an SM90 (`csrc/grouped_gemm.h`), by mma.sync elsewhere (`csrc/grouped_mma.cu`).
 
-Those that add to a base have few terms and a kernel of their own (`csrc/grouped_thin.cu`). All read the ends of the
-groups on the device, so that a launch does not depend on the routes.
+Those that add to a base have few terms and a kernel of their own (`csrc/grouped_thin.cu`). The sum of a product and
+such a one is one kernel of CUTLASS, or a launch of each. All read the ends of the groups on the device, so that a
+launch does not depend on the routes.
 """
 
 from __future__ import annotations
 
-from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.api.compiled import groups_bytes
+from dataclasses import replace
+
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target
+from surogate_core.api.compiled import aligned, groups_bytes
 
 from ..ops import MOST_THIN
 from .support import supports
@@ -17,17 +20,22 @@ _KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad"
 
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
-    """Return rows, n, k and the number of experts: a weight is [n, k]."""
-    a, b, ends = op.ins
+    """Return rows, n, k and the number of experts: a weight is [n, k], of a pair the first one."""
+    a, b, ends = op.ins[:3]
     rows, columns = a.shape
     if op.kind == "grouped_linear_wgrad":
         return rows, columns, b.shape[1], ends.size
     return rows, b.shape[0] // ends.size, b.shape[1], ends.size
 
 
+def _second_terms(op: Op) -> int:
+    """Return the terms of the second product of a pair, or 0."""
+    return op.ins[3].shape[1] if op.kind.endswith("_pair") else 0
+
+
 def _result(op: Op) -> tuple[int, int, bool]:
     """Return the codes of the kind of op and of the dtype that it writes, and whether it adds."""
-    return _KINDS[op.kind], DTYPES[op.outs[0].dtype].code, 0 in op.accumulate
+    return _KINDS[op.kind.removesuffix("_pair")], DTYPES[op.outs[0].dtype].code, 0 in op.accumulate
 
 
 def _portable_supports(op: Op, target: Target) -> Support:
@@ -44,9 +52,16 @@ def _cutlass_supports(op: Op, target: Target) -> Support:
 def _bind_cutlass(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    pointers = (ctx.pointer(value) for value in (*op.ins, *op.outs))
-    product = _C.GroupedGemm(*pointers, ctx.workspace, *_sizes(op), *_result(op))
+    others = [ctx.pointer(value) for value in op.ins[3:]] or [0, 0]
+    operands = (*(ctx.pointer(value) for value in op.ins[:3]), *others, ctx.pointer(op.outs[0]))
+    product = _C.GroupedGemm(*operands, ctx.workspace, *_sizes(op), *_result(op), _second_terms(op))
     return ctx.call(product.run)
+
+
+def _cutlass_workspace(op: Op, target: Target) -> int:
+    """Return the bytes of the groups, and of the descriptors, pointers and strides of a second pair of operands."""
+    experts = op.ins[2].size
+    return groups_bytes(experts) + 160 * 2 * 128 + 4 * aligned(8 * experts)
 
 
 def _bind_portable(op: Op, ctx: BindContext) -> Call:
@@ -75,7 +90,7 @@ CUTLASS: tuple[KernelDef, ...] = tuple(
         arithmetic=("bf16", _SHARES[kind]),
         supports=_cutlass_supports,
         bind=_bind_cutlass,
-        workspace=lambda op, target: groups_bytes(op.ins[2].size),
+        workspace=_cutlass_workspace,
     )
     for kind, dtypes in _DTYPES
 )
@@ -105,10 +120,55 @@ def _bind_thin(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.grouped_thin, *op.ins, *op.outs, *_thin_sizes(op), op.kind == "grouped_linear_dgrad_add")
 
 
+def _single(op: Op) -> Op:
+    """Return the first product of a pair."""
+    return replace(op, kind=op.kind.removesuffix("_pair"), ins=op.ins[:3])
+
+
+def _thin(op: Op) -> Op:
+    """Return the second product of a pair, which adds to the first one in its place."""
+    _, _, ends, x2, w2 = op.ins
+    return replace(op, kind=op.kind.removesuffix("_pair") + "_add", ins=(x2, w2, ends, op.outs[0]))
+
+
+def _one_kernel_supports(op: Op, target: Target) -> Support:
+    support = _cutlass_supports(op, target)
+    return supports(op, target, _second_terms(op)) if support.ok else support
+
+
+def _two_kernels_support(op: Op, target: Target) -> Support:
+    support = _portable_supports(op, target)
+    return _thin_supports(_thin(op), target) if support.ok else support
+
+
+def _bind_two_kernels(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
+    return Launch(_bind_portable(_single(op), ctx)), Launch(_bind_thin(_thin(op), ctx))
+
+
+_PAIR = ("bf16", "bf16", "int32", "bf16", "bf16", "bf16")
+_PAIRS = ("grouped_linear_pair", "grouped_linear_dgrad_pair")
+
+ONE_KERNEL: tuple[KernelDef, ...] = tuple(
+    KernelDef(
+        op=kind,
+        dtypes=_PAIR,
+        arithmetic=("bf16", _SHARES["grouped_linear"]),
+        supports=_one_kernel_supports,
+        bind=_bind_cutlass,
+        workspace=_cutlass_workspace,
+    )
+    for kind in _PAIRS
+)
+
+TWO_KERNELS: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=_PAIR, arithmetic=("bf16", 0.4), supports=_two_kernels_support, bind=_bind_two_kernels)
+    for kind in _PAIRS
+)
+
 THIN: tuple[KernelDef, ...] = tuple(
     KernelDef(op=kind, dtypes=("bf16", "bf16", "int32", "bf16", "bf16"), supports=_thin_supports, bind=_bind_thin)
     for kind in ("grouped_linear_add", "grouped_linear_dgrad_add")
 )
 
-KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE, *THIN)
+KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE, *ONE_KERNEL, *TWO_KERNELS, *THIN)
 """In order of preference."""

@@ -12,6 +12,13 @@ namespace surogate {
 
 using GroupProblem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 
+// Places an array with an element for each group and moves `at` behind it.
+template <class T>
+void place(T*& array, char*& at, int64_t groups) {
+    array = reinterpret_cast<T*>(at);
+    at += aligned(groups * static_cast<int64_t>(sizeof(T)));
+}
+
 // Shapes, pointers and strides of the groups of a kernel, and of others with the same operands.
 template <class Kernel>
 struct CutlassGroups {
@@ -39,13 +46,6 @@ struct CutlassGroups {
         place(stride_a, at, groups);
         place(stride_b, at, groups);
         place(stride_d, at, groups);
-    }
-
-private:
-    template <class T>
-    static void place(T*& array, char*& at, int64_t groups) {
-        array = reinterpret_cast<T*>(at);
-        at += aligned(groups * static_cast<int64_t>(sizeof(T)));
     }
 };
 
