@@ -1,4 +1,4 @@
-"""FP8 quantisation, slowly: from the values of all codes, without the conversions of torch or of CUDA."""
+"""FP8 quantization, slowly: from the values of all codes, without the conversions of torch or of CUDA."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def scale_of(amax: Tensor, dtype: str) -> Tensor:
     return torch.stack([1.0 / encode, encode])
 
 
-def quantise(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
+def quantized(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
     """Return the codes of a tensor in a scale (decode, encode). An encode factor of 0 counts as 1."""
     encode = float(scale[1]) or 1.0
     return cast(x.float() * torch.tensor(encode), dtype)
 
 
 def scaled(scaling: str, x: Tensor, dtype: str, scale: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (scale, amax afterwards) of a quantiser of `x` with this state."""
+    """Return (scale, amax afterwards) of a quantizer of `x` with this state."""
     mine = amax_of(x)
     current = scaling == "current" or (scaling == "fallback" and float(scale[1]) == 0)
     used = scale_of(mine[0], dtype) if current else scale

@@ -211,7 +211,7 @@ SPOILED_FILE: dict[str, tuple[Callable[[Path], None], str]] = {
         rf"{UP} is \[80, 47\], expected \[80, 48\]",
     ),
     "transposed": (edit_tensors(lambda t: t.update({UP: torch.ones(48, 80)})), r"is \[48, 80\], expected"),
-    "quantised": (edit_tensors(lambda t: t.update({UP: t[UP].to(torch.float8_e4m3fn)})), "stored as F8_E4M3"),
+    "quantized": (edit_tensors(lambda t: t.update({UP: t[UP].to(torch.float8_e4m3fn)})), "stored as F8_E4M3"),
     "integers": (edit_tensors(lambda t: t.update({UP: t[UP].to(torch.int8)})), "stored as I8"),
     "truncated": (truncate(WEIGHTS, 5000), "truncated or corrupt"),
     "empty": (truncate(WEIGHTS, 0), "truncated or corrupt"),
@@ -267,7 +267,7 @@ def test_an_invalid_checkpoint_is_refused_before_anything_is_written(case: str, 
         ("[" * 10**5, "not valid JSON"),
         ('{"quantization_config": "fp8"}', "quantization_config must be an object"),
     ],
-    ids=["missing", "empty", "list", "not text", "deep", "quantised"],
+    ids=["missing", "empty", "list", "not text", "deep", "quantized"],
 )
 def test_an_invalid_config_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
     if text is not None:

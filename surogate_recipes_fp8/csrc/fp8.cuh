@@ -20,18 +20,18 @@ template <int Format>
 constexpr float fp8_max = Format == E4M3 ? 448.0f : 57344.0f;
 
 template <int Format>
-__device__ __forceinline__ uint32_t quantise_pair(float low, float high, float encode) {
+__device__ __forceinline__ uint32_t quantize_pair(float low, float high, float encode) {
     return __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(low, encode), __fmul_rn(high, encode)), __NV_SATFINITE,
                                     Format == E4M3 ? __NV_E4M3 : __NV_E5M2);
 }
 
-// Quantises eight values into two words, the first value in the lowest byte.
+// Quantizes eight values into two words, the first value in the lowest byte.
 template <int Format>
-__device__ __forceinline__ void quantise(const float (&x)[8], float encode, uint32_t (&bytes)[2]) {
+__device__ __forceinline__ void quantize(const float (&x)[8], float encode, uint32_t (&bytes)[2]) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-        bytes[k] = quantise_pair<Format>(x[4 * k], x[4 * k + 1], encode) |
-                   quantise_pair<Format>(x[4 * k + 2], x[4 * k + 3], encode) << 16;
+        bytes[k] = quantize_pair<Format>(x[4 * k], x[4 * k + 1], encode) |
+                   quantize_pair<Format>(x[4 * k + 2], x[4 * k + 3], encode) << 16;
     }
 }
 

@@ -1,10 +1,10 @@
-// Quantisers of an activation with a gate and of its gradient (swiglu.cu, geglu.cu). gate_up [T, 2F] and dout [T, F] are
+// Quantizers of an activation with a gate and of its gradient (swiglu.cu, geglu.cu). gate_up [T, 2F] and dout [T, F] are
 // bf16, row-major; columns of gate_up are the halves [gate; up]:
 //   fp8_NAME      out [T, F], in bf16;  q [T, F]: out in FP8;  q_t [F, T]: q transposed
 //   fp8_NAME_bwd  dgate_up [T, 2F] in bf16;  q [T, 2F]: dgate_up in FP8;  q_t [2F, T]: q transposed
 //                 hidden_t [F, T]: out of fp8_NAME, in FP8 by a scale of its own, transposed
 //
-// What is quantised is rounded to bf16 first, with the arithmetic of the bf16 kernels, so q is the same as if they had
+// What is quantized is rounded to bf16 first, with the arithmetic of the bf16 kernels, so q is the same as if they had
 // written it. q_t, the bf16 outputs and hidden_t are optional. T and F are multiples of 16; tensors are aligned to 16
 // bytes. Scales and amax: scale.h.
 //
@@ -100,7 +100,7 @@ void quantize_gated(const void* gate_up, void* q, void* q_t, void* out, Extent s
     check(op, gate_up, q, q_t, out, "out", size, scale);
     require_format(format, E4M3, op);
     const GatedSource<Gate> source{static_cast<const __nv_bfloat16*>(gate_up), size.columns};
-    const Quantised to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t), static_cast<__nv_bfloat16*>(out)};
+    const Quantized to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t), static_cast<__nv_bfloat16*>(out)};
     quantize_source<E4M3>(source, to, scale, size.rows, size.columns, op, stream);
 }
 
@@ -113,7 +113,7 @@ void quantize_gated_bwd(const void* dout, const void* gate_up, void* q, void* q_
     require_format(format, E5M2, op);
     const GatedBwdSource<Gate> source{static_cast<const __nv_bfloat16*>(dout),
                                       static_cast<const __nv_bfloat16*>(gate_up), size.columns};
-    Quantised to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t), static_cast<__nv_bfloat16*>(dgate_up)};
+    Quantized to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t), static_cast<__nv_bfloat16*>(dgate_up)};
     if (hidden.hidden_t == nullptr) {
         return quantize_source<E5M2>(source, to, scale, size.rows, size.columns, op, stream);
     }

@@ -2,7 +2,7 @@
 // written transposed.
 //
 // A block has `tile_rows` consecutive rows, 32 or 16. A group of threads keeps a row in registers, as the bf16 kernels do
-// (rmsnorm.cu, rmsnorm_bwd.cu of surogate-recipe-bf16), and quantises it from there: the scale is known before. The bytes
+// (rmsnorm.cu, rmsnorm_bwd.cu of surogate-recipe-bf16), and quantizes it from there: the scale is known before. The bytes
 // of the rows are collected in shared memory, so that nothing is read twice. Then the block writes their transpose: 32
 // bytes, a whole sector, per column. With 16 rows, for more columns than fit in shared memory otherwise, two blocks share
 // a sector, which L2 merges.

@@ -1,4 +1,4 @@
-// Launchers of RMS norms that quantise (rmsnorm.cu, rmsnorm_bwd.cu). The .cu files document formulas and layouts.
+// Launchers of RMS norms that quantize (rmsnorm.cu, rmsnorm_bwd.cu). The .cu files document formulas and layouts.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -93,14 +93,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block per tensor.
 __global__ void __launch_bounds__(kThreads)
-    report_kernel(const Entry* table, const float* history, float* out, int64_t length, int64_t quantisers) {
+    report_kernel(const Entry* table, const float* history, float* out, int64_t length, int64_t quantizers) {
     __shared__ int scratch[32];
     const Entry entry = table[blockIdx.x];
     const float given = entry.scale[1], maximum = static_cast<float>(entry.maximum);
     int made = 0;
     if (entry.column >= 0) {
         for (int64_t i = threadIdx.x; i < length; i += kThreads) {
-            const float seen = history[i * quantisers + entry.column];
+            const float seen = history[i * quantizers + entry.column];
             if (seen > 0 && fminf(__fdiv_rn(maximum, seen), FLT_MAX) == given) {
                 made = static_cast<int>(i);
             }
@@ -140,7 +140,7 @@ void fp8_count(const void* x, const void* scale, void* amax, void* counts, int64
     check_launch(op);
 }
 
-void fp8_report(const void* table, const void* history, void* out, int64_t tensors, int64_t length, int64_t quantisers,
+void fp8_report(const void* table, const void* history, void* out, int64_t tensors, int64_t length, int64_t quantizers,
                 cudaStream_t stream) {
     constexpr const char* op = "fp8_report";
     check_pointer(table, op, "table", 8);
@@ -149,7 +149,7 @@ void fp8_report(const void* table, const void* history, void* out, int64_t tenso
     SUROGATE_REQUIRE(length == 0 || history != nullptr, op, "history is null");
     report_kernel<<<to_int(tensors, op, "tensors"), kThreads, 0, stream>>>(
         static_cast<const Entry*>(table), static_cast<const float*>(history), static_cast<float*>(out), length,
-        quantisers);
+        quantizers);
     check_launch(op);
 }
 

@@ -55,7 +55,7 @@ void with_source(const void* x, int64_t columns, int dtype, const char* op, Func
     }
 }
 
-void quantize_with_sums(const void* x, const Quantised& to, const ColumnSums& sums, Extent size, int format,
+void quantize_with_sums(const void* x, const Quantized& to, const ColumnSums& sums, Extent size, int format,
                         const Scale& scale, const char* op, cudaStream_t stream) {
     const int64_t rows = size.rows, columns = size.columns;
     const int64_t tiles = ceil_div(rows, Tile::rows), needed = tiles * columns * 4;
@@ -98,7 +98,7 @@ void fp8_quantize(const void* x, void* q, void* q_t, const ColumnSums& sums, Ext
     check_pointer(q, op, "q", 16);
     SUROGATE_REQUIRE(is_aligned(q_t, 16), op, "q_t must be aligned to 16 bytes");
     check_scale(scale, op);
-    Quantised to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t)};
+    Quantized to{static_cast<uint8_t*>(q), static_cast<uint8_t*>(q_t)};
     if (sums.dbias != nullptr) {
         SUROGATE_REQUIRE(dtype_x == BF16, op, std::string("column sums need x in bf16, not ") + name_of(dtype_x));
         to.partials = static_cast<float*>(sums.partials);

@@ -1,9 +1,9 @@
-// Kernels that quantise what a source yields: a struct that is copied to the device.
+// Kernels that quantize what a source yields: a struct that is copied to the device.
 //
 //   using Value              eight adjacent elements: Octet or Floats
 //   using Raw                what is loaded for eight elements
 //   can_store                whether `wide` may be written: the values are not those that were loaded
-//   outputs                  number of matrices [rows, columns] side by side that are quantised with one scale
+//   outputs                  number of matrices [rows, columns] side by side that are quantized with one scale
 //   count                    number of values; one more than `outputs` with a hidden activation
 //   blocks                   blocks per SM that registers must allow
 //   Raw fetch(row, column)                 loads
@@ -67,7 +67,7 @@ struct Bf16Source {
 };
 
 // What a launch writes. Matrices have `outputs` times the columns of the source.
-struct Quantised {
+struct Quantized {
     uint8_t* q;
     uint8_t* q_t;            // [columns, rows], may be null
     __nv_bfloat16* wide;     // what q was made of, may be null
@@ -79,7 +79,7 @@ struct Quantised {
 // Hidden: format of the hidden activation, or -1.
 template <class Source, int Format, int Hidden = -1, bool ColumnSums = false>
 __global__ void __launch_bounds__(Tile::threads, Source::blocks)
-    quantize_kernel(const Source source, const Quantised to, const Scale scale, int64_t rows, int64_t columns) {
+    quantize_kernel(const Source source, const Quantized to, const Scale scale, int64_t rows, int64_t columns) {
     constexpr int outputs = Source::outputs, staged_values = outputs + (Hidden >= 0);
     __shared__ __align__(16) uint32_t staged[staged_values][Tile::words];
     __shared__ uint32_t tops[Tile::threads / 32];
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Tile::threads, Source::blocks)
                     sum[k] += x[k];
                 }
             }
-            quantise<Format>(x, encode, bytes[n][i]);
+            quantize<Format>(x, encode, bytes[n][i]);
             if (inside) {
                 *reinterpret_cast<uint2*>(to.q + at) = make_uint2(bytes[n][i][0], bytes[n][i][1]);
             }
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(Tile::threads, Source::blocks)
         if constexpr (Hidden >= 0) {
             float x[8];
             values[outputs].to_float(x);
-            quantise<Hidden>(x, hidden_encode, bytes[outputs][i]);
+            quantize<Hidden>(x, hidden_encode, bytes[outputs][i]);
         }
     }
     if (to.q_t != nullptr) {
@@ -239,7 +239,7 @@ void measure(const Source& source, const float* unless, float* amax, int64_t row
 }
 
 template <int Format, int Hidden = -1, bool ColumnSums = false, class Source>
-void launch_quantize(const Source& source, const Quantised& to, const Scale& scale, int64_t rows, int64_t columns,
+void launch_quantize(const Source& source, const Quantized& to, const Scale& scale, int64_t rows, int64_t columns,
                      const char* op, cudaStream_t stream) {
     const int64_t high = ceil_div(rows, Tile::rows);
     SUROGATE_REQUIRE(high <= 65535, op, "rows must not exceed 4194240, got " + std::to_string(rows));
@@ -262,14 +262,14 @@ void with_format(int format, const char* op, Function&& function) {
     }
 }
 
-// For ops that recipes quantise to one format only: activations to e4m3, gradients to e5m2.
+// For ops that recipes quantize to one format only: activations to e4m3, gradients to e5m2.
 inline void require_format(int format, int required, const char* op) {
     SUROGATE_REQUIRE(format == required, op, std::string("dtype must be ") + name_of(required) + ", not " + name_of(format));
 }
 
-// Enqueues the launch that measures, if the scale needs one, and the one that quantises.
+// Enqueues the launch that measures, if the scale needs one, and the one that quantizes.
 template <int Format, class Source>
-void quantize_source(const Source& source, const Quantised& to, const Scale& scale, int64_t rows, int64_t columns,
+void quantize_source(const Source& source, const Quantized& to, const Scale& scale, int64_t rows, int64_t columns,
                      const char* op, cudaStream_t stream) {
     if (scale.measures()) {
         measure(source, scale.unless(), scale.measured, rows, columns, op, stream);

@@ -1,4 +1,4 @@
-// Launchers of the quantisers of single tensors and of activations with a gate (quantize.cu, swiglu.cu, geglu.cu,
+// Launchers of the quantizers of single tensors and of activations with a gate (quantize.cu, swiglu.cu, geglu.cu,
 // transpose.cu). The .cu files document formulas and layouts. Pointers to tensors are aligned to 16 bytes, rows and columns are multiples of 16.
 #pragma once
 
@@ -31,7 +31,7 @@ void fp8_swiglu(const void* gate_up, void* q, void* q_t, void* out, Extent size,
 void fp8_geglu(const void* gate_up, void* q, void* q_t, void* out, Extent size, int format, const Scale& scale,
                cudaStream_t stream);
 
-// A hidden activation that is quantised too: transposed, in the scale at `scale`. `hidden_t` may be null.
+// A hidden activation that is quantized too: transposed, in the scale at `scale`. `hidden_t` may be null.
 struct Hidden {
     void* hidden_t;
     const void* scale;

@@ -12,7 +12,7 @@
 // Grid: a block per 32 rows (norm_rows.cuh). Up to 2048 columns, 8 or 16 warps have a row each; otherwise groups of at
 // least 160 threads, which load the next row before they sum the present one. With current scaling, fallback scaling
 // without an initialised scale, and rows that do not fit in shared memory, this launch writes residual_out and rstd, and
-// measures; another quantises (quantize.cuh), reading residual_out again.
+// measures; another quantizes (quantize.cuh), reading residual_out again.
 //
 // Bytes moved per element: 2 (x) + 1 + 1; add: 4 + 2 + 1 + 1. Floor at 4.26 TB/s: 8,192 x 4,096 with add 63 us.
 // Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape.
@@ -29,7 +29,7 @@ struct Buffers {
     const __nv_bfloat16 *x, *residual, *w;
     __nv_bfloat16 *norm, *residual_out;
     float* rstd;
-    uint8_t *q, *q_t;  // q is null if this launch does not quantise
+    uint8_t *q, *q_t;  // q is null if this launch does not quantize
     float* amax;       // to raise, may be null
     int64_t rows;
     int columns, tile_rows;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(WarpRow ? 512 : 1024)
                         float values[8];
                         uint32_t words[2];
                         norm.to_float(values);
-                        quantise<E4M3>(values, encode, words);
+                        quantize<E4M3>(values, encode, words);
                         *reinterpret_cast<uint2*>(b.q + start + i * 8) = make_uint2(words[0], words[1]);
                         if (b.q_t != nullptr) {
                             *reinterpret_cast<uint2*>(tile.at(r, i * 8)) = make_uint2(words[0], words[1]);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(WarpRow ? 512 : 1024)
     }
 }
 
-// The norm of rows whose rstd is known, for the launch that quantises after one that measures.
+// The norm of rows whose rstd is known, for the launch that quantizes after one that measures.
 struct NormSource {
     using Value = Octet;
     struct Raw {
@@ -272,7 +272,7 @@ void fp8_rmsnorm(const RmsNorm& t, Extent size, int format, const Scale& scale, 
     adds ? launch<true>(b, scale, op, stream) : launch<false>(b, scale, op, stream);
     if (!at_once) {
         const NormSource source{adds ? b.residual_out : b.x, b.w, b.rstd, size.columns};
-        const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t), static_cast<__nv_bfloat16*>(t.norm)};
+        const Quantized to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t), static_cast<__nv_bfloat16*>(t.norm)};
         launch_quantize<E4M3>(source, to, scale, size.rows, size.columns, op, stream);
     }
 }

@@ -14,7 +14,7 @@
 // or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it
 // uses them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and
 // writes one partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling
-// without an initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises
+// without an initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantizes
 // dx.
 //
 // Bytes moved per element: 6 read + 2 + 1 + 1 written (4 + 4 without dresidual). Floor at 4.26 TB/s: 8,192 x 4,096 79 us.
@@ -38,7 +38,7 @@ struct Buffers {
     const float* rstd;
     __nv_bfloat16* dx;
     float* partials;   // null: no dw
-    uint8_t *q, *q_t;  // q is null if this launch does not quantise
+    uint8_t *q, *q_t;  // q is null if this launch does not quantize
     float* amax;       // to raise, may be null
     int64_t rows;
     int columns, tile_rows;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(512)
                     if (b.q != nullptr) {
                         uint32_t words[2];
                         dx.to_float(d);
-                        quantise<E5M2>(d, encode, words);
+                        quantize<E5M2>(d, encode, words);
                         *reinterpret_cast<uint2*>(b.q + start + k * group.lanes * 8) = make_uint2(words[0], words[1]);
                         if (b.q_t != nullptr) {
                             *reinterpret_cast<uint2*>(tile.at(r, (group.lane + k * group.lanes) * 8)) =
@@ -255,7 +255,7 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
     }
     const int64_t partials = t.dw != nullptr ? launch<true>(b, scale, op, stream) : launch<false>(b, scale, op, stream);
     if (!at_once) {
-        const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
+        const Quantized to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
         launch_quantize<E5M2>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
     }
     if (t.dw != nullptr) {

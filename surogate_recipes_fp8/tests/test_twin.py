@@ -1,4 +1,4 @@
-"""The references quantise as a slow twin does, which knows no conversion of torch. Needs no GPU."""
+"""The references quantize as a slow twin does, which knows no conversion of torch. Needs no GPU."""
 
 from __future__ import annotations
 

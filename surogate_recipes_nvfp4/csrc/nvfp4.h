@@ -12,7 +12,7 @@ struct Fp4Form {
     void *codes, *scales, *amax;
 };
 
-struct Fp4Quantisation {
+struct Fp4Quantization {
     bool square, hadamard, four_over_six, stochastic;
     const void *micro_step, *seed;  // int32 and int64 in device memory, with `stochastic`
     int64_t stream;
@@ -21,7 +21,7 @@ struct Fp4Quantisation {
 
 // `measured`: 16 bytes, aligned to 16. With `is_measured` they hold the magnitudes of x (swiglu.cu), else they are workspace.
 void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, void* measured, int64_t n_rows,
-                    int64_t n_columns, const Fp4Quantisation& how, cudaStream_t stream);
+                    int64_t n_columns, const Fp4Quantization& how, cudaStream_t stream);
 
 void nvfp4_swiglu(const void* gate_up, void* out, void* measured, int64_t rows, int64_t width, cudaStream_t stream);
 

@@ -15,9 +15,9 @@
 //
 // Two launches: the largest magnitudes, then the forms, in reverse order to read from L2 what the first launch read last.
 // The first is left out where the op that computed x has measured it (swiglu.cu).
-// Grid: one block of 256 threads per tile of 128 x 128. A thread quantises four blocks of rows from its registers; a warp
+// Grid: one block of 256 threads per tile of 128 x 128. A thread quantizes four blocks of rows from its registers; a warp
 // has 16 rows. For the transpose the tile is in shared memory, rows of 256 bytes with the halves of each block apart, and a
-// thread quantises two times two columns of 16 rows. Codes of the transpose and scales are staged there too, so that all
+// thread quantizes two times two columns of 16 rows. Codes of the transpose and scales are staged there too, so that all
 // accesses to global memory are of whole sectors, and those to shared memory without bank conflicts, but for the bytes
 // of scales.
 //
@@ -324,7 +324,7 @@ Form checked(const Fp4Form& form, const char* codes, const char* scales, const c
 using Kernel = void (*)(const uint4*, Form, Form, const float*, Random, unsigned, unsigned, unsigned);
 
 template <bool FourOverSix>
-Kernel kernel_of(const Fp4Quantisation& how) {
+Kernel kernel_of(const Fp4Quantization& how) {
     if (how.square) {
         return quantize_kernel<true, false, FourOverSix, false>;
     }
@@ -337,7 +337,7 @@ Kernel kernel_of(const Fp4Quantisation& how) {
 }  // namespace
 
 void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, void* measured, int64_t n_rows,
-                    int64_t n_columns, const Fp4Quantisation& how, cudaStream_t stream) {
+                    int64_t n_columns, const Fp4Quantization& how, cudaStream_t stream) {
     for (const auto& [size, name] : {std::pair(n_rows, "rows"), std::pair(n_columns, "columns")}) {
         check_positive(size, op, name);
         SUROGATE_REQUIRE(size % fp4_block == 0, op,

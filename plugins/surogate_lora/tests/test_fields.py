@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Same | Refused, ...]] = {
     "init_lora_weights": (
         *(Same({"init_lora_weights": how}) for how in (False, "gaussian", "eva", "orthogonal", "mica")),
         *(Refused(how, CHANGES_BASE) for how in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga")),
-        Refused("loftq", "quantised"),
+        Refused("loftq", "quantized"),
         Refused("of-tomorrow"),
     ),
     "rank_pattern": (Same({"rank_pattern": {"q_proj": 2}}), Refused({"q_proj": 0})),

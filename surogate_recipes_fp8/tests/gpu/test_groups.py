@@ -59,8 +59,8 @@ class Product:
         rows, groups = sum(counts), len(counts)
         self.bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
         self.tolerance = FAST if fast and dtype == "e4m3" else EXACT
-        codes, scale_a, a = quantised((rows, terms), dtype)
-        stack, scale_b, b = quantised((groups, width, terms), "e4m3")
+        codes, scale_a, a = quantized((rows, terms), dtype)
+        stack, scale_b, b = quantized((groups, width, terms), "e4m3")
         held = stack.permute(1, 0, 2).reshape(width, -1).contiguous() if beside else stack.view(-1, terms)
         tensors = (codes, held, scale_a, scale_b, torch.tensor(self.bounds[1:], dtype=torch.int32))
         dtypes = (dtype, "e4m3", "fp32", "fp32", "int32")
@@ -79,7 +79,7 @@ class Product:
         return out.cuda()
 
 
-def quantised(shape: Sequence[int], dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+def quantized(shape: Sequence[int], dtype: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return random FP8 numbers, their (decode, encode) scale, and what they stand for in fp64."""
     x = torch.randn(*shape, device="cuda") * 10 ** float(torch.empty(1).uniform_(-3, 1))
     encode = LARGEST[dtype] / x.abs().max()
@@ -90,7 +90,7 @@ def quantised(shape: Sequence[int], dtype: str) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
-def test_products_of_the_dequantised_operands(name: str, mode: tuple[str, bool, bool]) -> None:
+def test_products_of_the_dequantized_operands(name: str, mode: tuple[str, bool, bool]) -> None:
     x = Product(name, mode)
     out = x.run()
     assert out.isfinite().all()

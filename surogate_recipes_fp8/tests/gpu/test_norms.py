@@ -1,10 +1,10 @@
-"""RMS norms that quantise, compared with the references in fp64, the bf16 kernels, and a slow twin of the cast."""
+"""RMS norms that quantize, compared with the references in fp64, the bf16 kernels, and a slow twin of the cast."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fp8_twin import codes, quantise, run, scaled, value
+from fp8_twin import codes, quantized, run, scaled, value
 from torch import Tensor
 
 from surogate_core.api import DTYPES, Op, Value
@@ -39,10 +39,10 @@ def states(scaling: str, scale: Tensor, amax: Tensor) -> tuple[dict[Value, Tenso
     return ins, (amax_in,) if amax_in in ins else ()
 
 
-def check_quantised(out: dict[str, Tensor], x: Tensor, dtype: str, scaling: str, scale: Tensor) -> None:
+def check_quantized(out: dict[str, Tensor], x: Tensor, dtype: str, scaling: str, scale: Tensor) -> None:
     """Compare all that an op wrote about `x`, of which q was made."""
     used, raised = scaled(scaling, x, dtype, scale, EMPTY)
-    q = quantise(x, used, dtype)
+    q = quantized(x, used, dtype)
     assert same_bits(codes(out["q"]), q)
     assert "q_t" not in out or same_bits(codes(out["q_t"]), q.T.contiguous())
     assert "amax" not in out or same_bits(out["amax"], raised)
@@ -81,7 +81,7 @@ def random_rows(*shape: int, mean: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_norms_quantise_what_they_write_in_bf16(
+def test_norms_quantize_what_they_write_in_bf16(
     shape: tuple[int, int], scaling: str, adds: bool, transposed: bool
 ) -> None:
     columns = shape[1]
@@ -93,7 +93,7 @@ def test_norms_quantise_what_they_write_in_bf16(
     # Squares are positive, so the errors of their sum, of rstd and of norm are relative.
     assert_close(out["rstd"], rstd, torch.float32, columns, magnitude=rstd)
     assert_close(out["norm"], truth, torch.bfloat16, columns, magnitude=truth.abs())
-    check_quantised(out, out["norm"], "e4m3", scaling, INITIALISED)
+    check_quantized(out, out["norm"], "e4m3", scaling, INITIALISED)
 
     narrow = forward(x, w, residual, scaling, INITIALISED, transposed=transposed, wide=False)
     assert all(same_bits(narrow[name], out[name]) for name in narrow)
@@ -106,7 +106,7 @@ def test_norms_without_an_initialised_scale(scaling: str, columns: int) -> None:
     x[3, 5] = torch.inf
     x[20] = 0
     out = forward(x, w, None, scaling, EMPTY, transposed=True, wide=True)
-    check_quantised(out, out["norm"], "e4m3", scaling, EMPTY)
+    check_quantized(out, out["norm"], "e4m3", scaling, EMPTY)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -118,7 +118,7 @@ def test_norms_without_an_initialised_scale(scaling: str, columns: int) -> None:
         *((False, "written", False), (True, "written", True), (True, "added", True), (True, "bf16", True)),
     ],
 )
-def test_backward_norms_quantise_dx(
+def test_backward_norms_quantize_dx(
     shape: tuple[int, int], scaling: str, has_dresidual: bool, dw_kind: str, transposed: bool
 ) -> None:
     rows, columns = shape
@@ -151,7 +151,7 @@ def test_backward_norms_quantise_dx(
     if dw_kind != "none":
         sums = before.abs() + (d * normed).abs().sum(0)
         assert_close(out["dw"], before + truth_dw, out["dw"].dtype, rows, magnitude=sums)
-    check_quantised(out, out["dx"], "e5m2", scaling, INITIALISED)
+    check_quantized(out, out["dx"], "e5m2", scaling, INITIALISED)
 
 
 def pointers(*tensors: Tensor | None) -> list[int]:
@@ -160,7 +160,7 @@ def pointers(*tensors: Tensor | None) -> list[int]:
 
 @pytest.mark.parametrize("columns", [272, 1024, 1536, 2048, 2560, 3584, 4096, 8208, 16384])
 def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
-    """The residual stream, rstd and dx then do not depend on whether a norm is fused with a quantiser."""
+    """The residual stream, rstd and dx then do not depend on whether a norm is fused with a quantizer."""
     bf16 = pytest.importorskip("surogate_recipes_bf16._C")
     from surogate_recipes_fp8 import _C
 

@@ -1,4 +1,4 @@
-"""FP8 products, bound through their KernelDefs and compared with products of the dequantised operands in fp64.
+"""FP8 products, bound through their KernelDefs and compared with products of the dequantized operands in fp64.
 
 The sums of FP8 products are less exact than fp32: tensor cores of Hopper add with 14 bits, and promote the sum to fp32
 after every 128 terms, or never with `fast`. Measured on an H200 with operands of random sign, the relative rms error is
@@ -65,7 +65,7 @@ class Product:
         assert float(excess.max()) <= 20 * self.tolerance * size
 
 
-def quantised(shape: Sequence[int], dtype: str, *, positive: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def quantized(shape: Sequence[int], dtype: str, *, positive: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return random FP8 numbers, their (decode, encode) scale, and what they stand for in fp64."""
     x = torch.randn(*shape, device="cuda") * 10 ** float(torch.empty(1).uniform_(-3, 1))
     x = x.abs() if positive else x
@@ -89,7 +89,7 @@ def product(
     """Return a product with random inputs. `dtypes` are those of (ins..., out), as in a KernelDef."""
     (m, n, k), (a_dtype, b_dtype, *_, out_dtype) = sizes, dtypes
     (qa, scale_a, a), (qb, scale_b, b) = (
-        quantised(shape, dtype, positive=positive) for shape, dtype in (((m, k), a_dtype), ((n, k), b_dtype))
+        quantized(shape, dtype, positive=positive) for shape, dtype in (((m, k), a_dtype), ((n, k), b_dtype))
     )
     tensors = [qa.T.contiguous() if trans_a else qa, qb.T.contiguous() if trans_b else qb, scale_a, scale_b]
     terms = a @ b.T
@@ -120,7 +120,7 @@ PLAIN = ("e4m3", "e4m3", "fp32", "fp32")
 @pytest.mark.parametrize(("kind", "dtypes"), SIGNATURES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 @pytest.mark.parametrize("fast", [False, True], ids=["exact", "fast"])
 @pytest.mark.parametrize("sizes", cases([(7, 24, 16), (129, 264, 272)], more=[(1, 8, 4096), (512, 96, 128)]), ids=str)
-def test_product_of_the_dequantised_operands(
+def test_product_of_the_dequantized_operands(
     kind: str, dtypes: Sequence[str], fast: bool, sizes: tuple[int, int, int]
 ) -> None:
     x = product(kind, sizes, dtypes, fast=fast)

@@ -1,4 +1,4 @@
-"""Quantisers of single tensors and of SwiGLU, compared bit for bit with a slow twin."""
+"""Quantizers of single tensors and of SwiGLU, compared bit for bit with a slow twin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from fp8_twin import NUMBERS, amax_of, cast, codes, numbers, quantise, run, scale_of, scaled, value
+from fp8_twin import NUMBERS, amax_of, cast, codes, numbers, quantized, run, scale_of, scaled, value
 from torch import Tensor
 
 from surogate_core.api import DTYPES, Op, Value
@@ -49,12 +49,12 @@ def states(scaling: str, scale: Tensor, amax: Tensor) -> tuple[dict[Value, Tenso
     return ins, (amax_in,) if amax_in in ins else ()
 
 
-def check_quantised(
+def check_quantized(
     out: dict[str, Tensor], x: Tensor, dtype: str, scaling: str, scale: Tensor, amax: Tensor, *, transposed: bool
 ) -> None:
     """Compare all that an op wrote about `x`, of which q was made."""
     used, raised = scaled(scaling, x, dtype, scale, amax)
-    q = quantise(x, used, dtype)
+    q = quantized(x, used, dtype)
     assert same_bits(codes(out["q"]), q)
     assert not transposed or same_bits(codes(out["q_t"]), q.T.contiguous())
     if "amax" in out:
@@ -82,7 +82,7 @@ def test_every_bf16_is_cast_as_by_the_twin(dtype: str, encode: float) -> None:
     x = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).view(256, 256)
     scale = torch.tensor([0.0, encode])
     out = quantize(x, dtype, "given", scale)
-    check_quantised(out, x, dtype, "given", scale, EMPTY, transposed=True)
+    check_quantized(out, x, dtype, "given", scale, EMPTY, transposed=True)
 
 
 @pytest.mark.parametrize(("dtype", "vectors"), [("e4m3", E4M3_VECTORS), ("e5m2", E5M2_VECTORS)])
@@ -102,7 +102,7 @@ def test_casts_match_independent_vectors(dtype: str, vectors: list[tuple[float, 
 def test_quantize_matches_the_twin(shape: tuple[int, int], scaling: str, dtype: str, x_dtype: torch.dtype) -> None:
     x = numbers("normal", *shape, dtype=x_dtype)
     out = quantize(x, dtype, scaling)
-    check_quantised(out, x, dtype, scaling, INITIALISED, EMPTY, transposed=True)
+    check_quantized(out, x, dtype, scaling, INITIALISED, EMPTY, transposed=True)
 
 
 @pytest.mark.parametrize("size", [256, 2048, 2816, 128 * 4096])
@@ -113,7 +113,7 @@ def test_a_part_of_a_matrix_matches_the_twin(size: int, x_dtype: torch.dtype) ->
     attrs = {"dtype": "e4m3", "scaling": "given"}
     op = Op("fp8_quantize", (source, scale), (value("q", (size,), "e4m3"),), attrs)
     out = run(KERNELS, op, {source: x, scale: INITIALISED})
-    assert same_bits(codes(out["q"]), quantise(x, INITIALISED, "e4m3"))
+    assert same_bits(codes(out["q"]), quantized(x, INITIALISED, "e4m3"))
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -127,7 +127,7 @@ def test_numbers_of_every_kind_match_the_twin(
     x = numbers(kind, 80, 272, dtype=x_dtype)
     scale, amax = (INITIALISED, torch.tensor([2.5, 0.0])) if initialised else (EMPTY, torch.tensor([0.0, 1.0]))
     out = quantize(x, dtype, scaling, scale, amax, transposed=initialised)
-    check_quantised(out, x, dtype, scaling, scale, amax, transposed=initialised)
+    check_quantized(out, x, dtype, scaling, scale, amax, transposed=initialised)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -146,7 +146,7 @@ def test_column_sums_match_fp64(shape: tuple[int, int], scaling: str, adds: bool
     accumulate = frozenset({outs.index(dbias)} if adds else ())
     op = Op("fp8_quantize", (source, *ins), tuple(outs), attrs, accumulate=accumulate)
     out = run(KERNELS, op, {source: x, **ins, **({dbias: before} if adds else {})}, changed=changed)
-    check_quantised(out, x, "e5m2", scaling, INITIALISED, EMPTY, transposed=transposed)
+    check_quantized(out, x, "e5m2", scaling, INITIALISED, EMPTY, transposed=transposed)
     terms = x.double()
     size = before.abs() + terms.abs().sum(0)
     assert_close(out["d_bias"], before + terms.sum(0), torch.float32, rows, magnitude=size)
@@ -175,7 +175,7 @@ def test_transpose_moves_every_byte(shape: tuple[int, int], dtype: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("wide", [False, True])
-def test_swiglu_quantises_what_it_writes_in_bf16(shape: tuple[int, int], scaling: str, wide: bool) -> None:
+def test_swiglu_quantizes_what_it_writes_in_bf16(shape: tuple[int, int], scaling: str, wide: bool) -> None:
     rows, width = shape
     gate_up = numbers("normal", rows, 2 * width) * 3
     source = value("gate_up", gate_up)
@@ -191,7 +191,7 @@ def test_swiglu_quantises_what_it_writes_in_bf16(shape: tuple[int, int], scaling
 
     out, written = of(scaling, wide), of("given", True)["swiglu"]
     assert not wide or same_bits(out["swiglu"], written)
-    check_quantised(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=True)
+    check_quantized(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=True)
     truth = reference.swiglu(gate_up.double())
     assert_close(written, truth, torch.bfloat16, 1, magnitude=truth.abs())
 
@@ -199,7 +199,7 @@ def test_swiglu_quantises_what_it_writes_in_bf16(shape: tuple[int, int], scaling
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize(("hidden", "wide", "transposed"), list(product([None, "e4m3"], [False, True], [False, True])))
-def test_swiglu_bwd_quantises_what_it_writes_in_bf16(
+def test_swiglu_bwd_quantizes_what_it_writes_in_bf16(
     shape: tuple[int, int], scaling: str, hidden: str | None, wide: bool, transposed: bool
 ) -> None:
     rows, width = shape
@@ -221,7 +221,7 @@ def test_swiglu_bwd_quantises_what_it_writes_in_bf16(
 
     out, written = of(scaling, hidden, wide, transposed), of("given", None, True, False)["d_gate_up"]
     assert not wide or same_bits(out["d_gate_up"], written)
-    check_quantised(out, written, "e5m2", scaling, INITIALISED, EMPTY, transposed=transposed)
+    check_quantized(out, written, "e5m2", scaling, INITIALISED, EMPTY, transposed=transposed)
     d, (gate, up) = dout.double(), gate_up.double().chunk(2, dim=1)
     sigmoid, complement = torch.sigmoid(gate), torch.sigmoid(-gate)
     # 1 + gate (1 - sigmoid) cancels near gate = -1.28, so the error is relative to its terms.
@@ -230,11 +230,11 @@ def test_swiglu_bwd_quantises_what_it_writes_in_bf16(
     assert_close(written, torch.cat((dgate, dup), dim=1), torch.bfloat16, 1, magnitude=size)
     if hidden:
         h = of_swiglu(gate_up)
-        assert same_bits(codes(out["h_t"]), quantise(h, hidden_scale, hidden).T.contiguous())
+        assert same_bits(codes(out["h_t"]), quantized(h, hidden_scale, hidden).T.contiguous())
 
 
 def of_swiglu(gate_up: Tensor) -> Tensor:
-    """Return what `fp8_swiglu` quantises."""
+    """Return what `fp8_swiglu` quantizes."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     source, scale = value("gate_up", gate_up), value("s", INITIALISED)
     outs = (value("q", (rows, width), "e4m3"), value("swiglu", (rows, width)))
@@ -291,7 +291,7 @@ def test_errors_name_the_invalid_argument() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_geglu_quantises_what_the_kernels_of_gemma_write(shape: tuple[int, int], scaling: str) -> None:
+def test_geglu_quantizes_what_the_kernels_of_gemma_write(shape: tuple[int, int], scaling: str) -> None:
     """And so does its gradient, which makes the output again."""
     gemma = pytest.importorskip("surogate_models_gemma.kernels").KERNELS
     rows, width = shape
@@ -307,7 +307,7 @@ def test_geglu_quantises_what_the_kernels_of_gemma_write(shape: tuple[int, int],
     op = Op("fp8_geglu", (wide, *ins), outs, {**attrs, "dtype": "e4m3"})
     out = run(KERNELS, op, {wide: gate_up, **ins}, changed=changed)
     assert same_bits(out["geglu"], written)
-    check_quantised(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=True)
+    check_quantized(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=True)
 
     hidden_scale = torch.tensor([1 / 20.0, 20.0])
     hidden = value("hidden_scale", hidden_scale)
@@ -316,14 +316,14 @@ def test_geglu_quantises_what_the_kernels_of_gemma_write(shape: tuple[int, int],
     op = Op("fp8_geglu_bwd", (top, wide, hidden, *ins), outs, {**attrs, "dtype": "e5m2", "hidden": "e4m3"})
     out = run(KERNELS, op, {top: dout, wide: gate_up, hidden: hidden_scale, **ins}, changed=changed)
     assert same_bits(out["d_gate_up"], d_written)
-    check_quantised(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=True)
-    assert same_bits(codes(out["h_t"]), quantise(written, hidden_scale, "e4m3").T.contiguous())
+    check_quantized(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=True)
+    assert same_bits(codes(out["h_t"]), quantized(written, hidden_scale, "e4m3").T.contiguous())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("wide", [False, True])
-def test_swiglu_of_experts_quantises_what_the_kernels_of_mixtures_write(
+def test_swiglu_of_experts_quantizes_what_the_kernels_of_mixtures_write(
     shape: tuple[int, int], scaling: str, wide: bool
 ) -> None:
     """And so does its gradient. The gradients of the weights have the same bits too."""
@@ -345,14 +345,14 @@ def test_swiglu_of_experts_quantises_what_the_kernels_of_mixtures_write(
     op = Op("fp8_weighted_swiglu", (*routed, *ins), outs, {**attrs, "dtype": "e4m3"})
     out = run(KERNELS, op, {**routed, **ins}, changed=changed)
     assert not wide or same_bits(out["swiglu"], written)
-    check_quantised(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=False)
+    check_quantized(out, written, "e4m3", scaling, INITIALISED, EMPTY, transposed=False)
 
     outs = (value("q", (rows, 2 * width), "e5m2"), *([gradient] if wide else []), d_weights, *scale)
     op = Op("fp8_weighted_swiglu_bwd", (top, *routed, *ins), outs, {**attrs, "dtype": "e5m2"})
     out = run(KERNELS, op, {top: dout, **routed, **ins}, changed=changed)
     assert not wide or same_bits(out["d_gate_up"], d_written)
     assert same_bits(out["d_weights"], d_weights_written)
-    check_quantised(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=False)
+    check_quantized(out, d_written, "e5m2", scaling, INITIALISED, EMPTY, transposed=False)
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

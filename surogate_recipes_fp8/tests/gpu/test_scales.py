@@ -1,4 +1,4 @@
-"""Scales and amax history of all quantisers, compared with plain Python, step by step."""
+"""Scales and amax history of all quantizers, compared with plain Python, step by step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fp32(x: float) -> float:
     return torch.tensor(x, dtype=torch.float32).item()
 
 
-class Quantiser:
+class Quantizer:
     """Delayed scaling in plain Python, each result rounded to fp32."""
 
     def __init__(self, length: int, maximum: float) -> None:
@@ -81,7 +81,7 @@ def test_updates_match_plain_python_step_by_step(length: int, n: int) -> None:
     """Some amax are 0 (unused) or tiny (the scale would overflow), some steps are skipped."""
     draw = random.Random(length)
     maxima = [draw.choice(list(LARGEST.values())) for _ in range(n)]
-    twins = [Quantiser(length, maximum) for maximum in maxima]
+    twins = [Quantizer(length, maximum) for maximum in maxima]
     updates = Updates(length, maxima)
     for step in range(3 * min(length, 40) + 8):
         amax = [draw.choice([0.0, 1e-44, fp32(10.0 ** draw.uniform(-6, 6)), fp32(draw.random())]) for _ in range(n)]

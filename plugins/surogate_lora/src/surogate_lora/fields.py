@@ -26,7 +26,7 @@ _CONVERT = (
     "The adapter's tensors are of a base whose weights it has changed. Convert it in PEFT: "
     "model.save_pretrained(folder, path_initial_model_for_weight_conversion=initial_adapter), or merge it there"
 )
-_LOFTQ = "It replaces the base's weights by quantised ones. Merge it in PEFT"
+_LOFTQ = "It replaces the base's weights by quantized ones. Merge it in PEFT"
 MERGE_THERE = "Merge it in PEFT (merge_and_unload), and train the merged model"
 _NO_MERGE = "It depends on the text, so that no merged model has its effect. Use it in PEFT"
 

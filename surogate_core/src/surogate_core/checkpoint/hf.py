@@ -205,7 +205,7 @@ def write_changed(
     """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes of the others.
 
     `changed`: (name, tensor) -> the tensors in its place, by name; called for each of `names`. `config_keys`: keys that
-    config.json gets. One file at a time is in memory. Raises ConfigError for a changed tensor that is quantised. For
+    config.json gets. One file at a time is in memory. Raises ConfigError for a changed tensor that is quantized. For
     use inside `save_files`.
     """
     weight_map: dict[str, str] = {}
@@ -219,7 +219,7 @@ def write_changed(
                 for name in sorted(held):
                     stored_as = file.get_slice(name).get_dtype()
                     if name in names and stored_as not in LOADABLE:
-                        raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
+                        raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantized model.")
                     tensor = file.get_tensor(name)
                     tensors |= changed(name, tensor) if name in names else {name: tensor}
                     done += 1

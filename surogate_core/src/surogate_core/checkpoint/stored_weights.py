@@ -154,7 +154,7 @@ def open_weights(
     hold as equal copies of others.
 
     All names, shapes, dtypes and copies are checked here. Raises ConfigError, naming file and tensor, for a missing,
-    unexpected, wrongly shaped or quantised tensor, for a copy that differs, for a missing, truncated or corrupt file,
+    unexpected, wrongly shaped or quantized tensor, for a copy that differs, for a missing, truncated or corrupt file,
     and if there are only pickled weights.
     """
     wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
@@ -319,7 +319,7 @@ def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
     if dtype not in LOADABLE:
         raise ConfigError(
             f"{path}: {expected.name} is stored as {dtype}; weights must be F32, BF16, F16 or F64. "
-            "Use the original checkpoint of this model, not a quantised one."
+            "Use the original checkpoint of this model, not a quantized one."
         )
     if shape != expected.shape:
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""Compiled RMS norms, forward and backward, that quantise their result."""
+"""Compiled RMS norms, forward and backward, that quantize their result."""
 
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
-from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
+from .quantization import Quantization, extent, measured_bytes, supports, supports_dtypes, supports_format
 
 MAX_COLUMNS, MAX_COLUMNS_BWD = 32768, 16384
 """Longest rows that the threads of a block can keep in registers (rmsnorm.cu, rmsnorm_bwd.cu)."""
@@ -23,7 +23,7 @@ def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
     """Bind `fp8_rmsnorm` or `fp8_add_rmsnorm`."""
     from .. import _C
 
-    parts = Quantisation.of(op, 3 if _adds(op) else 2)
+    parts = Quantization.of(op, 3 if _adds(op) else 2)
     x, *residual, w = parts.ins
     transposed, wide = bool(op.attrs.get("transposed")), bool(op.attrs.get("wide"))
     outs = parts.optional(True, transposed, wide, True, _adds(op))
@@ -74,7 +74,7 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
     """Bind `fp8_rmsnorm_bwd` or `fp8_rmsnorm_dgrad`."""
     from .. import _C
 
-    parts = Quantisation.of(op, _n_ins(op))
+    parts = Quantization.of(op, _n_ins(op))
     dy, x, w, rstd, *dresidual = parts.ins
     q, q_t, dx, dw = parts.optional(True, bool(op.attrs.get("transposed")), True, _has_dw(op))
     return ctx.call(

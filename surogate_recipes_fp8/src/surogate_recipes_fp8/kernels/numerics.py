@@ -30,9 +30,9 @@ def _bind_report(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     history: Value | int = op.ins[0] if op.attrs["history"] else 0
-    length, quantisers = history.shape if isinstance(history, Value) else (0, 0)
+    length, quantizers = history.shape if isinstance(history, Value) else (0, 0)
     words = ctx.table(table(op, ctx.pointer))
-    return ctx.call(_C.fp8_report, words, history, op.outs[0], len(op.attrs["sizes"]), length, quantisers)
+    return ctx.call(_C.fp8_report, words, history, op.outs[0], len(op.attrs["sizes"]), length, quantizers)
 
 
 def table(op: Op, pointer: Callable[[Value], int]) -> list[int]:

@@ -1,11 +1,11 @@
-"""Compiled quantisers of single tensors, of SwiGLU, also of the rows of experts, and of GeGLU."""
+"""Compiled quantizers of single tensors, of SwiGLU, also of the rows of experts, and of GeGLU."""
 
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target, Value
 
 from ..formats import LARGEST
-from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
+from .quantization import Quantization, extent, measured_bytes, supports, supports_dtypes, supports_format
 
 
 def partial_sums_bytes(rows: int, columns: int) -> int:
@@ -16,7 +16,7 @@ def partial_sums_bytes(rows: int, columns: int) -> int:
 def _bind_quantize(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    parts = Quantisation.of(op, 1)
+    parts = Quantization.of(op, 1)
     (x,) = parts.ins
     sums = bool(op.attrs.get("column_sums"))
     q, q_t, dbias = parts.optional(True, bool(op.attrs.get("transposed")), sums)
@@ -52,7 +52,7 @@ def _quantize_workspace(op: Op, target: Target) -> int:
 def _bind_gated(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    parts = Quantisation.of(op, 1)
+    parts = Quantization.of(op, 1)
     q, q_t, out = parts.optional(True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")))
     scale = parts.scale(ctx.workspace)
     return ctx.call(getattr(_C, op.kind), *parts.ins, q, q_t, out, *extent(op.outs[0]), parts.format, *scale)
@@ -67,7 +67,7 @@ def _bind_gated_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     hidden = op.attrs.get("hidden")
-    parts = Quantisation.of(op, 3 if hidden else 2)
+    parts = Quantization.of(op, 3 if hidden else 2)
     dout, gate_up = parts.ins[:2]
     q, q_t, dgate_up, hidden_t = parts.optional(
         True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")), bool(hidden)
@@ -109,7 +109,7 @@ def _bind_weighted(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     backward, rows = _weighted(op)
-    parts = Quantisation.of(op, 3 + backward)
+    parts = Quantization.of(op, 3 + backward)
     outs = parts.optional(True, bool(op.attrs.get("wide")), *(True,) * backward)
     scale = parts.scale(ctx.workspace)
     return ctx.call(getattr(_C, op.kind), *parts.ins, *outs, *extent(rows), parts.format, *scale)

@@ -1,4 +1,4 @@
-"""Compiled ops on the scales and amax of all quantisers: one launch over a table in device memory."""
+"""Compiled ops on the scales and amax of all quantizers: one launch over a table in device memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bind_guard(op: Op, ctx: BindContext) -> Call:
 
 
 def table(rows: Iterable[tuple[Value, Value | None, float]], pointer: Callable[[Value], int]) -> list[int]:
-    """Return three words per quantiser (`Entry` in scales.cu): addresses of amax and scale, and the largest value."""
+    """Return three words per quantizer (`Entry` in scales.cu): addresses of amax and scale, and the largest value."""
     words: list[int] = []
     for amax, scale, maximum in rows:
         (bits,) = struct.unpack("<q", struct.pack("<d", maximum))
@@ -53,7 +53,7 @@ def _supports_update(op: Op, target: Target) -> Support:
     """Support states that are updated in place."""
     _, history, *states = op.ins
     if len(history.shape) != 2 or len(states) != 2 * history.shape[1]:
-        return Support(False, f"the history must be [length, quantisers], got {history!r} for {len(states) // 2}")
+        return Support(False, f"the history must be [length, quantizers], got {history!r} for {len(states) // 2}")
     n = history.shape[1]
     if op.outs != (history, *states[n:], *states[:n]):
         return Support(False, "history, scales and amax must be updated in place, but the op writes other values")

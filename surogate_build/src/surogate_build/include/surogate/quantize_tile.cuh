@@ -13,7 +13,7 @@
 //   const int64_t row = first_row + Tile::row(), column = first_column + Tile::column();
 //   uint32_t bytes[4][2];                       // this thread's rows `row` to `row + 3`, columns `column` to `column + 7`
 //   AbsMax top;
-//   ...                                         // load, top.add(value), quantise, store `bytes` row by row
+//   ...                                         // load, top.add(value), quantize, store `bytes` row by row
 //   Tile::stage(staged, bytes);
 //   top.stage(tops);
 //   __syncthreads();

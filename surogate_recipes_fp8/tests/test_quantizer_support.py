@@ -1,4 +1,4 @@
-"""Which ops that quantise the kernels support, and the reasons why not. Needs no GPU."""
+"""Which ops that quantize the kernels support, and the reasons why not. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surogate_core.api import KernelDef, Op, Target, Value
 from surogate_core.testing.binding import refusal
 from surogate_core.testing.devices import DEVICES
 from surogate_recipes_fp8.kernels import KERNELS
-from surogate_recipes_fp8.kernels.quantisation import extent
+from surogate_recipes_fp8.kernels.quantization import extent
 from surogate_recipes_fp8.ops import OPS
 
 DEFINITIONS = {definition.kind: definition for definition in OPS}
@@ -30,7 +30,7 @@ def values(prefix: str, specs: Sequence[tuple[tuple[int, ...], str]]) -> tuple[V
     )
 
 
-def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = COLUMNS, extra: int = 0) -> Op:
+def quantizing(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = COLUMNS, extra: int = 0) -> Op:
     """Return an op of a kind, with `extra` inputs too many."""
     tokens, wide, row, state = (
         ((rows, columns), "bf16"),
@@ -80,7 +80,7 @@ def refused(op: Op, sm: int | None = 90) -> str:
 @pytest.mark.parametrize("scaling", ["delayed", "given", "current", "fallback"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_serves_every_scaling(kind: str, scaling: str) -> None:
-    op = quantising(kind, scaling)
+    op = quantizing(kind, scaling)
     assert refused(op) == ""
     partials = 4 * 3 * COLUMNS if kind == "fp8_rmsnorm_bwd" else 0
     measured = 256 if scaling in ("current", "fallback") else 0
@@ -89,12 +89,12 @@ def test_every_kind_serves_every_scaling(kind: str, scaling: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reasons_why_an_op_is_not_supported(kind: str) -> None:
-    assert refused(quantising(kind, "given"), 86) == "needs a GPU of SM89 or newer, not a GPU of SM86"
-    assert "must be multiples of 16" in refused(quantising(kind, "given", rows=40))
-    assert "must be multiples of 16" in refused(quantising(kind, "given", columns=24))
-    assert refused(quantising(kind, "current", extra=1)) == ""
-    assert "which given scaling does not take" in refused(quantising(kind, "given", extra=1))
-    op = quantising(kind, "delayed")
+    assert refused(quantizing(kind, "given"), 86) == "needs a GPU of SM89 or newer, not a GPU of SM86"
+    assert "must be multiples of 16" in refused(quantizing(kind, "given", rows=40))
+    assert "must be multiples of 16" in refused(quantizing(kind, "given", columns=24))
+    assert refused(quantizing(kind, "current", extra=1)) == ""
+    assert "which given scaling does not take" in refused(quantizing(kind, "given", extra=1))
+    op = quantizing(kind, "delayed")
     assert "got 'hourly'" in refused(replace(op, attrs={**op.attrs, "scaling": "hourly"}))
     assert "cannot accumulate" in refused(replace(op, accumulate=frozenset({0})))
 
@@ -112,7 +112,7 @@ def test_a_part_of_a_matrix_is_quantized_in_rows_of_a_tile(size: int, extents: t
 
 @pytest.mark.parametrize(("kind", "columns"), [("fp8_add_rmsnorm", 32784), ("fp8_rmsnorm_dgrad", 16400)])
 def test_norms_have_a_longest_row(kind: str, columns: int) -> None:
-    assert f"at most {columns - 16} columns" in refused(quantising(kind, "given", columns=columns))
+    assert f"at most {columns - 16} columns" in refused(quantizing(kind, "given", columns=columns))
 
 
 def test_states_are_updated_in_place() -> None:

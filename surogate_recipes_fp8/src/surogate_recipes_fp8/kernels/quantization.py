@@ -1,4 +1,4 @@
-"""The form in which an op that quantises lists its scale: attr `scaling`, the last inputs and the last output."""
+"""The form in which an op that quantizes lists its scale: attr `scaling`, the last inputs and the last output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEASURED_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Quantisation:
-    """The values of an op that quantises.
+class Quantization:
+    """The values of an op that quantizes.
 
     ins, outs   without those of the scale
     """
@@ -31,9 +31,9 @@ class Quantisation:
     outs: tuple[Value, ...]
 
     @staticmethod
-    def of(op: Op, n_ins: int) -> Quantisation:
+    def of(op: Op, n_ins: int) -> Quantization:
         """Return that of an op whose first `n_ins` inputs are not its scale or amax."""
-        return Quantisation(op, op.ins[:n_ins], op.outs[:-1] if measures(op) else op.outs)
+        return Quantization(op, op.ins[:n_ins], op.outs[:-1] if measures(op) else op.outs)
 
     @property
     def format(self) -> int:
@@ -57,7 +57,7 @@ class Quantisation:
 
 
 def measures(op: Op) -> bool:
-    """Return whether a launch measures the amax before another one quantises."""
+    """Return whether a launch measures the amax before another one quantizes."""
     return op.attrs["scaling"] in ("current", "fallback")
 
 
@@ -106,6 +106,6 @@ def supports_dtypes(op: Op, n_ins: int, dtypes: tuple[str, ...]) -> Support:
 
 
 def supports_format(op: Op, dtype: str) -> Support:
-    """Support the format that recipes quantise the result of this op to: activations to e4m3, gradients to e5m2."""
+    """Support the format that recipes quantize the result of this op to: activations to e4m3, gradients to e5m2."""
     have = op.attrs.get("dtype")
     return Support(True) if have == dtype else Support(False, f"writes {dtype}, not {have!r}")
