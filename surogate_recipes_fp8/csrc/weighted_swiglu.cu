@@ -1,10 +1,10 @@
-// SwiGLU of the rows of experts, and its gradient, quantised. gate_up [R, 2F] and dout [R, F] are bf16, row-major; columns
+// SwiGLU of the rows of experts, and its gradient, quantized. gate_up [R, 2F] and dout [R, F] are bf16, row-major; columns
 // of gate_up are the halves [gate; up]. order [R] int32 is the slot of each row; w = weights.flat[order[row]], fp32:
 //   fp8_weighted_swiglu      out [R, F] = silu(gate) * up * w, in bf16;  q [R, F]: out in FP8
 //   fp8_weighted_swiglu_bwd  dgate_up [R, 2F] = that of swiglu with dout * w, in bf16;  q [R, 2F]: dgate_up in FP8
 //                            d_weights.flat[order[row]] = sum over F of dout * silu(gate) * up, fp32
 //
-// What is quantised is rounded to bf16 first, and all arithmetic is that of the bf16 kernels (rows.cu of
+// What is quantized is rounded to bf16 first, and all arithmetic is that of the bf16 kernels (rows.cu of
 // surogate-models-moe), so outputs have the same bits as if those had written them. The bf16 outputs are optional; dgate_up
 // may be the buffer of gate_up. R and F are multiples of 16; tensors are aligned to 16 bytes. Scales and amax: scale.h.
 //
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads, 4)
             float x[8];
             v[n].to_float(x);
             uint32_t bytes[2];
-            quantise<E5M2>(x, encode, bytes);
+            quantize<E5M2>(x, encode, bytes);
             *reinterpret_cast<uint2*>(q + at) = make_uint2(bytes[0], bytes[1]);
         }
     }
@@ -155,7 +155,7 @@ void fp8_weighted_swiglu(const WeightedRows& in, void* q, void* out, int format,
     constexpr const char* op = "fp8_weighted_swiglu";
     const WeightedSource source = checked(in, q, out, "out", scale, op);
     require_format(format, E4M3, op);
-    const Quantised to{static_cast<uint8_t*>(q), nullptr, static_cast<__nv_bfloat16*>(out)};
+    const Quantized to{static_cast<uint8_t*>(q), nullptr, static_cast<__nv_bfloat16*>(out)};
     quantize_source<E4M3>(source, to, scale, in.rows, in.width, op, stream);
 }
 
