@@ -119,7 +119,7 @@ def _weighted_supports(op: Op, target: Target) -> Support:
     backward, rows = _weighted(op)
     dtypes = (*("bf16",) * backward, "bf16", "fp32", "int32")
     format = supports_format(op, "e5m2" if backward else "e4m3")
-    checks = (supports_dtypes(op, len(dtypes), dtypes), format, supports(op, target, rows, len(dtypes)))
+    checks = (supports_dtypes(op, len(dtypes), dtypes), format, supports(op, rows, len(dtypes)))
     return next((check for check in checks if not check.ok), checks[-1])
 
 
