@@ -6,8 +6,9 @@ Shapes are those of Qwen3-30B-A3B (128 experts of 768, 8 a token, model width 2,
 arguments. Products: by CUTLASS (on an SM90), by mma.sync, torch's grouped_mm and one dense product of the same rows and
 widths (of wgrad: one matrix, not 128; torch's results are bf16). "share": the rate of the first of ours, of that of
 the dense one. On an SM90 then FP8 products, forward with fast sums and dgrad with exact ones, beside dense FP8 products
-by cuBLASLt; "of bf16": times as fast as ours in bf16. Before all of them the ops around them, with the bytes that they
-must move. Medians of replayed CUDA graphs.
+by cuBLASLt; "of bf16": times as fast as ours in bf16. "with adapters of rank 16": the sum of a product and such a
+branch, by one kernel on an SM90 and by two. Before all of them the ops around them, with the bytes that they must move.
+Medians of replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -118,6 +120,29 @@ def products(tokens: int, ends: Tensor, is_sm90: bool) -> dict[str, float]:
     return found
 
 
+def in_turn(*launches: Callable[[], object]) -> None:
+    for launch in launches:
+        launch()
+
+
+def pairs(tokens: int, ends: Tensor, is_sm90: bool) -> None:
+    """Print products with the branches of adapters."""
+    rows = tokens * K
+    print(f"\n{'with adapters of rank 16':30}{'one kernel':>16}{'two':>16}")
+    for name, (n, k) in WEIGHTS.items():
+        for label, kind, terms, width in (("forward", PRODUCTS[0][0], k, n), ("dgrad", PRODUCTS[1][0], n, k)):
+            up = (EXPERTS * 16, width) if label == "dgrad" else (EXPERTS * width, 16)
+            first, second = (bf16(rows, terms), bf16(EXPERTS * n, k)), (bf16(rows, 16), bf16(*up))
+            product = dict(zip(("x", "w"), first, strict=True)) | {"ends": ends}
+            branch = dict(zip(("x2", "w2"), second, strict=True))
+            cells = [milliseconds(bound(grouped.ONE_KERNEL, f"{kind}_pair", product | branch)[0]) if is_sm90 else None]
+            kernels = grouped.CUTLASS if is_sm90 else grouped.PORTABLE
+            launch, (base,) = bound(kernels, kind, product)
+            add = bound(grouped.THIN, f"{kind}_add", branch | {"ends": ends, "base": base})[0]
+            cells.append(milliseconds(partial(in_turn, launch, add)))
+            print(f"{f'{name} {label}':30}", *(f"{f'{ms:.3f} ms' if ms else '-':>15}" for ms in cells))
+
+
 def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> None:
     rows, scales = tokens * K, {name: torch.ones(2, device="cuda") for name in ("scale_a", "scale_b")}
     print(f"\n{'FP8':30}{'cutlass':>16}{'dense':>16}  share  of bf16")
@@ -171,6 +196,7 @@ def main() -> None:
     for tokens in [int(argument) for argument in sys.argv[1:]] or [4096, 16384]:
         ends = others(tokens)
         of_bf16 = products(tokens, ends, (major, minor) == (9, 0))
+        pairs(tokens, ends, (major, minor) == (9, 0))
         if (major, minor) == (9, 0):
             fp8_products(tokens, ends, of_bf16)
         torch.cuda.empty_cache()
