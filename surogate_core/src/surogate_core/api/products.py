@@ -238,7 +238,8 @@ def quantized_weights(
     of `multiple`. `otherwise` is the remedy where another batch does not help.
     """
     ops = context.builder.ops
-    read = {op.ins[1] for op in programs.evaluate.ops if _is_asked_for(ops[op.kind], groups)}
+    multiplies = [op for op in programs.evaluate.ops if ops[op.kind].product is not None]
+    read = {op.ins[1] for op in multiplies if groups or ops[op.kind].group_ends is None}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
     blocks = 1 + max((op.block for op in programs.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
@@ -259,10 +260,6 @@ def quantized_weights(
             at = ops[op.kind].group_ends
             _check_multiples(op, 1 if at is None else op.ins[at].size, multiple, what, otherwise)
     return weights
-
-
-def _is_asked_for(definition: OpDef, groups: bool) -> bool:
-    return definition.product is not None and (groups or definition.group_ends is None)
 
 
 def is_block_matrix(info: ParamInfo) -> bool:

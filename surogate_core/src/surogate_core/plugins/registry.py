@@ -66,6 +66,16 @@ class Resolved:
     others: tuple[str, ...] = ()
 
 
+def _named(definition: type[D]) -> Callable[[Registry, str], D]:
+    """Return the method of `Registry` that returns the definition of this type with a name, as `source` finds it."""
+
+    def find(registry: Registry, name: str) -> D:
+        found: D = registry.source(_KIND[definition], name).definition
+        return found
+
+    return find
+
+
 class Registry:
     """Definitions of all loaded plugins.
 
@@ -120,30 +130,13 @@ class Registry:
         """Return the names of a kind, sorted. For kernels: the kinds of ops that they serve."""
         return sorted({item.name for item in self.provided if item.kind == kind})
 
-    def recipe(self, name: str) -> RecipeDef:
-        return self._named(RecipeDef, name)
-
-    def optimizer(self, name: str) -> OptimizerDef:
-        return self._named(OptimizerDef, name)
-
-    def loss(self, name: str) -> LossDef:
-        return self._named(LossDef, name)
-
-    def adapter(self, name: str) -> AdapterDef:
-        return self._named(AdapterDef, name)
-
-    def offload(self, name: str) -> OffloadDef:
-        return self._named(OffloadDef, name)
-
-    def lowering(self, name: str) -> LoweringDef:
-        return self._named(LoweringDef, name)
-
-    def launcher(self, name: str) -> LauncherDef:
-        return self._named(LauncherDef, name)
-
-    def _named(self, definition: type[D], name: str) -> D:
-        found: D = self.source(_KIND[definition], name).definition
-        return found
+    recipe = _named(RecipeDef)
+    optimizer = _named(OptimizerDef)
+    loss = _named(LossDef)
+    adapter = _named(AdapterDef)
+    offload = _named(OffloadDef)
+    lowering = _named(LoweringDef)
+    launcher = _named(LauncherDef)
 
     def source(self, kind: str, name: str) -> Provided:
         """Return the definition of this kind and name ("-" and "_" are equal) with the plugin that provides it.

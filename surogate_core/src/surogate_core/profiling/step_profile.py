@@ -29,6 +29,11 @@ class OpTime:
     rate: float
 
 
+def _summed(of_call: Callable[[OpTime], float]) -> cached_property[float]:
+    """Return the property of a `Group` that sums a figure of its calls."""
+    return cached_property(lambda group: sum(timed.calls * of_call(timed) for timed in group.ops))
+
+
 @dataclass(frozen=True)
 class Group:
     """Ops that are reported together. Figures are sums over a step; `planned_seconds` is the plan's estimate."""
@@ -40,25 +45,11 @@ class Group:
     def kind(self) -> str:
         return self.ops[0].op.kind
 
-    @cached_property
-    def calls(self) -> float:
-        return sum(timed.calls for timed in self.ops)
-
-    @cached_property
-    def seconds(self) -> float:
-        return sum(timed.calls * timed.seconds for timed in self.ops)
-
-    @cached_property
-    def bytes(self) -> float:
-        return sum(timed.calls * timed.cost.bytes for timed in self.ops)
-
-    @cached_property
-    def flops(self) -> float:
-        return sum(timed.calls * timed.cost.flops for timed in self.ops)
-
-    @cached_property
-    def planned_seconds(self) -> float:
-        return sum(timed.calls * timed.cost.seconds for timed in self.ops)
+    calls = _summed(lambda timed: 1)
+    seconds = _summed(lambda timed: timed.seconds)
+    bytes = _summed(lambda timed: timed.cost.bytes)
+    flops = _summed(lambda timed: timed.cost.flops)
+    planned_seconds = _summed(lambda timed: timed.cost.seconds)
 
     @property
     def bandwidth_share(self) -> float:
@@ -111,7 +102,12 @@ class StepProfile:
 
     def alike(self) -> list[Group]:
         """Ops that do the same work, such as one op of every block, the longest first."""
-        return self._groups(lambda timed: _work(timed.op))
+
+        def work(timed: OpTime) -> Hashable:
+            op = timed.op
+            return op.kind, op.phase, op.accumulate, tuple((v.shape, v.dtype) for v in (*op.ins, *op.outs))
+
+        return self._groups(work)
 
     def by_program(self) -> list[Group]:
         """The ops of each program, in the order of the programs."""
@@ -126,11 +122,6 @@ def _grouped(ops: Iterable[OpTime], key: Callable[[OpTime], Hashable], device: D
     for timed in ops:
         groups.setdefault(key(timed), []).append(timed)
     return [Group(tuple(members), device) for members in groups.values()]
-
-
-def _work(op: Op) -> Hashable:
-    shapes = tuple((value.shape, value.dtype) for value in (*op.ins, *op.outs))
-    return op.kind, op.phase, shapes, op.accumulate
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -137,20 +137,13 @@ class Team:
         self._on_all(lambda worker: worker.prepare())
         self._on_all(lambda worker: worker.begin(graphs=graphs))
 
-    def micro_step(
-        self,
-        *batches: MicroBatch,
-        first: bool,
-        last: bool,
-        loss_scale: float,
-        index: int,
-        reporting: bool = False,
-        group_scale: float = 1.0,
-    ) -> None:
-        """Run one micro-batch on each rank. `index` is that of rank 0; the others have the following ones."""
+    def micro_step(self, *batches: MicroBatch, index: int, **settings: Any) -> None:
+        """Run one micro-batch on each rank, as `Worker.micro_step` does.
+
+        `index` is that of rank 0; the others have the following ones.
+        """
         for thread, worker, comm, batch in zip(self._threads, self._workers, self._comms, batches, strict=True):
-            given = {"loss_scale": loss_scale, "group_scale": group_scale, "reporting": reporting}
-            thread.submit(worker.micro_step, batch, first=first, last=last, index=index + comm.rank, **given)
+            thread.submit(worker.micro_step, batch, index=index + comm.rank, **settings)
         self.check()
 
     def update(self, *, lr: float, step: int) -> Reading:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -84,17 +83,12 @@ class Binding:
 
 def choose(kernels: Sequence[KernelDef], op: Op, target: Target) -> KernelDef:
     """Return the first kernel that serves `op`. Raises AssertionError with the reason of each kernel if none does."""
-    definition = _installed_ops()[op.kind]
+    definition = load_registry().ops[op.kind]
     reasons = [(kernel, refusal(kernel, definition, op, target)) for kernel in kernels if kernel.op == op.kind]
     for kernel, reason in reasons:
         if not reason:
             return kernel
     raise AssertionError(f"no kernel serves {op.kind}: {'; '.join(reason for _, reason in reasons)}")
-
-
-@cache
-def _installed_ops() -> Mapping[str, OpDef]:
-    return load_registry().ops
 
 
 class _Read(dict[str, Any]):

@@ -7,7 +7,7 @@ practice only if, neither attention nor positions nor labels cross a document's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,10 @@ def check_packing(
     pieces = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
 
     def mean_loss(counts: np.ndarray) -> tuple[float, Sums]:
-        world, some = processes.world, _repacked(rows, pieces, counts)
+        """Return the mean loss of rows of `pieces` in order, `counts[i]` of them in row i."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        some = replace(rows, start=rows.start[pieces], stop=rows.stop[pieces], row_offsets=offsets)
+        world = processes.world
         batches = eval_batches(some, batch_size, pad_id=pad_id, ranks=world.ranks, world_size=world.size)
         sums = sum_losses(worker, batches, processes, "the comparison of packed and unpacked rows")
         return sums.mean(sums.totals[0], per), sums
@@ -106,11 +109,3 @@ def _some_packed_rows(rows: PackedRows) -> np.ndarray:
     several = several[np.argsort(counts[several], kind="stable")]
     enough = int(np.searchsorted(np.cumsum(counts[several]), DOCUMENTS)) + 1
     return np.sort(several[:enough])
-
-
-def _repacked(rows: PackedRows, pieces: np.ndarray, counts: np.ndarray) -> PackedRows:
-    """Return rows of `pieces` in order, `counts[i]` of them in row i."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return PackedRows(
-        rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents, rows.asked
-    )

@@ -105,6 +105,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     Derived states of staged params are made here, because these params do not stay in memory.
     """
     from ..checkpoint.base import load_base, refuse_nonfinite
+    from ..runtime.finite_check import contents
     from ..runtime.initialize import initialize
 
     config = run.config
@@ -123,7 +124,10 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
         refuse_nonfinite(run, assembly, worker.params())
     load_adapter(run, assembly, worker.params())
     if config.adapter_path is not None:
-        _refuse_nonfinite_adapter(assembly, worker, config.adapter_path)
+        for name, tensor in trained_tensors(assembly, worker.params()).items():
+            held = contents(tensor)
+            if not held.finite:
+                raise ConfigError(f"adapter_path: {config.adapter_path}: {name} holds {held}. Use another adapter.")
 
 
 def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
@@ -147,15 +151,6 @@ def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str
             worker.derive(part)
         if states := worker.staged_states(part).keys() & stored:
             worker.divide(part, states)
-
-
-def _refuse_nonfinite_adapter(assembly: Assembly, worker: AnyWorker, path: str) -> None:
-    from ..runtime.finite_check import contents
-
-    for name, tensor in trained_tensors(assembly, worker.params()).items():
-        held = contents(tensor)
-        if not held.finite:
-            raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Use another adapter.")
 
 
 def check_finite(run: Run, plan: Plan, worker: AnyWorker, steps_done: int = 0) -> None:

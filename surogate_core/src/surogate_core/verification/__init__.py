@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from ..planning.plan import plan_run
 from ..plugins.discovery import load_registry
 from .extent import Extent
 from .needs import Needs, estimate, refuse_unless_it_fits
-from .programs import Subject, WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
+from .programs import Subject, computes_in_fp32, in_fp32, refuse_training_only, without_dropout
 from .rows import ComparedRows, from_data, random_rows
 from .verdict import Row, Verdict, compare
 
@@ -125,8 +126,8 @@ def verify(
             opened = run.open_run(smaller, files)
             return Subject(opened, plan_run(opened, training.device_of_torch(training.usable_device()), 1, revise))
 
-        no_dropout = WithoutDropout()
-        subject = planned(no_dropout)
+        left_out: set[str] = set()
+        subject = planned(partial(without_dropout, left_out=left_out))
         model = subject.plan.inputs.model
         if not model.in_transformers:
             raise ConfigError(f"model: its plugin says that transformers has no {model.name}: nothing to compare with.")
@@ -154,7 +155,7 @@ def verify(
         device=subject.plan.report.device.title,
         weights="random, as in a run from scratch" if config.from_scratch else "of the checkpoint",
         tokens=rows.description,
-        left_out=tuple(sorted(no_dropout.left_out)),
+        left_out=tuple(sorted(left_out)),
         needs=needed,
         in_fp32=verdict_in_fp32,
         verdict=verdict,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
-from ..api import AdapterDef, LowerContext, OpDef, Precision, Program, Programs
+from ..api import AdapterDef, LowerContext, Precision, Program, Programs
 from ..assembly.inputs import PlanInputs
 from ..errors import ConfigError
 from ..planning.plan import Plan
@@ -24,29 +23,22 @@ class Subject(NamedTuple):
 EXACT: Final = Precision(**{field.name: "fp32" for field in fields(Precision)})
 
 
-class WithoutDropout:
-    """Removes training-only ops from the programs of adapters, as an evaluation does, and how their params start.
+def without_dropout(inputs: PlanInputs, left_out: set[str]) -> PlanInputs:
+    """Return inputs whose adapters have no training-only ops, as in an evaluation, and do not start their params.
 
-    With dropout the two sides could not be compared, because each draws its own mask. `left_out` collects the kinds of
-    ops that were removed.
+    With dropout the two sides could not be compared, because each draws its own mask. The kinds of ops that are removed
+    are added to `left_out`.
     """
 
-    def __init__(self) -> None:
-        self.left_out: set[str] = set()
+    def evaluated(adapter: AdapterDef) -> AdapterDef:
+        def apply(*args: Any) -> Program:
+            program: Program = adapter.apply(*args)
+            left_out.update(op.kind for op in program.ops if inputs.ops[op.kind].training_only)
+            return replace(for_evaluation(program, inputs.ops), name=program.name, stage=program.stage)
 
-    def __call__(self, inputs: PlanInputs) -> PlanInputs:
-        adapters = [(self._evaluated(adapter, inputs.ops), options) for adapter, options in inputs.adapters]
-        return replace(inputs, adapters=adapters)
+        return replace(adapter, apply=apply, start=None)
 
-    def _evaluated(self, adapter: AdapterDef, ops: Mapping[str, OpDef]) -> AdapterDef:
-        apply: Callable[..., Program] = adapter.apply
-
-        def apply_evaluated(*args: Any) -> Program:
-            program = apply(*args)
-            self.left_out |= {op.kind for op in program.ops if ops[op.kind].training_only}
-            return replace(for_evaluation(program, ops), name=program.name, stage=program.stage)
-
-        return replace(adapter, apply=apply_evaluated, start=None)
+    return replace(inputs, adapters=[(evaluated(adapter), options) for adapter, options in inputs.adapters])
 
 
 def in_fp32(inputs: PlanInputs) -> PlanInputs:
@@ -56,7 +48,7 @@ def in_fp32(inputs: PlanInputs) -> PlanInputs:
         return programs
 
     exact = replace(inputs.recipe, lower=unchanged)
-    return replace(WithoutDropout()(inputs), precision=EXACT, recipe=exact, lowering=None)
+    return replace(without_dropout(inputs, set()), precision=EXACT, recipe=exact, lowering=None)
 
 
 def computes_in_fp32(inputs: PlanInputs) -> bool:

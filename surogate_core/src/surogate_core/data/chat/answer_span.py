@@ -104,7 +104,7 @@ class RenderedChat:
 
     def _prompt_stop(self, index: int) -> int | None:
         """Return where the prompt of answer `index` ends; None if the text does not start with it."""
-        prompt = self._attempt(self.messages[:index], prompt=True)
+        prompt = self.attempt(self.messages[:index], prompt=True)
         if prompt is None or not self.text.startswith(prompt):
             return None
         # A template that writes the prompt behind the last message writes none where there is no message.
@@ -114,7 +114,7 @@ class RenderedChat:
         """Return the start of answer `index`, found by the text after message `before`; None if it cannot be found."""
         messages = list(self.messages)
         messages[before] = {**messages[before], "content": self.marker}
-        whole, prompt = self._attempt(messages), self._attempt(messages[:index], prompt=True)
+        whole, prompt = self.attempt(messages), self.attempt(messages[:index], prompt=True)
         if whole is None or prompt is None or whole.count(self.marker) != 1 or prompt.count(self.marker) != 1:
             return None
         following, given = whole.partition(self.marker)[2], prompt.partition(self.marker)[2]
@@ -124,7 +124,7 @@ class RenderedChat:
         for header in _headers(given):
             if following.startswith(header):
                 return begin + len(header)
-        closed = self._attempt(messages[:index])
+        closed = self.attempt(messages[:index])
         if closed is None or not prompt.startswith(closed):
             return None
         for header in _headers(prompt[len(closed) :]):
@@ -192,7 +192,7 @@ class RenderedChat:
     def _end_of_turn(self, index: int, *later: Message) -> str:
         """Return the token that would end the turn of a plain text answer at `index`, with these messages after it."""
         said = {"role": "assistant", "content": self.marker}
-        text = self._attempt([*self.messages[:index], said, *later]) or ""
+        text = self.attempt([*self.messages[:index], said, *later]) or ""
         end = self._token_at(text.partition(self.marker)[2])
         if end is None:
             raise Untrainable("the chat template does not end the turn after tool calls")
@@ -212,7 +212,7 @@ class RenderedChat:
             )
         return (start, stop), end
 
-    def _attempt(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
+    def attempt(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
         """Return the rendering; None if the template refuses these messages."""
         try:
             return self.template.render(messages, self.tools, prompt=prompt)

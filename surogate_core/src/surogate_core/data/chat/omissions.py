@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...api import Omission
-from ...errors import ConfigError
 from .answer_span import RenderedChat, Untrainable
 from .template import Message
 
@@ -88,10 +87,7 @@ def _skeleton(chat: RenderedChat) -> str | None:
         if new.get("tool_calls"):
             new["tool_calls"] = [{**call, "function": {**call["function"], "name": text}} for call in new["tool_calls"]]
         marked.append(new)
-    try:
-        return chat.template.render(marked, chat.tools)
-    except ConfigError:
-        return None
+    return chat.attempt(marked)
 
 
 def _missing_texts(chat: RenderedChat, trained: Sequence[int], skeleton: str | None) -> list[Omission]:
@@ -128,24 +124,18 @@ def _missing_keys(chat: RenderedChat) -> list[Omission]:
     given = [(n, key) for n, message in enumerate(chat.messages) for key in message if key not in _KNOWN_KEYS]
     if not given:
         return []
-    if _without(chat, given) != chat.text:
-        given = [place for place in given if _without(chat, [place]) == chat.text]
+
+    def without(places: Sequence[tuple[int, str]]) -> str | None:
+        kept = enumerate(chat.messages)
+        return chat.attempt([{key: m[key] for key in m if (n, key) not in places} for n, m in kept])
+
+    if without(given) != chat.text:
+        given = [place for place in given if without([place]) == chat.text]
     counts = Counter(key for _, key in given)
     return [
         Omission(f"the key {key!r}", "messages", _WHY, count, sum(key in message for message in chat.messages))
         for key, count in counts.items()
     ]
-
-
-def _without(chat: RenderedChat, places: Sequence[tuple[int, str]]) -> str | None:
-    messages = [
-        {key: value for key, value in message.items() if (n, key) not in places}
-        for n, message in enumerate(chat.messages)
-    ]
-    try:
-        return chat.template.render(messages, chat.tools)
-    except ConfigError:  # the template needs a key
-        return None
 
 
 def _missing_call_keys(chat: RenderedChat) -> list[Omission]:
