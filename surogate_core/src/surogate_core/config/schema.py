@@ -382,12 +382,4 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
     @property
     def precision_request(self) -> PrecisionRequest:
         """The dtype keys, as a recipe receives them."""
-        return PrecisionRequest(
-            model_dtype=self.model_dtype,
-            matmul_dtype=self.matmul_dtype,
-            gradient_dtype=self.gradient_dtype,
-            master_dtype=self.master_dtype,
-            adapter_dtype=self.lora_dtype,
-            param_grad_dtype=self.param_grad_dtype,
-            optimizer_state_dtype=self.optimizer_state_dtype,
-        )
+        return PrecisionRequest(**{f"{field}_dtype": getattr(self, key) for field, key in DTYPE_KEYS.items()})

@@ -67,7 +67,6 @@ class Asked:
                 f"{where}: truncation_strategy: {strategy} would cut {cut}, which loss: {self.loss} takes whole. "
                 f"Remove the key; options of type {chosen.name} may shorten its documents."
             )
-
         if self.prepare is not None and strategy == "left":
             raise ConfigError(
                 f"{where}: truncation_strategy: left cuts off the first tokens of documents, from which loss: "
