@@ -57,6 +57,10 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "a tensor is missing": (lambda t: t.pop(GATE), f"lacks {GATE}, which config.json asks for"),
     "another shape": (lambda t: t.update({GATE: torch.ones(64, 64)}), rf"{GATE} is \[64, 64\], expected \[128, 64\]"),
     "three dimensions": (lambda t: t.update({GATE: torch.ones(2, 64, 64)}), rf"{GATE} is \[2, 64, 64\], expected"),
+    "another name": (
+        lambda t: t.update(extra=t.pop(GATE)),
+        f"lacks {GATE}, which config.json asks for, and holds extra, which a model of this config.json does not have",
+    ),
     "an unknown tensor": (lambda t: t.update(extra=torch.ones(1)), "holds extra, which"),
     "a copy that differs": (
         lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}),

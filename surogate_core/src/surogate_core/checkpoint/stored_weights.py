@@ -300,16 +300,14 @@ def opened(path: Path) -> Iterator[Any]:
 
 def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
     missing = sorted(wanted - found)
-    if missing:
-        raise ConfigError(
-            f"{model_dir}: the checkpoint lacks {names_text(missing)}, which config.json asks for. "
-            "Check that the weights and config.json are of the same model."
-        )
     unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    faults = [f"lacks {names_text(missing)}, which config.json asks for"] if missing else []
     if unexpected:
+        faults.append(f"holds {names_text(unexpected)}, which a model of this config.json does not have")
+    if faults:
         raise ConfigError(
-            f"{model_dir}: the checkpoint holds {names_text(unexpected)}, which a model of this config.json does not "
-            "have. Check that the weights and config.json are of the same model."
+            f"{model_dir}: the checkpoint {', and '.join(faults)}. "
+            "Check that the weights and config.json are of the same model."
         )
 
 
