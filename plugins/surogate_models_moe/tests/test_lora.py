@@ -19,6 +19,7 @@ from models.harness import (
     valid_tokens,
 )
 
+from surogate_core.api import ConfigError
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
 from surogate_lora.options import LoraOptions
@@ -105,7 +106,11 @@ def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
     assert again.keys() == pair.adapter.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in pair.adapter.items())
     base = as_stored(random_hf_model(pair.config).state_dict())
-    changes = merge(pair.folder).changes
+    merging = merge(pair.folder)
+    merging.check({"num_local_experts": 5})
+    with pytest.raises(ConfigError, match=r"_proj has adapters of 5 experts, and the base has 6\. Name"):
+        merging.check({"num_experts": 6})
+    changes = merging.changes
     ours = {name: changes[name](tensor) if name in changes else tensor for name, tensor in base.items()}
     assert changes.keys() <= base.keys()
     fresh = peft.PeftModel.from_pretrained(random_hf_model(pair.config), pair.folder)

@@ -39,6 +39,9 @@ DOWN, UP = ".lora_A_experts", ".lora_B_experts"
 _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 """Products of experts. Each has a kind `..._add`, which adds to a base, and `..._pair`, the sum of two."""
 
+COUNTS = ("num_experts", "num_local_experts")
+"""Keys of config.json that may hold the number of experts."""
+
 _MODULE = ".experts"
 _WRAPPED = ".base_layer"
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

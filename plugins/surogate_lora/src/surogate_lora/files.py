@@ -177,7 +177,15 @@ def merge(folder: Path) -> Merge:
     ends = [name for name in changes if module_of(name).endswith((EMBEDDING, HEAD))]
     apart = [name for name in ends if name not in whole or not config.is_tied]
 
+    stacks = {name: len(tensor) for name, tensor in tensors.items() if name.endswith(experts.DOWN)}
+
     def check(base: Mapping[str, Any]) -> None:
+        for name, rows in stacks.items():
+            module = name.removesuffix(experts.DOWN)
+            found, counts = rows // config.options.rank_of(module), [base.get(key) for key in experts.COUNTS]
+            if any(counts) and found not in counts:
+                has = f"has adapters of {found} experts, and the base has {next(filter(None, counts))}"
+                raise ConfigError(f"{path}: {module} {has}. Name its own base.")
         if apart and base.get("tie_word_embeddings"):
             raise ConfigError(
                 f"{path}: {apart[0]} was trained apart from its other end, and the base ties the two: one model cannot "

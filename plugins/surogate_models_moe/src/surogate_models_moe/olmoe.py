@@ -39,6 +39,9 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
         raise invalid(
             "clip_qkv", "clipped queries, keys and values are not supported yet; must be null", config["clip_qkv"]
         )
+    for key, none in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        if config.get(key) not in (None, none):
+            raise invalid(key, "layers without experts are not supported by this model", config[key])
     head_dim = read_head_dim(config)
     if head_dim * read_int(config, "num_attention_heads") != read_int(config, "hidden_size"):
         raise invalid("head_dim", "must be hidden_size / num_attention_heads, as the norms are", head_dim)

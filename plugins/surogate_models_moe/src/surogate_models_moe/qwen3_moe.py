@@ -56,7 +56,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
 def _dense_layers(config: Mapping[str, Any], n_layers: int) -> frozenset[int]:
     """Return the layers with an MLP: those of `mlp_only_layers`, and all but each `decoder_sparse_step`-th one."""
     named = config.get("mlp_only_layers") or ()
-    if not isinstance(named, list | tuple) or any(not isinstance(i, int) or not 0 <= i < n_layers for i in named):
+    if not isinstance(named, list | tuple) or any(type(i) is not int or not 0 <= i < n_layers for i in named):
         raise invalid("mlp_only_layers", f"must be a list of numbers of layers, from 0 to {n_layers - 1}", named)
     step = read_int(config, "decoder_sparse_step", default=1)
     dense = frozenset(i for i in range(n_layers) if i in named or (i + 1) % step)
