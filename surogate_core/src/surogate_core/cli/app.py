@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -340,6 +341,7 @@ def _print_notices(arguments: RunArguments | None = None) -> None:
 
 def main() -> None:
     """The `surogate` script. Always leaves by SystemExit, or by an exception that is an error in our code."""
+    gc.set_threshold(1_000_000)  # imports and plans make objects that stay: collections take a sixth of a start
     with signals.handled():
         try:
             app(prog_name="surogate")
@@ -354,3 +356,4 @@ def main() -> None:
                 from ..machine.timing import print_phases
 
                 print_phases()
+            gc.freeze()  # for the collections of a Python that exits, which take 0.5 s with torch imported
