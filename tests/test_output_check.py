@@ -13,9 +13,11 @@ from end_to_end.product import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surogate_core.api import CAUSAL_LM
 from surogate_core.errors import RunStopped
 from surogate_core.outputs import check as output_check
-from surogate_core.outputs.check import check_loads, check_model
+from surogate_core.outputs.check import device_for
+from surogate_core.outputs.check_process import check_loads, check_model
 
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"
@@ -32,6 +34,10 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return model
 
 
+def check(folder: Path, base: Path | None = None) -> None:
+    check_loads(folder, "transformers", lambda path: check_model(path, CAUSAL_LM, base, device_for(path)))
+
+
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(folder / WEIGHTS)
     edit(tensors)
@@ -41,15 +47,19 @@ def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
 def refusal(folder: Path) -> str:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(RunStopped) as caught:
-        check_loads(folder, "transformers", check_model)
+        check(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before, "nothing is deleted"
     text = str(caught.value)
     assert str(folder) in text and "transformers" in text and "Nothing was deleted" in text
     return text
 
 
+def test_a_model_is_loaded_with_its_data_if_they_fit(saved: Path, request: pytest.FixtureRequest) -> None:
+    assert device_for(saved) == (None if "loaded" in request.node.callspec.id else "meta")
+
+
 def test_a_complete_model_loads_and_nothing_is_printed(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    check_loads(saved, "transformers", check_model)
+    check(saved)
     assert capfd.readouterr() == ("", "")
 
 
@@ -88,7 +98,7 @@ def test_a_tokenizer_as_large_as_the_base_models_is_accepted(saved: Path, tmp_pa
     for path in saved.iterdir():
         if "token" in path.name or path.name == "config.json":
             (base / path.name).write_bytes(path.read_bytes())
-    check_loads(saved, "transformers", lambda folder: check_model(folder, base))
+    check(saved, base)
     (base / "added_tokens.json").unlink()
     with pytest.raises(RunStopped, match="the tokenizer has"):
-        check_loads(saved, "transformers", lambda folder: check_model(folder, base))
+        check(saved, base)

@@ -96,6 +96,12 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
     assert "AFTER False" in result.stdout
 
 
+def test_the_process_that_loads_outputs_imports_little_of_core() -> None:
+    code = "import sys, surogate_core.outputs.check_process\nprint([n for n in sys.modules if 'surogate' in n])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "surogate_core.api" not in done.stdout and "surogate_core.outputs.check_process" in done.stdout
+
+
 def test_timing_prints_where_a_command_spent_its_time() -> None:
     marks = "mark('one')\nmark('two')\nprint_phases()\nprint_phases()"
     code = f"from surogate_core.machine.timing import mark, print_phases\n{marks}"

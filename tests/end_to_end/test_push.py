@@ -93,15 +93,15 @@ def test_a_model_is_pushed_with_its_card_and_without_private_files(here: Workpla
 def test_an_output_that_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
     here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = OutputCheck.finish
+    load = OutputCheck.load
 
-    def break_and_finish(check: OutputCheck, opened: Run) -> None:
+    def break_and_load(check: OutputCheck, opened: Run) -> None:
         tensors = load_file(here.out / "model.safetensors")
         tensors.pop("model.norm.weight")
         save_file(tensors, here.out / "model.safetensors", metadata={"format": "pt"})
-        finish(check, opened)
+        load(check, opened)
 
-    monkeypatch.setattr(OutputCheck, "finish", break_and_finish)
+    monkeypatch.setattr(OutputCheck, "load", break_and_load)
     with pytest.raises(RunStopped, match=f"{here.out} is written, but does not load in transformers: missing keys"):
         go(here.write(max_steps=2, verify_outputs=True, push_to_hub=True))
     assert (here.out / "model.safetensors").is_file() and "upload_folder" not in hub.calls

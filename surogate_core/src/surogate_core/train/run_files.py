@@ -222,7 +222,7 @@ class RunFiles(PartFiles):
         )
 
     def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
-        """Write the trained model, or the adapter and, if asked for, the merged model. `check` then loads each of them.
+        """Write the trained model, or the adapter and, if asked for, the merged model, which `check` begins to load.
 
         The other processes wait for it, `seconds` at most.
         """
@@ -251,8 +251,7 @@ class RunFiles(PartFiles):
         mark("outputs written")
         if self.checked:
             import_ahead()
-            self.check.finish(run)
-            mark("outputs loaded once")
+            self.check.load(run)
 
     def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
         assert self.run.adapter is not None
@@ -263,7 +262,10 @@ class RunFiles(PartFiles):
             open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
 
     def finish(self, progress: Progress) -> None:
-        """Write the model card."""
+        """Wait for the check of the outputs and write the model card."""
+        if self.checked:
+            self.check.finish(self.run)
+            mark("outputs loaded once")
         write_card(self.run, self.plan, self.repo, progress, self.saved_run.versions)
 
     def push(self, result: TrainResult) -> TrainResult:

@@ -111,10 +111,10 @@ def train_planned(
             if not evaluate_last(job, interrupt, progress):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
+        processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
         if not signal_exit:
             files.finish(progress)
         loggers.status = "interrupted" if signal_exit else "done"
-    processes.at("the end of the run", inf)  # a large model may be uploaded for hours
     result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
     return files.push(replace(result, packing=packing))
 

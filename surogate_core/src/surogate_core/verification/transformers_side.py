@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..checkpoint.adapter import adapter_params
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
-from ..outputs.check import quiet
+from ..outputs.check_process import quiet
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
