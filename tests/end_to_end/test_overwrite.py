@@ -158,9 +158,11 @@ def test_with_resume_a_run_that_was_stopped_before_its_first_save_starts_again(h
     config = here.write(max_steps=2, save_steps=0, resume_from_checkpoint=True)
     here.out.mkdir()
     (here.out / "metrics.jsonl").write_text('{"log": "run"}\n{"log": "step", "step": 1}\n')
-    assert "metrics.jsonl" in refusal(config, "resume_from_checkpoint=false")
+    (here.out / "loss.png").write_text("drawn by a run that stopped itself, as on a full disk")
+    assert "loss.png, metrics.jsonl" in refusal(config, "resume_from_checkpoint=false")
     printed = go(config)
     assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in printed)
+    assert (here.out / "outputs.set_aside/loss.png").read_text().startswith("drawn by")
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 

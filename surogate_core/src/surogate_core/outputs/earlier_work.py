@@ -63,8 +63,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = True) -> None:
-    """Raise ConfigError for a folder with outputs of an earlier run or another model; `with_metrics`: or with steps."""
-    found = outputs_in(folder)
+    """Raise ConfigError for a folder with outputs of an earlier run or another model; `with_metrics`: or with steps, or
+    their picture."""
+    found = [path for path in outputs_in(folder) if with_metrics or path.name != PICTURE_FILE]
     if with_metrics and has_steps(folder / METRICS_FILE):
         found.append(folder / METRICS_FILE)
     if found:

@@ -124,7 +124,7 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
     """Raise ConfigError if outputs, checkpoints or metrics of the run would replace others or mix with them.
 
     `overwrite_output_dir: true` allows this for an earlier run's. If a run is to be resumed and there is no checkpoint,
-    metrics alone are allowed too: it was stopped before its first save.
+    metrics and their picture are allowed too: it was stopped, or stopped itself, before its first save.
     """
     config, source, places = loaded.config, loaded.source, places_of(loaded, resumed)
     if config.log_file is not None and is_foreign(places.metrics):
