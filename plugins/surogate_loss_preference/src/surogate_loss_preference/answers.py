@@ -150,7 +150,13 @@ def _parts(
         if not shared or not all(_speaks(answer[0]) for answer in own):
             wrong = "ends without an answer" if len(columns) == 1 else "begin with different prompts"
             raise ConfigError(f"{both} {wrong}. Remove such rows.")
-        return messages[0][:shared], own
+        asked = messages[0][:shared]
+        if prompt is not None and _says_more(_messages(prompt, "user", str(options.prompt_field)), asked):
+            raise ConfigError(
+                f"column {options.prompt_field!r} is another prompt than the one that {both} begin with. Remove such rows, "
+                "or set prompt_field: null, which reads the answers alone."
+            )
+        return asked, own
     if options.prompt_field is None:
         raise ConfigError(f"{columns[0]} holds no prompt. Set prompt_field to the column that does.")
     return _messages(_with_input(row, prompt, options), "user", options.prompt_field), messages
@@ -158,6 +164,20 @@ def _parts(
 
 def _speaks(message: Message) -> bool:
     return message.get("role", message.get("from")) in _SPEAKERS
+
+
+def _says_more(column: Sequence[Message], asked: Sequence[Message]) -> bool:
+    """Return whether a message of the prompt's column, but for those of an answer, is not in the prompt of the answers.
+
+    Data sets repeat the whole prompt in the column, its last question or the whole conversation: none of these loses text.
+    """
+    said = [_text(message) for message in asked]
+    return any(not any(_text(message) in text for text in said) for message in column if not _speaks(message))
+
+
+def _text(message: Message) -> str:
+    content = message.get("content", message.get("value"))
+    return content.strip() if isinstance(content, str) else json.dumps(content, sort_keys=True)
 
 
 def _shared(messages: Sequence[list[Message]]) -> int:
