@@ -60,14 +60,27 @@ def recognised(path: Path, source: Source) -> Tool:
     if "unsloth" in source.words:  # its scripts have the keys of TRL too
         return tool("unsloth")
     tables = [tool(name) for name in TOOLS]
+    if {
+        "model",
+        "datasets",
+    } <= source.keys.keys():  # what other tools call them is base_model, model_name_or_path, dataset
+        raise ConfigError(f"{path}: has the keys of a config of Surogate. Train it as it is: surogate train {path}")
     words = source.words | source.keys.keys()
     score = {t.name: sum(key in t.keys for key in source.keys) + _SIGN * len(words & {*t.signs}) for t in tables}
     best = sorted(score, key=lambda name: -score[name])
+    titles = ", ".join(t.title for t in tables)
     if score[best[0]] == 0:
-        raise ConfigError(f"{path}: has no key of {', '.join(t.title for t in tables)}. Give the config of a run.")
+        raise ConfigError(f"{path}: has no key of {titles}. Give the config of a run.")
     if score[best[0]] == score[best[1]]:
         raise ConfigError(f"{path}: may be of {best[0]} or {best[1]}. Say which: --from {best[0]}")
-    return tool(best[0])
+    found = tool(best[0])
+    unknown = [key for key in source.keys if key not in found.keys]
+    if not words & {*found.signs} and 2 * len(unknown) > len(source.keys):
+        raise ConfigError(
+            f"{path}: most of its keys are of none of {titles}: {', '.join(unknown[:5])}. Other tools are not converted. If "
+            f"it is of one of these, say which: --from {found.name}"
+        )
+    return found
 
 
 class _Conversion:
