@@ -142,8 +142,8 @@ def test_a_long_prompt_keeps_its_end_and_is_counted(tokenizer: Tokenizer) -> Non
         ({"chosen": [USER, GOOD_ONE], "rejected": [said("user", "Else?"), BAD_ONE]}, "begin with different prompts"),
         (
             {"prompt": f"A story. {ASK}", "chosen": [USER, GOOD_ONE], "rejected": [USER, BAD_ONE]},
-            "column 'prompt' is another prompt than the one that chosen and rejected begin with. Remove such rows, or set "
-            "prompt_field: null",
+            "column 'prompt' is another prompt than the one that chosen and rejected begin with. Remove such rows, or "
+            "set prompt_field: null",
         ),
         ({"prompt": ASK, "chosen": 5, "rejected": BAD}, "column 'chosen' must be text, a message or a list of mess"),
     ],

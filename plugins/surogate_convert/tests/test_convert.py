@@ -170,8 +170,8 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
         ("learning_rate: 1\n", "Say which: --from"),
         ("model: m\ndatasets: [{path: p}]\nsequence_len: 8\n", "keys of a config of Surogate. .* surogate train"),
         (  # torchtune
-            "output_dir: o\ntokenizer: {}\nmodel: {}\ncheckpointer: {}\ndataset: {}\nbatch_size: 4\nloss: {}\nepochs: 1\n"
-            "optimizer: {}\ndevice: cuda\n",
+            "output_dir: o\ntokenizer: {}\nmodel: {}\ncheckpointer: {}\ndataset: {}\nbatch_size: 4\nloss: {}\n"
+            "epochs: 1\noptimizer: {}\ndevice: cuda\n",
             "most of its keys are of none of axolotl, .*: tokenizer, checkpointer, ",
         ),
         ("[1, 2]\n", "has no keys"),

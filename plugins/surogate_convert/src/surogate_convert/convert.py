@@ -63,7 +63,7 @@ def recognised(path: Path, source: Source) -> Tool:
     if {
         "model",
         "datasets",
-    } <= source.keys.keys():  # what other tools call them is base_model, model_name_or_path, dataset
+    } <= source.keys.keys():  # others call them base_model, dataset
         raise ConfigError(f"{path}: has the keys of a config of Surogate. Train it as it is: surogate train {path}")
     words = source.words | source.keys.keys()
     score = {t.name: sum(key in t.keys for key in source.keys) + _SIGN * len(words & {*t.signs}) for t in tables}
@@ -77,8 +77,8 @@ def recognised(path: Path, source: Source) -> Tool:
     unknown = [key for key in source.keys if key not in found.keys]
     if not words & {*found.signs} and 2 * len(unknown) > len(source.keys):
         raise ConfigError(
-            f"{path}: most of its keys are of none of {titles}: {', '.join(unknown[:5])}. Other tools are not converted. If "
-            f"it is of one of these, say which: --from {found.name}"
+            f"{path}: most of its keys are of none of {titles}: {', '.join(unknown[:5])}. Other tools are not converted. "
+            f"If it is of one of these, say which: --from {found.name}"
         )
     return found
 

@@ -153,8 +153,8 @@ def _parts(
         asked = messages[0][:shared]
         if prompt is not None and _says_more(_messages(prompt, "user", str(options.prompt_field)), asked):
             raise ConfigError(
-                f"column {options.prompt_field!r} is another prompt than the one that {both} begin with. Remove such rows, "
-                "or set prompt_field: null, which reads the answers alone."
+                f"column {options.prompt_field!r} is another prompt than the one that {both} begin with. Remove such "
+                "rows, or set prompt_field: null, which reads the answers alone."
             )
         return asked, own
     if options.prompt_field is None:
@@ -167,9 +167,9 @@ def _speaks(message: Message) -> bool:
 
 
 def _says_more(column: Sequence[Message], asked: Sequence[Message]) -> bool:
-    """Return whether a message of the prompt's column, but for those of an answer, is not in the prompt of the answers.
+    """Return whether a message of the prompt's column, but for those of an answer, is not in the answers' prompt.
 
-    Data sets repeat the whole prompt in the column, its last question or the whole conversation: none of these loses text.
+    Data sets repeat the whole prompt in the column, its last question or the whole conversation: these lose no text.
     """
     said = [_text(message) for message in asked]
     return any(not any(_text(message) in text for text in said) for message in column if not _speaks(message))
