@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from surogate_core import run
 from surogate_core.api import NoOptions
 from surogate_core.api.peft import PEFT_CONFIG, PEFT_TENSORS, PeftFormat, read_peft_config
-from surogate_core.checkpoint.adapter import kind_of_adapter
+from surogate_core.checkpoint.adapter import check_adapter, kind_of_adapter
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.discovery import load_registry
 
@@ -177,3 +178,23 @@ def test_a_module_without_one_of_its_tensors_is_refused(tmp_path: Path) -> None:
     two.save({"up.a": torch.ones(1)}, tmp_path, "base", NoOptions())
     with pytest.raises(ConfigError, match=r"lacks up\.b\. Save the adapter again"):
         two.load(tmp_path, NoOptions())
+
+
+def test_an_adapter_to_train_further_is_looked_at_before_the_data(tmp_path: Path) -> None:
+    registry, said = load_registry(), list[str]()
+
+    def check(model: str) -> list[str]:
+        said.clear()
+        config, adapter = SimpleNamespace(adapter_path=str(tmp_path), model=model), (registry.adapter("lora"), None)
+        check_adapter(cast(Any, SimpleNamespace(config=config, registry=registry, adapter=adapter)), said.append)
+        return said
+
+    with pytest.raises(ConfigError, match=r"adapter_path: .*: holds no adapter_config.json"):
+        check("llama")
+    file = tmp_path / "adapter_config.json"
+    file.write_text('{"peft_type": "LORA", "base_model_name_or_path": "/models/qwen"}')
+    assert check("some/qwen") == []
+    assert check("llama")[0].endswith("was trained on /models/qwen, and model is llama: its weights may not fit")
+    file.write_text('{"peft_type": "LORA", "use_dora": true}')
+    with pytest.raises(ConfigError, match="is an adapter of dora, and this run trains lora"):
+        check("llama")

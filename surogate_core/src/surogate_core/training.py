@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .api import DeviceInfo, JoinContext, Report, Task, World
 from .assembly.resolve import KernelTable, idle_kernels, idle_modules, unserved_ops
+from .checkpoint.adapter import check_adapter
 from .checkpoint.folder_lock import locked
 from .checkpoint.folders import list_checkpoints
 from .checkpoint.resume import Resumed, choose_checkpoint
@@ -142,6 +143,8 @@ def _train(
     refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     if world.writer:
         refuse_to_overwrite(opened)
+        if resumed is None:
+            check_adapter(opened, notice)
     refuse_unless_it_fits(opened, planned)
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:

@@ -77,8 +77,8 @@ def recognised(path: Path, source: Source) -> Tool:
     unknown = [key for key in source.keys if key not in found.keys]
     if not words & {*found.signs} and 2 * len(unknown) > len(source.keys):
         raise ConfigError(
-            f"{path}: most of its keys are of none of {titles}: {', '.join(unknown[:5])}. Other tools are not converted. "
-            f"If it is of one of these, say which: --from {found.name}"
+            f"{path}: most of its keys are of none of {titles}: {', '.join(unknown[:5])}. Other tools are not "
+            f"converted. If it is of one of these, say which: --from {found.name}"
         )
     return found
 

@@ -25,6 +25,32 @@ ADAPTER_FOLDER = "adapter"
 MERGED_FOLDER = "merged"
 
 
+def check_adapter(run: Run, notice: Callable[[str], None]) -> None:
+    """Look at `adapter_path`, if the config names one, before data is read. Say so if its files name another base.
+
+    Raises ConfigError if it is no folder of an adapter that the run's adapter reads.
+    """
+    path = run.config.adapter_path
+    if path is None or run.adapter is None:
+        return
+    file = Path(path) / run.adapter[0].config_file
+    if not file.is_file():
+        raise ConfigError(f"adapter_path: {path}: holds no {file.name}. Name the folder that has it.")
+    _refuse_other_kind(run, Path(path), run.adapter[0])
+    base = read_json(file, "Save the adapter again.").get("base_model_name_or_path")
+    if isinstance(base, str) and Path(base).name != Path(run.config.model).name:
+        notice(f"adapter_path: {path} was trained on {base}, and model is {run.config.model}: its weights may not fit")
+
+
+def _refuse_other_kind(run: Run, folder: Path, adapter: AdapterDef) -> None:
+    if (folder / adapter.config_file).is_file() and not adapter.matches(folder):
+        other = kind_of_adapter(run.registry, folder)
+        raise ConfigError(
+            f"adapter_path: {folder} is an adapter of {other}, and this run trains {adapter.name}. "
+            f"Set adapter: {other}."
+        )
+
+
 def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
     """Copy the adapter in `adapter_path`, if the config names one, into `params`.
 
@@ -34,11 +60,7 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
     if path is None or run.adapter is None:
         return
     adapter, options = run.adapter
-    if (Path(path) / adapter.config_file).is_file() and not adapter.matches(Path(path)):
-        other = kind_of_adapter(run.registry, Path(path))
-        raise ConfigError(
-            f"adapter_path: {path} is an adapter of {other}, and this run trains {adapter.name}. Set adapter: {other}."
-        )
+    _refuse_other_kind(run, Path(path), adapter)
     trained = trained_tensors(assembly, params)
     wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
     tensors = adapter.load(Path(path), options)
