@@ -210,3 +210,21 @@ def test_a_reader_that_exits_is_not_an_error() -> None:
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, check=False, timeout=60
     )
     assert result.stderr in ("141\n", "0\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_stdout_is_one_line_and_code_3() -> None:
+    with open("/dev/full", "w") as full:
+        for arguments in (["plugins"], ["--help"]):
+            done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            assert (done.returncode, done.stderr) == (
+                3,
+                "error: stdout: cannot be written: No space left on device. Write it elsewhere.\n",
+            )
+
+
+def test_a_terminal_with_few_characters_shows_the_others_by_number() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    code = "from surogate_core.cli import app; app.app = lambda **_: print('a\\u23ceb'); app.main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("a\\u23ceb\n", "")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RunStopped
+from ..reporting.terminal import failure_of
 from . import signals
 from .command_group import CommandGroup
 from .json_output import JsonOption, print_json
@@ -29,6 +31,7 @@ from .options import (
     mode_of,
     run_arguments,
 )
+from .render import print_error
 
 HELP = """Pre-train and fine-tune LLMs.
 
@@ -342,10 +345,15 @@ def _print_notices(arguments: RunArguments | None = None) -> None:
 def main() -> None:
     """The `surogate` script. Always leaves by SystemExit, or by an exception that is an error in our code."""
     gc.set_threshold(1_000_000)  # imports and plans make objects that stay: collections take a sixth of a start
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may have fewer characters than texts
     with signals.handled():
         try:
             app(prog_name="surogate")
         except BaseException as error:
+            if isinstance(error, OSError) and (reason := failure_of(sys.stdout)):
+                print_error(f"stdout: cannot be written: {reason}. Write it elsewhere.")
+                raise SystemExit(RunStopped.exit_code) from None
             if "surogate_core.runtime.threads" in sys.modules:
                 from ..runtime.threads import leave_if_stuck
 

@@ -21,6 +21,16 @@ def ignoring_broken_pipe(notice: Callable[[str], None], out: TextIO | None = Non
     return guarded
 
 
+def failure_of(out: TextIO) -> str:
+    """Return why `out` cannot be written to, as on a full disk, and silence it. If it can, end a line and return ""."""
+    try:
+        print(file=out, flush=True)  # a flush alone may not fail: what could not be written was dropped
+    except OSError as error:
+        silence(out)
+        return error.strerror or str(error)
+    return ""
+
+
 def silence(out: TextIO) -> None:
     """Redirect `out` to /dev/null, so that later flushes by other code or at exit cannot fail."""
     try:
