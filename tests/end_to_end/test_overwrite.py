@@ -178,6 +178,8 @@ def test_a_log_file_elsewhere_counts_as_an_earlier_run_and_other_files_are_not_a
     for overwrite in ("true", "false"):
         printed = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
         assert f"log_file: {data} does not hold metrics of a run" in printed
+    printed = refusal(config, f"log_file={data}/metrics.jsonl", "output_dir=third")
+    assert f"log_file: {data} cannot be written to. Name another file." in printed
 
 
 def test_a_run_can_be_resumed_in_a_renamed_folder(here: Workplace) -> None:

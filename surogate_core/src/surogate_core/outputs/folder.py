@@ -129,6 +129,10 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
     config, source, places = loaded.config, loaded.source, places_of(loaded, resumed)
     if config.log_file is not None and is_foreign(places.metrics):
         raise ConfigError(f"{source}: log_file: {places.metrics} does not hold metrics of a run. Name another file.")
+    place = next((path for path in (places.metrics, *places.metrics.parents) if path.exists()), places.metrics)
+    possible = os.access(place, os.W_OK) and (place == places.metrics or place.is_dir())
+    if config.log_file is not None and not possible:
+        raise ConfigError(f"{source}: log_file: {place} cannot be written to. Name another file.")
     if config.overwrite_output_dir:
         return
     run_file = places.output / RUN_FILE

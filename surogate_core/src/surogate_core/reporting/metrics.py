@@ -63,8 +63,9 @@ class JsonLinesLogger(Logger):
             _mend_last_line(self._path)
             self._file = FileIO(self._path, "a")
         except OSError as error:
+            key = "log_file" if info.config.get("log_file") else "output_dir"
             raise ConfigError(
-                f"output_dir: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
+                f"{key}: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
             ) from error
         run = {"log": "run", "run_name": info.run_name, "time": time.time()}
         self._write(run | {name: getattr(info, name) for name in _OF_RUN})
