@@ -1,7 +1,7 @@
 // LM head with cross-entropy, and its gradients, over labelled rows only.
 //
 //   logits, dx, dw   as in head_products.cpp
-//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx; softcap: cross_entropy.cu
+//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx; softcap: cross_entropy.cuh
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
 // A run is begin, chunk 0, the further chunks that contain labelled rows, and end.

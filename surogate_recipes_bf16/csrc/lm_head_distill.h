@@ -1,7 +1,7 @@
 // The LM head for distillation. teacher_logits.cu documents the kernel, lm_head_distill.cpp the sequence of launches.
 #pragma once
 
-#include "head_products.h"
+#include "surogate/lm_head.h"
 
 namespace surogate {
 

@@ -1,7 +1,7 @@
 // The LM head for losses of tokens. token_logits.cu documents the kernels, lm_head_tokens.cpp the sequence of launches.
 #pragma once
 
-#include "head_products.h"
+#include "surogate/lm_head.h"
 
 namespace surogate {
 

@@ -1,5 +1,5 @@
-// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu, teacher_logits.cu and labelled_rows.cu document the
-// kernels, lm_head.cpp the sequence of launches.
+// LM head and cross-entropy. cross_entropy*.cu, token_logits.cu and teacher_logits.cu document the kernels, lm_head.cpp the
+// sequence of launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "head_products.h"
+#include "surogate/lm_head.h"
 
 namespace surogate {
 
@@ -21,12 +21,6 @@ void cross_entropy_grads(void* logits, const void* targets, const void* loss_sca
 // cross_entropy_grads for bf16 logits without a cap, where `cluster_holds_row` (cross_entropy_cluster.cu).
 void cross_entropy_grads_in_cluster(void* logits, const void* targets, const void* loss_scale, void* row_loss,
                                     int64_t rows, int64_t vocab_size, int64_t ld, cudaStream_t stream);
-
-// Whether the current device has clusters that hold a row of bf16 logits.
-bool cluster_holds_row(int64_t vocab_size);
-
-void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t rows, bool accumulate,
-              cudaStream_t stream);
 
 void token_statistics(const void* logits, const void* row_index, const void* labels, void* log_probs, void* logsumexp,
                       void* mean, int64_t rows, int64_t vocab_size, int64_t ld, float softcap, int dtype,
@@ -43,12 +37,6 @@ void distill(void* logits, const void* row_index, const void* labels, const void
              const void* loss_scale, void* row_loss, void* row_cross_entropy, void* row_divergence, int64_t rows,
              int64_t vocab_size, int64_t ld, int64_t k, float weight, float temperature, bool reverse, float softcap,
              bool has_grads, int dtype, cudaStream_t stream);
-
-void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream);
-
-void gather_rows(const void* x, const void* rows, void* out, int64_t count, int64_t row_bytes, cudaStream_t stream);
-
-void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int64_t row_bytes, cudaStream_t stream);
 
 struct LmHeadShape {
     HeadShape head;

@@ -26,11 +26,11 @@
 
 #include <surogate/dispatch.cuh>
 #include <surogate/reduce.cuh>
+#include <surogate/softcap.cuh>
 
 #include <cfloat>
 
 #include "loss.h"
-#include "softcap.cuh"
 
 namespace surogate {
 namespace {

@@ -17,6 +17,7 @@
 #                            with their bindings:
 #                              library   loads NVIDIA's libraries at run time       <surogate/library.h>
 #                              cublaslt  matrix products, selection by timing       <surogate/gemm.h> cublaslt.h timing.h
+#                              lm_head   products of an LM head over labelled rows  <surogate/lm_head.h>
 #                            Every module has a copy of its own, so packages do not depend on each other's versions.
 #   OLDEST                   the lowest architecture that the kernels support, such as 89: none below is compiled.
 #   ALSO                     further architectures whose instructions the kernels use, such as 89, which converts to FP8
@@ -92,6 +93,7 @@ find_package(CUDAToolkit REQUIRED)
 
 # Other shared sources that those of a folder in csrc/ need, and their headers of NVIDIA.
 set(SUROGATE_USES_OF_cublaslt library)
+set(SUROGATE_USES_OF_lm_head cublaslt library)
 set(SUROGATE_HEADERS_OF_cublaslt cublasLt.h)
 
 # Sets <sources> and <headers> to those of the shared sources in ARGN.

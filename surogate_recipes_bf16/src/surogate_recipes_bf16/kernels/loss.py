@@ -29,7 +29,7 @@ def sizes(op: Op) -> tuple[int, int, int, int]:
 
 
 def products_bytes(op: Op, target: Target, dx: bool, dtype_dw: str = "") -> int:
-    """Bytes of the layout in head_products.cpp: cuBLASLt's workspace, logits, row lists, x and dx of a chunk, dw."""
+    """Bytes of the layout of head_products.cpp: cuBLASLt's workspace, logits, row lists, x and dx of a chunk, dw."""
     tokens, d_model, vocab_size, chunks = sizes(op)
     dtype = op.ins[0].dtype
     rows = tokens // chunks

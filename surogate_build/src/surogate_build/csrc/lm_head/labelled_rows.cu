@@ -20,8 +20,8 @@
 
 #include <cuda_runtime.h>
 
-#include "loss.h"
 #include "surogate/check.h"
+#include "surogate/lm_head.h"
 
 namespace surogate {
 namespace {

@@ -8,22 +8,25 @@
 //   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
 //                                                        accumulated into; omitted if w is frozen
 //
+// With fp8, the operands of logits and dx are quantized by the caller: x_c and w in E4M3, dlogits in E5M2, each with one
+// scale. dw has dlogits and x_c in bf16: an FP8 product would read both transposed, which takes a pass of 2 bytes per logit.
+//
 // The host knows the number of labels in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16
 // dw is written directly if a single bf16 product computes it; otherwise it is summed in fp32 in the workspace and
 // rounded once at the end.
 //
 // Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | rows and labels int32
 // [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there. Each part begins at a
-// multiple of 256 bytes.
+// multiple of 256 bytes. With fp8 also: x_c in E4M3 | 256 bytes of scales | dlogits in E5M2, if there is dw.
 //
 // FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 1 or 2 in begin; 2 per chunk for the
 // logits, 2 for dx, 1 for dw; 0 or 1 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
 // compared with 6 * vocab_size FLOPs per element.
 
-#include "head_products.h"
+#include "surogate/lm_head.h"
 
-#include "elementwise.h"
-#include "loss.h"
+#include <utility>
+
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/gemm.h"
@@ -36,8 +39,20 @@ struct Layout {
     int64_t rows;       // rows of a chunk
     int64_t ld;         // row stride of the logits in elements
     bool is_dw_staged;  // dw is summed in the workspace
-    int64_t logits, row_index, labels, x, dx, dw, total;  // offsets in the workspace and its size, in bytes
+    int64_t logits, row_index, labels, x, dx, dw, x_codes, scales, codes, total;  // offsets in the workspace and its size,
+                                                                                  // in bytes
 };
+
+constexpr int64_t gradient_scale = 64, measured = 128;  // offsets from the scale of x
+
+void check_fp8(const char* op, const HeadShape& s) {
+    SUROGATE_REQUIRE(s.dtype == BF16, op, std::string("with fp8, dtype must be bf16, got ") + name_of(s.dtype));
+    for (const auto& [size, name] : {std::pair(s.d_model, "d_model"), std::pair(s.vocab_size, "vocab_size"),
+                                     std::pair(s.tokens / s.chunks, "rows of a chunk")}) {
+        SUROGATE_REQUIRE(size % 16 == 0, op,
+                         std::string("with fp8, ") + name + " must be a multiple of 16, got " + std::to_string(size));
+    }
+}
 
 Layout layout_of(const char* op, const HeadShape& s) {
     check_positive(s.tokens, op, "tokens");
@@ -57,6 +72,9 @@ Layout layout_of(const char* op, const HeadShape& s) {
                          std::string("dtype_dw must be fp32 or bf16, got ") + name_of(s.dtype_dw));
         SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op, "accumulating into dw requires fp32");
     }
+    if (s.fp8) {
+        check_fp8(op, s);
+    }
     Layout l{};
     l.rows = s.tokens / s.chunks;
     l.ld = round_up(s.vocab_size, 64);
@@ -69,7 +87,10 @@ Layout layout_of(const char* op, const HeadShape& s) {
     l.x = l.labels + per_token;
     l.dx = l.x + some_rows;
     l.dw = l.dx + (s.has_dx ? some_rows : 0);
-    l.total = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
+    l.x_codes = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
+    l.scales = l.x_codes + (s.fp8 ? aligned(l.rows * s.d_model) : 0);
+    l.codes = l.scales + (s.fp8 ? workspace_alignment : 0);
+    l.total = l.codes + (s.fp8 && s.has_dw ? aligned(l.rows * l.ld) : 0);
     return l;
 }
 
@@ -83,6 +104,10 @@ void check_buffers(const char* op, const HeadShape& s, const HeadBuffers& b) {
     }
     if (s.has_dw) {
         check_pointer(b.dw, op, "dw", workspace_alignment);
+    }
+    if (s.fp8) {
+        check_pointer(b.w_scale, op, "w_scale", 16);
+        SUROGATE_REQUIRE(is_aligned(b.w_t, workspace_alignment), op, "w_t must be aligned to 256 bytes");
     }
 }
 
@@ -98,19 +123,30 @@ struct HeadProducts::Impl {
     Impl(const char* name, const HeadShape& s, const HeadBuffers& buffers, cudaStream_t stream)
         : op(name), shape(s), b(buffers), layout(layout_of(name, s)) {
         check_buffers(op, s, b);
-        const auto timed_on = [&](void* left, void* right, void* result) {
-            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
+        const auto timed_on = [&](GemmBuffers on) {
+            if (!s.timed) {
+                on.a = on.b = on.d = nullptr;
+            }
+            return on;
         };
         GemmShape product = of(layout.rows, s.vocab_size, s.d_model, s.dtype);
         product.trans_b = true;
         product.ldd = layout.ld;
-        logits = std::make_unique<Gemm>(product, timed_on(at(layout.x), b.w, at(layout.logits)), stream);
+        if (s.fp8) {
+            scaled(product, E4M3, s.fast);
+        }
+        logits = std::make_unique<Gemm>(product, timed_on(of_logits()), stream);
         if (!s.has_dx) {
             return;
         }
         product = of(layout.rows, s.d_model, s.vocab_size, s.dtype);
         product.lda = layout.ld;
-        dx = std::make_unique<Gemm>(product, timed_on(at(layout.logits), b.w, at(layout.dx)), stream);
+        if (s.fp8) {
+            scaled(product, E5M2, s.fast_dx);
+            product.lda = ld_codes();
+            product.trans_b = b.w_t != nullptr;
+        }
+        dx = std::make_unique<Gemm>(product, timed_on(of_dx()), stream);
         if (!s.has_dw) {
             return;
         }
@@ -118,7 +154,7 @@ struct HeadProducts::Impl {
         product.trans_a = true;
         product.lda = layout.ld;
         product.accumulate = s.accumulate_dw;
-        const GemmBuffers on = timed_on(at(layout.logits), at(layout.x), dw_sum());
+        const GemmBuffers on = timed_on(of_dw());
         dw_first = std::make_unique<Gemm>(product, on, stream);
         if (s.chunks > 1) {
             product.accumulate = true;
@@ -134,6 +170,39 @@ struct HeadProducts::Impl {
 
     // Destination of the dw products.
     void* dw_sum() const { return layout.is_dw_staged ? at(layout.dw) : b.dw; }
+
+    // The codes of the gradient have a buffer of their own only where dw needs the gradient in bf16 too.
+    void* codes() const { return at(shape.has_dw ? layout.codes : layout.logits); }
+    int64_t ld_codes() const { return shape.has_dw ? layout.ld : 2 * layout.ld; }
+
+    GemmBuffers of_logits() const {
+        GemmBuffers on{at(shape.fp8 ? layout.x_codes : layout.x), b.w, at(layout.logits), nullptr, b.workspace};
+        if (shape.fp8) {
+            on.scale_a = at(layout.scales);
+            on.scale_b = b.w_scale;
+        }
+        return on;
+    }
+
+    GemmBuffers of_dx() const {
+        GemmBuffers on{at(layout.logits), b.w, at(layout.dx), nullptr, b.workspace};
+        if (shape.fp8) {
+            on.a = codes();
+            on.b = b.w_t != nullptr ? b.w_t : b.w;
+            on.scale_a = at(layout.scales + gradient_scale);
+            on.scale_b = b.w_scale;
+        }
+        return on;
+    }
+
+    GemmBuffers of_dw() const { return {at(layout.logits), at(layout.x), dw_sum(), nullptr, b.workspace}; }
+
+    static void scaled(GemmShape& product, int dtype_a, bool fast) {
+        product.dtype_a = dtype_a;
+        product.dtype_b = E4M3;
+        product.scaling = GemmScaling::Tensor;
+        product.fast = fast;
+    }
 
     GemmShape of(int64_t m, int64_t n, int64_t k, int dtype_d) const {
         GemmShape product{};
@@ -161,31 +230,45 @@ void HeadProducts::begin(cudaStream_t stream) {
     }
 }
 
-HeadChunk HeadProducts::logits(int64_t index, cudaStream_t stream) {
+HeadChunk HeadProducts::gather(int64_t index, cudaStream_t stream) {
     const Impl& p = *impl_;
     SUROGATE_REQUIRE(0 <= index && index < p.shape.chunks, p.op, "there is no chunk " + std::to_string(index));
-    const HeadChunk chunk{p.at(p.layout.logits), p.row_index(index),
-                          p.at(p.layout.labels + index * p.layout.rows * 4), p.layout.rows, p.layout.ld};
-    gather_rows(p.b.x, chunk.row_index, p.at(p.layout.x), chunk.rows, p.row_bytes(), stream);
-    p.logits->run({p.at(p.layout.x), p.b.w, chunk.logits, nullptr, p.b.workspace}, stream);
+    HeadChunk chunk{p.at(p.layout.logits), p.row_index(index), p.at(p.layout.labels + index * p.layout.rows * 4),
+                    p.layout.rows, p.layout.ld, p.at(p.layout.x)};
+    if (p.shape.fp8) {
+        chunk.x_codes = p.at(p.layout.x_codes);
+        chunk.x_scale = p.at(p.layout.scales);
+        chunk.measured = p.at(p.layout.scales + measured);
+        chunk.gradient_codes = p.codes();
+        chunk.gradient_scale = p.at(p.layout.scales + gradient_scale);
+        chunk.ld_codes = p.ld_codes();
+    }
+    gather_rows(p.b.x, chunk.row_index, chunk.x, chunk.rows, p.row_bytes(), stream);
+    return chunk;
+}
+
+void HeadProducts::multiply(cudaStream_t stream) { impl_->logits->run(impl_->of_logits(), stream); }
+
+HeadChunk HeadProducts::logits(int64_t index, cudaStream_t stream) {
+    const HeadChunk chunk = gather(index, stream);
+    multiply(stream);
     return chunk;
 }
 
 void HeadProducts::gradients(int64_t index, cudaStream_t stream) {
     const Impl& p = *impl_;
-    void *dlogits = p.at(p.layout.logits), *dx_rows = p.at(p.layout.dx);
-    p.dx->run({dlogits, p.b.w, dx_rows, nullptr, p.b.workspace}, stream);
-    scatter_rows(dx_rows, p.row_index(index), p.b.dx, p.layout.rows, p.row_bytes(), stream);
+    p.dx->run(p.of_dx(), stream);
+    scatter_rows(p.at(p.layout.dx), p.row_index(index), p.b.dx, p.layout.rows, p.row_bytes(), stream);
     if (p.shape.has_dw) {
         Gemm& dw = index == 0 ? *p.dw_first : *p.dw_next;
-        dw.run({dlogits, p.at(p.layout.x), p.dw_sum(), nullptr, p.b.workspace}, stream);
+        dw.run(p.of_dw(), stream);
     }
 }
 
 void HeadProducts::end(cudaStream_t stream) {
     const Impl& p = *impl_;
     if (p.layout.is_dw_staged) {
-        cast(p.dw_sum(), p.b.dw, p.shape.vocab_size * p.shape.d_model, false, FP32, BF16, stream);
+        round_sum(p.dw_sum(), p.b.dw, p.shape.vocab_size * p.shape.d_model, stream);
     }
 }
 
