@@ -1,4 +1,5 @@
 """The ops of FP8 products: ops that quantize what they compute, products of quantized operands, the delayed scales.
+Those of the LM head are in `head_ops.py`.
 
 An op that quantizes has the inputs of a standard op. Its outputs are the FP8 copies of the first one, then those of the
 standard op, of which the first is there only if something besides products reads it. `reference.py` explains `scaling`,
@@ -17,6 +18,7 @@ from typing import Any
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
 
 from .formats import COLUMNS
+from .head_ops import HEAD
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -431,4 +433,4 @@ STEPS: tuple[OpDef, ...] = (
     _plain("fp8_report", _report, attrs={"sizes": tuple, "maxima": tuple, "columns": tuple, "history": bool}),
 )
 
-OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *STEPS)
+OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *HEAD, *STEPS)

@@ -6,6 +6,8 @@ of a step share these scales, and the update renews them. Three cases have no hi
 - Weights: the update knows their magnitude, so they are scaled exactly and quantized once a step; frozen ones once.
 - The first step of a run, and after it was skipped the next: every tensor is scaled by itself (`Programs.calibrate`).
 - Evaluation before that: the same. Later evaluations use the scales of the training and record nothing.
+
+With `fp8_lm_head`, so are the products of the LM head, which have no history either (`head_ops.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from surogate_core.api.products import (
 )
 
 from .formats import LARGEST, MULTIPLE, multiplies_groups, transposes
+from .head import lower_head, may_be_head
 from .lowering import Scaling, Settings, lower_program
 from .numerics import Counts, report
 from .quantizers import QuantizedWeight, Quantizers
@@ -57,6 +60,9 @@ class Fp8Options(SkippedBlocks):
     )
     fp8_fast_accum: Literal["fprop", "all", "none"] = Field(
         "fprop", description="Products whose sums may have fewer bits, which is faster: forward, all, or none."
+    )
+    fp8_lm_head: bool = Field(
+        False, description="Compute the logits, and their part in the gradients of activations, in FP8 too."
     )
 
 
@@ -80,7 +86,8 @@ def lower(programs: Programs, context: LowerContext[Fp8Options]) -> Programs:
     _declare_groups(programs, context, quantizers)
 
     def lowered(program: Program, scaling: Scaling, counts: Counts | None = None) -> Program:
-        return lower_program(program, context, quantizers, settings, scaling, counts)
+        found = lower_program(program, context, quantizers, settings, scaling, counts)
+        return lower_head(found, context, quantizers, settings) if options.fp8_lm_head else found
 
     micro, calibrate = lowered(programs.micro, "delayed"), lowered(programs.micro, "current")
     history = quantizers.history(options.fp8_amax_history)
@@ -117,8 +124,8 @@ def lower_unrecorded(programs: Programs, context: LowerContext) -> Programs:
     )
 
 
-def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
-    return is_block_matrix(info)
+def reads_amax(info: ParamInfo, precision: Precision, options: Fp8Options) -> bool:
+    return is_block_matrix(info) or (options.fp8_lm_head and may_be_head(info))
 
 
 def _declare_groups(programs: Programs, context: LowerContext[Fp8Options], quantizers: Quantizers) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from surogate_core.api import KernelDef
 
-from . import groups, norms, numerics, products, quantizers, scales
+from . import groups, head, norms, numerics, products, quantizers, scales
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     replace(kernel, sm=89)  # the first that converts to FP8
-    for family in (products, groups, quantizers, norms, scales, numerics)
+    for family in (products, groups, head, quantizers, norms, scales, numerics)
     for kernel in family.KERNELS
 )
