@@ -42,7 +42,7 @@ struct Codes {
     __device__ __forceinline__ void store(__nv_bfloat16* x, int64_t row, int64_t at, float (&values)[8],
                                           float loss_scale, int = 0) const {
         uint32_t bytes[2];
-        quantise<E5M2>(values, 1.0f, bytes);
+        quantize<E5M2>(values, 1.0f, bytes);
         uint8_t* to = beside ? codes + row * ld : reinterpret_cast<uint8_t*>(x);
         *reinterpret_cast<uint2*>(to + at) = make_uint2(bytes[0], bytes[1]);
         if constexpr (beside) {

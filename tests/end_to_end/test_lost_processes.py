@@ -153,7 +153,8 @@ def test_a_signal_to_any_process_saves_once_and_ends_all(
 
 
 def test_a_second_signal_ends_all_without_a_save(workplace: Workplace) -> None:
-    slow = "from surogate_core.checkpoint import tensor_file as f\nimport time\nf.write_safetensors = lambda *a: time.sleep(60)"
+    slow = "import time\nfrom surogate_core.checkpoint import tensor_file\n"
+    slow += "tensor_file.write_safetensors = lambda *a: time.sleep(60)"
     with several(workplace, fault=slow) as run:
         run.wait_for(STEP_3)
         run.send(0, signal.SIGTERM)
