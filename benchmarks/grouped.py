@@ -160,7 +160,7 @@ def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> Non
             print(f" {dense / ours:6.2f} {of_bf16[label] / ours:7.2f}")
 
 
-def others(tokens: int) -> Tensor:
+def others(tokens: int, is_sm90: bool) -> Tensor:
     """Print the ops around the products. Return the ends of the groups."""
     rows = tokens * K
     route, (weights, experts) = bound(KERNELS, "route", {"logits": bf16(tokens, EXPERTS)}, k=K, normalize=True)
@@ -179,6 +179,16 @@ def others(tokens: int) -> Tensor:
         "weighted_swiglu": (bound(KERNELS, "weighted_swiglu", swiglu)[0], 6 * HIDDEN * rows),
         "weighted_swiglu_bwd": (bound(KERNELS, "weighted_swiglu_bwd", {"dy": dy, **swiglu})[0], 10 * HIDDEN * rows),
     }
+    if is_sm90:  # that write the codes of FP8 products, in place of SwiGLU and a pass over what it writes
+        state = {"scale": torch.ones(2, device="cuda"), "amax": torch.zeros(2, device="cuda")}
+        for name, kind, ins, dtype, of_element in (
+            ("fp8_weighted_swiglu", "fp8_weighted_swiglu", swiglu, "e4m3", 5),
+            ("fp8_quantize, swiglu", "fp8_quantize", {"x": dy}, "e4m3", 3),
+            ("fp8_weighted_swiglu_bwd", "fp8_weighted_swiglu_bwd", {"dy": dy, **swiglu}, "e5m2", 8),
+            ("fp8_quantize, d_gate_up", "fp8_quantize", {"x": gate_up}, "e5m2", 6),
+        ):
+            launch, _ = bound(FP8_KERNELS, kind, {**ins, **state}, dtype=dtype, scaling="delayed")
+            ops[name] = (launch, of_element * HIDDEN * rows)
     large = bf16(rows * WIDTH)
     copy = torch.empty_like(large)
     ops["copy, for comparison"] = (lambda: copy.copy_(large), 4 * large.numel())
@@ -193,11 +203,12 @@ def main() -> None:
     major, minor = torch.cuda.get_device_capability()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     torch.manual_seed(0)
+    is_sm90 = (major, minor) == (9, 0)
     for tokens in [int(argument) for argument in sys.argv[1:]] or [4096, 16384]:
-        ends = others(tokens)
-        of_bf16 = products(tokens, ends, (major, minor) == (9, 0))
-        pairs(tokens, ends, (major, minor) == (9, 0))
-        if (major, minor) == (9, 0):
+        ends = others(tokens, is_sm90)
+        of_bf16 = products(tokens, ends, is_sm90)
+        pairs(tokens, ends, is_sm90)
+        if is_sm90:
             fp8_products(tokens, ends, of_bf16)
         torch.cuda.empty_cache()
 
