@@ -37,10 +37,10 @@ GROUPS: dict[str, tuple[Sequence[int], int, int]] = {
 }
 MORE: dict[str, tuple[Sequence[int], int, int]] = {
     "whole tiles": ([128, 256, 128], 256, 192),
-    "Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(128)], 1536, 2048),
-    "Qwen3-30B-A3B, down": ([i * 7 % 509 for i in range(128)], 2048, 768),
-    "Qwen3-30B-A3B, A of adapters": ([i * 7 % 509 for i in range(128)], 16, 2048),
-    "Qwen3-30B-A3B, B of adapters": ([i * 7 % 509 for i in range(128)], 1536, 16),
+    "widths of Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(32)], 1536, 2048),
+    "widths of Qwen3-30B-A3B, down": ([i * 7 % 509 for i in range(32)], 2048, 768),
+    "widths of Qwen3-30B-A3B, A of adapters": ([i * 7 % 509 for i in range(32)], 16, 2048),
+    "widths of Qwen3-30B-A3B, B of adapters": ([i * 7 % 509 for i in range(32)], 1536, 16),
 }
 
 

@@ -32,8 +32,8 @@ SHAPES: dict[str, tuple[Sequence[int], int, int, int]] = {
     "most terms": ([130, 0, 5], 512, 64, 64),
 }
 MORE: dict[str, tuple[Sequence[int], int, int, int]] = {
-    "Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(128)], 1536, 2048, 16),
-    "Qwen3-30B-A3B, gradient of rows": ([i * 7 % 509 for i in range(128)], 768, 2048, 32),
+    "widths of Qwen3-30B-A3B, up": ([i * 7 % 509 for i in range(32)], 1536, 2048, 16),
+    "widths of Qwen3-30B-A3B, gradient of rows": ([i * 7 % 509 for i in range(32)], 768, 2048, 32),
 }
 COUNTS = "uneven"
 
