@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ from surogate_core.machine import system
 GPU: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "sm": 90}
 
 
-def gpu_findings(*gpus: dict[str, Any]) -> list[Finding]:
+def findings(*gpus: dict[str, Any]) -> list[Finding]:
     info = SystemInfo(
         python="3.11", platform="x", cpu_count=1, memory_bytes=2**34, gpus=gpus, versions={"torch": "2.13.0+cpu"}
     )
-    return [finding for finding in system.diagnose(info) if finding.subject in ("gpu", "torch")]
+    return system.diagnose(info)
+
+
+def gpu_findings(*gpus: dict[str, Any]) -> list[Finding]:
+    return [finding for finding in findings(*gpus) if finding.subject in ("gpu", "torch")]
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -28,6 +34,21 @@ def test_a_torch_without_cuda_is_a_warning_only_if_there_is_a_gpu(built: bool, m
     assert messages == ([] if built else ["2.13.0+cpu is built without CUDA, so runs use the CPU"])
     assert [finding.message for finding in gpu_findings()] == ["none found: runs use the CPU"]
     assert [finding.message for finding in gpu_findings({"error": "no driver"})] == ["no driver"]
+
+
+@pytest.mark.parametrize(("forbidden", "there"), [(True, True), (True, False), (False, False)])
+def test_torch_without_bytecode_is_a_warning_if_python_may_not_write_it(
+    forbidden: bool, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", forbidden)
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "torch/__init__.py"))
+    spec.cached = str(tmp_path / "torch.pyc")
+    if there:
+        Path(spec.cached).touch()
+    monkeypatch.setattr(system, "find_spec", lambda name: spec)
+    remedies = [finding.remedy for finding in findings() if finding.subject == "bytecode"]
+    expected = f"unset it, or run once: {sys.executable} -m compileall -q -j 0 {tmp_path}"
+    assert remedies == ([expected] if forbidden and not there else [])
 
 
 def test_available_memory_is_the_least_that_the_system_and_the_container_allow(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,6 +177,14 @@ def _check_python() -> Iterator[Finding]:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         yield Finding(
             "warning", "platform", f"{platform.system()} {platform.machine()} is not tested", "use Linux on x86-64"
+        )
+    torch = find_spec("torch")
+    if torch and torch.origin and torch.cached and sys.dont_write_bytecode and not Path(torch.cached).is_file():
+        yield Finding(
+            "warning",
+            "bytecode",
+            "PYTHONDONTWRITEBYTECODE is set and torch has none, so each command compiles it for seconds",
+            f"unset it, or run once: {sys.executable} -m compileall -q -j 0 {Path(torch.origin).parents[1]}",
         )
 
 
