@@ -65,6 +65,13 @@ def test_an_outlier_without_a_label_does_not_take_part_in_the_scale() -> None:
     assert losses[0] == losses[1]
 
 
+def test_without_labels_everything_is_zero() -> None:
+    x, targets = torch.randn(32, 16).bfloat16(), torch.full((32,), -100, dtype=torch.int32)
+    codes, w_scale = fp8_quantize(torch.randn(64, 16), dtype="e4m3", scaling="current")
+    results = fp8_lm_head_ce_grads(x, codes, targets, torch.tensor(1.0), w_scale, chunks=2, wrt=(0, 1))
+    assert not any(result.any() for result in results)
+
+
 # ------------------------------------------------------------------------------------------------------------- lowering
 
 

@@ -46,6 +46,17 @@ def test_steps_have_the_bits_of_data_parallelism(recipe: str, level: str, ranks:
     assert_equal(divided, parallel)
 
 
+@pytest.mark.parametrize(("level", "tied"), [("states", False), ("both", True)])
+def test_steps_with_a_head_in_fp8_have_the_bits_of_data_parallelism(level: str, tied: bool) -> None:
+    options = given("fp8")["recipe_options"].model_copy(update={"fp8_lm_head": True})
+    keys = {**given("fp8"), "recipe_options": options, "micro_steps": 1, "steps": 3}
+    parallel, divided = (
+        trained(CONFIG | {"tie_word_embeddings": tied}, 3, sharding({"level": each, "ranks": 3}), **keys)
+        for each in ("none", level)
+    )
+    assert_equal(divided, parallel)
+
+
 def matrices(values: Any) -> set[Value]:
     return {v for v in values if v.role == "param" and v.block >= 0 and len(v.shape) == 2}
 

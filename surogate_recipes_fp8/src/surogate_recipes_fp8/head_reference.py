@@ -23,7 +23,8 @@ def _chunks(
 
     x is scaled by the largest magnitude of these rows. Logits are rounded to bf16 before the cap.
     """
-    for rows in (targets >= 0).nonzero().flatten().split(targets.shape[0] // chunks):
+    labelled = (targets >= 0).nonzero().flatten()
+    for rows in labelled.split(targets.shape[0] // chunks) if len(labelled) else ():
         codes, scale = fp8_quantize(x[rows], dtype="e4m3", scaling="current")
         logits = fp8_linear(codes, w, scale, w_scale, dtype="bf16").float()
         yield rows, targets[rows].long(), softcap * torch.tanh(logits / softcap) if softcap else logits
