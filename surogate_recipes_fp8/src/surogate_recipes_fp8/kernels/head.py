@@ -10,7 +10,7 @@ from typing import Any
 
 from surogate_core.api import DTYPES, BindContext, KernelDef, Launch, Op, Support, Target
 from surogate_core.api.compiled import aligned
-from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
+from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
 
 from ..formats import MULTIPLE, transposes
 from ..head_ops import computes_dw
@@ -57,7 +57,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     ins = [*(ctx.pointer(value) for value in op.ins), 0][:6]
     gradients = [*(ctx.pointer(value) for value in op.outs[1:]), 0, 0][:2]
     tokens, _, _, chunks = sizes(op)
-    with selecting(ctx, _C):
+    with selecting(ctx, _C), explaining(ctx, op, *op.ins[:2]):
         head: Any = _C.Fp8LmHead(
             *ins,
             ctx.pointer(op.outs[0]),
