@@ -90,9 +90,12 @@ def test_parts_of_experts_on_two_ranks_train_as_whole_ones(place: Workplace) -> 
 
 
 @pytest.mark.slow
-def test_parts_of_adapters_of_experts_on_two_ranks_train_as_whole_ones(place: Workplace) -> None:
-    keys: dict[str, Any] = {**LORA, **EXPERTS, "ranks_per_gpu": 2, "gradient_accumulation_steps": 1, "zero_level": 1}
-    whole, parts = (train(place, f"shards {on}", **keys, shard_weights=on) for on in (False, True))
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "normuon", "normuon_adapters": True}], ids=str)
+def test_parts_of_adapters_of_experts_on_two_ranks_train_as_whole_ones(
+    place: Workplace, optimizer: dict[str, Any]
+) -> None:
+    keys: dict[str, Any] = {**LORA, **EXPERTS, "ranks_per_gpu": 2, "gradient_accumulation_steps": 1, **optimizer}
+    whole, parts = (train(place, f"shards {on} {len(optimizer)}", **keys, shard_weights=on) for on in (False, True))
     one, other = (weights(folder / "adapter", "adapter_model") for folder in (whole, parts))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
