@@ -60,7 +60,7 @@ class Builder:
         `matrices`: how many equal ones it holds one above another (`ParamInfo.matrices`), such as one of each expert.
         Of a param that checkpoints hold, its weight map says so.
         """
-        if matrices < 1 or shape[0] % matrices:
+        if matrices < 1 or (shape[0] if shape else 1) % matrices:
             raise ProgramError(f"{_caller()}: param {name!r} {list(shape)} cannot be {matrices} equal matrices")
         self._stacks[name] = matrices
         return self._declare(name, shape, dtype or self.dtype, "param", init)
