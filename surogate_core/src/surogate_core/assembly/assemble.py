@@ -83,7 +83,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
         finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in programs.micro_steps()
     )
     micro_steps = [program for step in steps for program in step]
-    readings = {state for figure in recording.reported for state in (figure.step, figure.evaluation)}
+    readings = {state for metric in recording.reported for state in (metric.step, metric.evaluation)}
     readings |= {*recording.cached, *([programs.numerics.values] if programs.numerics else ())}
     micro_steps, evaluate, update, copies = finisher.pending(micro_steps, programs, frozenset(readings))
     update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
@@ -180,10 +180,10 @@ def _refuse_same_names(metrics: Sequence[tuple[Definition, Sequence[Metric]]]) -
         taken[name] = f"a metric of {definition.origin}"
 
 
-def _reported(b: Builder, figure: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:
-    """Return a metric, with states of its value in `totals` and `evaluated`, which other figures may have added."""
-    value, zero = figure.value, Init(kind="zeros")
+def _reported(b: Builder, metric: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:
+    """Return a metric, with states of its value in `totals` and `evaluated`, which other metrics may have added."""
+    value, zero = metric.value, Init(kind="zeros")
     if value not in totals:
-        totals[value] = b.state(f"step_{figure.name}", value.shape, value.dtype, zero, collects="sum")
-        evaluated[value] = b.state(f"eval_{figure.name}", value.shape, value.dtype, zero)
-    return Reported(figure.name, figure.per, totals[value], evaluated[value], figure.of)
+        totals[value] = b.state(f"step_{metric.name}", value.shape, value.dtype, zero, collects="sum")
+        evaluated[value] = b.state(f"eval_{metric.name}", value.shape, value.dtype, zero)
+    return Reported(metric.name, metric.per, totals[value], evaluated[value], metric.of)

@@ -93,8 +93,8 @@ class Assembly:
     def readings(self) -> frozenset[Value]:
         """States that hold what the host reads of a step. No later step depends on them."""
         numerics = () if self.numerics is None else (self.numerics.values,)
-        figures = (state for figure in self.reported for state in (figure.step, figure.evaluation))
-        return frozenset((*figures, *self.cached, self.grad_norm, *numerics))
+        metrics = (state for metric in self.reported for state in (metric.step, metric.evaluation))
+        return frozenset((*metrics, *self.cached, self.grad_norm, *numerics))
 
     def micro_step(self, *, first: bool, last: bool, purpose: Purpose = "train") -> Program:
         """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""

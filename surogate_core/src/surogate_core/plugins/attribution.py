@@ -118,22 +118,22 @@ def _dims(result: Any, args: Sequence[Any]) -> str:
 def _head(result: Any, args: Sequence[Any]) -> str:
     x, weight = result.x, result.weight
     fits = len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
-    fits = fits and all(loss.shape == () for loss in result.losses) and all(map(_is_figure, result.metrics))
+    fits = fits and all(loss.shape == () for loss in result.losses) and all(map(_is_number, result.metrics))
     return "" if fits else "a Head of x [T, C], weight [V, C], losses [] and metrics of shape [], or any with Metric.of"
 
 
-def _is_figure(figure: Any) -> bool:
-    return figure.value.dtype in ("fp32", "fp64") and (figure.value.shape == () or figure.of is not float)
+def _is_number(metric: Any) -> bool:
+    return metric.value.dtype in ("fp32", "fp64") and (metric.value.shape == () or metric.of is not float)
 
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
-    figures = [*result.terms, *result.metrics]
-    if not result.terms or not all(map(_is_figure, figures)) or any(term.value.shape for term in result.terms):
+    metrics = [*result.terms, *result.metrics]
+    if not result.terms or not all(map(_is_number, metrics)) or any(term.value.shape for term in result.terms):
         return "a Loss of at least one term [], and metrics of shape [], or any with Metric.of, all in fp32"
-    if len({figure.value for figure in figures}) < len(figures):
+    if len({metric.value for metric in metrics}) < len(metrics):
         return "terms and metrics with a value of their own"
     grouped = args[0].batch.group_scale is not None
-    return "" if grouped or all(f.per == "token" for f in figures) else "metrics per token: LossDef.group_size is 0"
+    return "" if grouped or all(m.per == "token" for m in metrics) else "metrics per token: LossDef.group_size is 0"
 
 
 def _one_each(what: str) -> Check:
