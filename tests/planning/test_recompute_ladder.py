@@ -1,4 +1,4 @@
-"""`recompute: auto`: the prices of its ladder are those of real plans, and it takes the cheapest rung that fits."""
+"""`recompute: auto`: the prices of its ladder are those of real plans, and it takes the cheapest level that fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from surogate_core.machine.devices import GIB, device
 from surogate_core.memory.alignment import align
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.recompute_ladder import Rung, first_that_fits, ladder
+from surogate_core.planning.recompute_ladder import RecomputeLevel, first_that_fits, ladder
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512, "head_dim": 64}
 RUNS: dict[str, dict[str, Any]] = {
@@ -72,32 +72,32 @@ def as_given(plan: Plan, recomputation: Recomputation) -> Plan:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_rung_keeps_fewer_bytes_than_the_one_below_at_a_price_that_rises(plan: Make, name: str) -> None:
+def test_a_level_keeps_fewer_bytes_than_the_one_below_at_a_price_that_rises(plan: Make, name: str) -> None:
     before = plan(**RUNS[name])
-    rungs = ladder(before.recording, before.inputs)
-    assert rungs[0].recomputation == Recomputation(before.inputs.recompute)
-    steps = list(pairwise(rungs))
+    levels = ladder(before.recording, before.inputs)
+    assert levels[0].recomputation == Recomputation(before.inputs.recompute)
+    steps = list(pairwise(levels))
     assert len(steps) >= 2 * SIZES["num_hidden_layers"]
     assert all(above.kept < below.kept and above.seconds >= below.seconds for below, above in steps)
-    whole = [rung for rung in rungs if not rung.recomputation.count]
+    whole = [level for level in levels if not level.recomputation.count]
     prices = [(b.seconds - a.seconds) / (a.kept - b.kept) for a, b in pairwise(whole)]
     assert prices == sorted(prices)
-    assert all(before.inputs.recompute <= rung.recomputation.parts for rung in rungs)
+    assert all(before.inputs.recompute <= level.recomputation.parts for level in levels)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_price_of_a_rung_is_that_of_its_plan(plan: Make, name: str) -> None:
+def test_the_price_of_a_level_is_that_of_its_plan(plan: Make, name: str) -> None:
     """Blocks are priced apart from one another, without planning: bytes to the byte, seconds to their roundings."""
     before = plan(**RUNS[name])
-    rungs = ladder(before.recording, before.inputs)
-    for rung in Random(name).sample(rungs, 3):
-        after = as_given(before, rung.recomputation)
-        assert kept_bytes(after.assembly.programs["micro_first"]) == rung.kept, rung
+    levels = ladder(before.recording, before.inputs)
+    for level in Random(name).sample(levels, 3):
+        after = as_given(before, level.recomputation)
+        assert kept_bytes(after.assembly.programs["micro_first"]) == level.kept, level
         added = after.report.step.seconds - before.report.step.seconds
-        assert added == pytest.approx(rung.seconds - rungs[0].seconds, rel=1e-6, abs=1e-12), rung
+        assert added == pytest.approx(level.seconds - levels[0].seconds, rel=1e-6, abs=1e-12), level
 
 
-def test_a_ladder_without_a_better_choice_has_one_rung(plan: Make) -> None:
+def test_a_ladder_without_a_better_choice_has_one_level(plan: Make) -> None:
     before = plan(recompute_block=True)
     assert len(ladder(before.recording, before.inputs)) == 1
 
@@ -105,13 +105,13 @@ def test_a_ladder_without_a_better_choice_has_one_rung(plan: Make) -> None:
 # --------------------------------------------------------------------------------------------------------- the search
 
 
-def rungs_of(kept: Sequence[int]) -> list[Rung]:
-    return [Rung(Recomputation(), nbytes, float(index)) for index, nbytes in enumerate(kept)]
+def levels_of(kept: Sequence[int]) -> list[RecomputeLevel]:
+    return [RecomputeLevel(Recomputation(), nbytes, float(index)) for index, nbytes in enumerate(kept)]
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_search_finds_the_lowest_rung_that_fits_in_few_plans(seed: int) -> None:
-    """Sizes follow the estimate but for a noise of less than a rung, as packing makes it."""
+def test_the_search_finds_the_lowest_level_that_fits_in_few_plans(seed: int) -> None:
+    """Sizes follow the estimate but for a noise of less than a level, as packing makes it."""
     random = Random(seed)
     kept = sorted((random.randrange(10**9) for _ in range(random.randint(2, 300))), reverse=True)
     noise = [random.uniform(0, 1e5) for _ in kept]
@@ -123,29 +123,29 @@ def test_the_search_finds_the_lowest_rung_that_fits_in_few_plans(seed: int) -> N
         tried.append(index)
         return int(sizes[index] - room)
 
-    index = first_that_fits(rungs_of(kept), int(sizes[0] - room), missing_at)
+    index = first_that_fits(levels_of(kept), int(sizes[0] - room), missing_at)
     assert index in tried and sizes[index] <= room + 1
     assert len(tried) <= 4
     assert index - next(i for i, size in enumerate(sizes) if size <= room + 1) <= 1
 
 
-def test_the_search_ends_at_the_last_rung_if_none_fits() -> None:
+def test_the_search_ends_at_the_last_level_if_none_fits() -> None:
     tried: list[int] = []
-    assert first_that_fits(rungs_of([5, 4, 3, 2]), 9, lambda index: tried.append(index) or 7) == 3
+    assert first_that_fits(levels_of([5, 4, 3, 2]), 9, lambda index: tried.append(index) or 7) == 3
     assert tried == [3]
 
 
 def test_the_search_ends_when_plans_contradict_the_estimate() -> None:
-    """Each plan saves less than was estimated: after a few, the last rung is tried."""
+    """Each plan saves less than was estimated: after a few, the last level is tried."""
     tried: list[int] = []
     kept = list(range(1000, 0, -1))
-    index = first_that_fits(rungs_of(kept), 10, lambda index: tried.append(index) or (10 if index < 999 else -1))
+    index = first_that_fits(levels_of(kept), 10, lambda index: tried.append(index) or (10 if index < 999 else -1))
     assert index == 999 and index in tried and len(tried) < 12
 
 
-def test_the_search_tries_the_last_rung_early_and_ends_if_it_does_not_fit() -> None:
+def test_the_search_tries_the_last_level_early_and_ends_if_it_does_not_fit() -> None:
     tried: list[int] = []
-    assert first_that_fits(rungs_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999
+    assert first_that_fits(levels_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999
     assert len(tried) == 3 and tried[-1] == 999
 
 
@@ -166,7 +166,7 @@ SLOW = {"lora with dropout", "fp8", "fp8 lora"}
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in RUNS])
 def test_no_set_of_keys_that_fits_is_cheaper_than_the_choice(plan: Make, name: str) -> None:
-    """Nor another rung. The run is given 40 % of what recomputation can save."""
+    """Nor another level. The run is given 40 % of what recomputation can save."""
     kept, least = plan(recompute=False, **RUNS[name]), plan(recompute=True, **RUNS[name])
     sizes = [p.report.device_bytes["total"] for p in (kept, least)]
     limit = int(0.6 * sizes[0] + 0.4 * sizes[1])
@@ -178,9 +178,9 @@ def test_no_set_of_keys_that_fits_is_cheaper_than_the_choice(plan: Make, name: s
         other = as_given(kept, Recomputation(kept.inputs.recompute | parts))
         cheaper = other.report.step.seconds < found.report.step.seconds
         assert not cheaper or other.report.device_bytes["total"] > limit, sorted(parts)
-    rungs = ladder(kept.recording, kept.inputs)
-    at = next(i for i, rung in enumerate(rungs) if rung.recomputation == found.inputs.recompute_chosen)
-    below = as_given(kept, rungs[at - 1].recomputation)
+    levels = ladder(kept.recording, kept.inputs)
+    at = next(i for i, level in enumerate(levels) if level.recomputation == found.inputs.recompute_chosen)
+    below = as_given(kept, levels[at - 1].recomputation)
     assert below.report.device_bytes["total"] > limit
 
 
@@ -212,7 +212,7 @@ def test_a_run_that_does_not_fit_is_planned_with_everything_recomputed(plan: Mak
     assert "auto chose block, lora in all 6 blocks" in str(found.chosen)
 
 
-def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_rung_alone(
+def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_level_alone(
     plan: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = plan().assembly.memory
@@ -220,7 +220,7 @@ def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_rung_alone
     limit = without + memory.arenas["evaluate"].arena_bytes
     made: list[PlanInputs] = []
     monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
-    monkeypatch.setattr(plan_module, "first_that_fits", lambda *given: pytest.fail("the search of a rung"))
+    monkeypatch.setattr(plan_module, "first_that_fits", lambda *given: pytest.fail("the search of a level"))
     found = plan(device_memory_limit=limit - 1)
     assert not found.report.fits and len(made) == 2
     assert found.report == plan(device_memory_limit=limit - 1, recompute=True).report
@@ -229,7 +229,7 @@ def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_rung_alone
 def test_a_plan_that_recomputation_does_not_make_smaller_stays_as_it_is(
     plan: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "ladder", lambda assembly, inputs: rungs_of([9, 5]))
+    monkeypatch.setattr(plan_module, "ladder", lambda assembly, inputs: levels_of([9, 5]))
     found = plan(device_memory_limit="800MiB")
     assert not found.report.fits and found.chosen is None
 

@@ -39,7 +39,7 @@ class RecordedPrograms:
     adapter_start
             what adapters compute of the loaded weights
     stored  {frozen param: the states that hold it in the run's weight format}
-    rungs   {parts recomputed in any case: the recomputation to choose from}, of runs planned so far
+    recompute_levels  {parts recomputed in any case: the recomputation to choose from}, of runs planned so far
     """
 
     recorder: Recorder
@@ -53,7 +53,7 @@ class RecordedPrograms:
     reported: tuple[Reported, ...]
     grad_norm: Value
     cached: tuple[Value, ...]
-    rungs: dict[frozenset[str], Any] = field(default_factory=dict)
+    recompute_levels: dict[frozenset[str], Any] = field(default_factory=dict)
 
 
 def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Assembly:

@@ -228,8 +228,8 @@ class Proposal:
     @property
     def missing(self) -> int:
         """Bytes of the device and the host that do not fit."""
-        report, rungs = self.plan.report, self.plan.rungs
-        freed = (rungs[0].kept - rungs[-1].kept) * self.plan.inputs.ranks_per_device if rungs else 0
+        report, levels = self.plan.report, self.plan.recompute_levels
+        freed = (levels[0].kept - levels[-1].kept) * self.plan.inputs.ranks_per_device if levels else 0
         return max(0, report.missing_bytes - freed) + report.missing_host_bytes
 
     def finished(self) -> Proposal:

@@ -70,7 +70,7 @@ class Search:
             if self._fits(at):
                 at = self._climbed(at)
             found = self._planned(at)
-            if not found or not found.plan.rungs or found.seconds >= self._limit:
+            if not found or not found.plan.recompute_levels or found.seconds >= self._limit:
                 return [proposal for proposal in self._tried.values() if proposal]
             self._tried[at] = found.finished()
 
@@ -190,7 +190,7 @@ class Search:
         known = self._recordings.get(recorded)
         plan = sketch_run(run, device, own.world_size, host_memory=own.host_memory, recording=known, nodes=own.nodes)
         self._recordings[recorded] = plan.recording
-        if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.rungs:
+        if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.recompute_levels:
             del changes["recompute"]
         return Proposal(changes, plan)
 

@@ -26,7 +26,7 @@ from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
 from ..program.shards import Sharding
 from .ranks import count_ranks
-from .recompute_ladder import Rung, first_that_fits, ladder
+from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
 from .report import Report, device_parts, summarise
 from .run import Run, chosen_loss
 from .unstored import refuse_unstored
@@ -52,7 +52,7 @@ class Plan:
 
     overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
-    rungs       of a sketch that does not fit: the recomputation to choose from (`recomputed`)
+    recompute_levels  of a sketch that does not fit: the recomputation to choose from (`recomputed`)
     recording   what other plans of the run can be made from (`sketch_run`)
     """
 
@@ -63,7 +63,7 @@ class Plan:
     recording: RecordedPrograms
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
-    rungs: Sequence[Rung] = ()
+    recompute_levels: Sequence[RecomputeLevel] = ()
 
     @property
     def kernels(self) -> KernelTable:
@@ -72,13 +72,13 @@ class Plan:
     @property
     def expected(self) -> Expected:
         step, ranks = self.report.step.seconds, self.inputs.ranks_per_device
-        if not self.rungs:
+        if not self.recompute_levels:
             share = self.chosen.costs / self.chosen.step if self.chosen else 0.0
             return Expected(step if self.report.fits else inf, share)
-        kept, missing = self.rungs[0].kept, -(-self.report.missing_bytes // ranks)
-        for rung in self.rungs:
-            if kept - rung.kept >= missing:
-                added, most = rung.seconds * ranks, kept - self.rungs[-1].kept
+        kept, missing = self.recompute_levels[0].kept, -(-self.report.missing_bytes // ranks)
+        for level in self.recompute_levels:
+            if kept - level.kept >= missing:
+                added, most = level.seconds * ranks, kept - self.recompute_levels[-1].kept
                 return Expected(step + added, added / step, missing <= _CERTAIN * most)
         return Expected(inf)
 
@@ -133,8 +133,8 @@ def sketch_run(
     plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
     refuse_unstored(run, plan.assembly)
     with plan.assembly.passed.finding_causes():
-        rungs = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
-    return replace(plan, rungs=rungs if len(rungs) > 1 else ())
+        levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
+    return replace(plan, recompute_levels=levels if len(levels) > 1 else ())
 
 
 def recomputed(plan: Plan) -> Plan:
@@ -143,30 +143,30 @@ def recomputed(plan: Plan) -> Plan:
     A plan that recomputation does not make smaller is returned as it is.
     """
     with plan.assembly.passed.finding_causes():
-        return _recomputing(plan) if plan.rungs else plan
+        return _recomputing(plan) if plan.recompute_levels else plan
 
 
 def _recomputing(plan: Plan) -> Plan:
-    expected, inputs, rungs = plan.expected, plan.inputs, plan.rungs
-    plan = replace(plan, rungs=())
+    expected, inputs, levels = plan.expected, plan.inputs, plan.recompute_levels
+    plan = replace(plan, recompute_levels=())
     missing = -(-plan.report.missing_bytes // inputs.ranks_per_device)
     drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
         """Return by how many bytes the device has too little for each of its ranks."""
         if index not in drafts:
-            given = replace(inputs, recompute_chosen=rungs[index].recomputation)
+            given = replace(inputs, recompute_chosen=levels[index].recomputation)
             drafts[index] = given, draft(given, plan.recording)
         given, assembly = drafts[index]
         needed = sum(device_parts(assembly.memory, given).values())
         return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
 
-    last = len(rungs) - 1
+    last = len(levels) - 1
     searches = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0
-    index = first_that_fits(rungs, missing, missing_at) if searches else last
+    index = first_that_fits(levels, missing, missing_at) if searches else last
     given, assembly = drafts[index]
     after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
-    chosen = _chosen(rungs[index].recomputation, plan, after)
+    chosen = _chosen(levels[index].recomputation, plan, after)
     return replace(after, chosen=chosen) if chosen.saves > 0 else plan
 
 

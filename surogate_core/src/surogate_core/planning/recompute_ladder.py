@@ -1,8 +1,8 @@
-"""The ladder of recomputation: each rung keeps fewer bytes for the backward pass than the one below, and takes longer.
+"""The ladder of recomputation: each level keeps fewer bytes for the backward pass than the one below, and takes longer.
 
 A block can be recomputed in 20 ways (`CHOICES`). Each is priced: bytes that the block keeps, seconds that it adds. Only
 the ways on the lower convex hull of these points are worth taking, because any other is beaten by a mixture of two that
-are. Two neighbours on the hull make as many rungs as the model has blocks: the stronger way in the first block, in the
+are. Two neighbours on the hull make as many levels as the model has blocks: the stronger way in the first block, in the
 first two, and so on. It is applied to the first blocks because the backward pass reaches them last, when the memory of
 the others is free for their recomputed values.
 """
@@ -24,12 +24,12 @@ from ..program.passes.recompute import recompute
 
 _MOST_TRIALS = 8
 _FAILURES = 2
-"""Plans that do not fit before the last rung is tried: if that does not fit either, none does."""
+"""Plans that do not fit before the last level is tried: if that does not fit either, none does."""
 _LEAST_FREED = 0.1
 
 
 @dataclass(frozen=True)
-class Rung:
+class RecomputeLevel:
     """A choice of what is recomputed, and its price.
 
     kept     bytes that all blocks keep between the forward and the backward pass
@@ -41,40 +41,40 @@ class Rung:
     seconds: float
 
 
-def ladder(recording: RecordedPrograms, inputs: PlanInputs) -> list[Rung]:
-    """Return the rungs of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
-    if inputs.recompute not in recording.rungs:
-        recording.rungs[inputs.recompute] = _ladder(recording.programs.micro, inputs)
-    return recording.rungs[inputs.recompute]
+def ladder(recording: RecordedPrograms, inputs: PlanInputs) -> list[RecomputeLevel]:
+    """Return the levels of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
+    if inputs.recompute not in recording.recompute_levels:
+        recording.recompute_levels[inputs.recompute] = _ladder(recording.programs.micro, inputs)
+    return recording.recompute_levels[inputs.recompute]
 
 
-def _ladder(program: Program, inputs: PlanInputs) -> list[Rung]:
+def _ladder(program: Program, inputs: PlanInputs) -> list[RecomputeLevel]:
     points = _hull(_choices(program, inputs))
-    rungs = [_rung(points[0], points[0], 0)]
+    levels = [_level(points[0], points[0], 0)]
     for light, strong in pairwise(points):
-        between = (_rung(light, strong, count) for count in range(1, len(light.blocks) + 1))
-        rungs += (rung for rung in between if rung.kept < rungs[-1].kept)  # a part may free nothing in some blocks
-    return rungs
+        between = (_level(light, strong, count) for count in range(1, len(light.blocks) + 1))
+        levels += (level for level in between if level.kept < levels[-1].kept)  # a part may free nothing in some blocks
+    return levels
 
 
-def first_that_fits(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int]) -> int:
-    """Return the index of the lowest of several rungs whose plan fits, or the last if none does.
+def first_that_fits(levels: Sequence[RecomputeLevel], missing: int, missing_at: Callable[[int], int]) -> int:
+    """Return the index of the lowest of several levels whose plan fits, or the last if none does.
 
-    `missing`: bytes that do not fit with the first rung. `missing_at` plans the run with another rung and returns the
-    same, 0 or less if it fits; it may be asked for a rung twice. Each plan corrects the estimate of the next, so two or
-    three are enough as a rule. If an offload strategy moves some of what blocks keep, a rung frees less than it says.
+    `missing`: bytes that do not fit with the first level. `missing_at` plans the run with another level and returns the
+    same, 0 or less if it fits; it may be asked for a level twice. Each plan corrects the estimate of the next: two or
+    three are enough as a rule. If an offload strategy moves some of what blocks keep, a level frees less than it says.
     """
-    low, high, at, last = 0, len(rungs), 0, len(rungs) - 1
+    low, high, at, last = 0, len(levels), 0, len(levels) - 1
     failures, freeing = 0, 1.0  # bytes freed for each that blocks no longer keep
     for _ in range(_MOST_TRIALS):
-        allowed = rungs[at].kept - missing / freeing
-        guess = next((i for i in range(low + 1, last) if rungs[i].kept <= allowed), last)
+        allowed = levels[at].kept - missing / freeing
+        guess = next((i for i in range(low + 1, last) if levels[i].kept <= allowed), last)
         if guess >= high:
             return high
-        before, kept = missing, rungs[at].kept
+        before, kept = missing, levels[at].kept
         at, missing = guess, missing_at(guess)
-        if kept > rungs[at].kept:
-            freeing = min(1.0, max(_LEAST_FREED, (before - missing) / (kept - rungs[at].kept)))
+        if kept > levels[at].kept:
+            freeing = min(1.0, max(_LEAST_FREED, (before - missing) / (kept - levels[at].kept)))
         if missing <= 0:
             high = at
         elif at == last:
@@ -107,13 +107,13 @@ class _Choice:
         return sum(seconds for _, seconds in self.blocks)
 
 
-def _rung(light: _Choice, strong: _Choice, count: int) -> Rung:
+def _level(light: _Choice, strong: _Choice, count: int) -> RecomputeLevel:
     blocks = [*strong.blocks[:count], *light.blocks[count:]]
     if count in (0, len(blocks)):
         recomputed = Recomputation((strong if count else light).parts)
     else:
         recomputed = Recomputation(light.parts, strong.parts, count)
-    return Rung(recomputed, sum(kept for kept, _ in blocks), sum(seconds for _, seconds in blocks))
+    return RecomputeLevel(recomputed, sum(kept for kept, _ in blocks), sum(seconds for _, seconds in blocks))
 
 
 def _hull(choices: Sequence[_Choice]) -> list[_Choice]:
