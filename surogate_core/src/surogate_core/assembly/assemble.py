@@ -77,7 +77,7 @@ def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
 def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInputs) -> Assembly:
     b = finisher.b
     programs = recording.programs.with_micro_steps(finisher.recomputed)
-    programs, held = finisher.offloaded(programs, recording.params, recording.states)
+    programs, on_host = finisher.offloaded(programs, recording.params, recording.states)
     scatter = finisher.scattering(recording.params)
     steps = (
         finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in programs.micro_steps()
@@ -86,7 +86,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     readings = {state for metric in recording.reported for state in (metric.step, metric.evaluation)}
     readings |= {*recording.cached, *([programs.numerics.values] if programs.numerics else ())}
     micro_steps, evaluate, update, copies = finisher.pending(micro_steps, programs, frozenset(readings))
-    update, micro_steps, gather = finisher.gathered_late(update, micro_steps, held)
+    update, micro_steps, gather = finisher.gathered_late(update, micro_steps, on_host)
     beginning = () if recording.adapter_start is None else (recording.adapter_start,)
     derive, staging = split_staged(programs.derive, staged_params(programs, b.declared, recording.gradients, beginning))
     for program in (derive, *(staged.program for staged in staging)) if staging else ():
@@ -95,7 +95,7 @@ def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInput
     whole = (*beginning, programs.start, derive, *staged, *micro_steps, evaluate, update, *gather)
     divided, loading, parts = finisher.divided(whole, staging, recording.params)
     staging = (*staging, *loading)
-    unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in held])
+    unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in on_host])
     places = {whole: host_places.get(part, part) for whole, part in parts.items()} | host_places
     finished = {p.name: finisher.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
     cu_seqlens, variants = finisher.variants(tuple(finished.values()))

@@ -51,7 +51,7 @@ class Finisher:
         self, programs: Programs, params: Mapping[Value, ParamInfo], states: Sequence[Value]
     ) -> tuple[Programs, Sequence[Value]]:
         """Apply the offload strategies. Return the programs, and the params, gradients and states held on the host."""
-        held: dict[Value, None] = {}
+        on_host: dict[Value, None] = {}
         for strategy, options in self.inputs.offload:
             context = OffloadContext(
                 builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
@@ -59,20 +59,20 @@ class Finisher:
             if strategy.on_host is not None:
                 values = tuple(strategy.on_host(programs, context))
                 with blaming(strategy.origin, "on_host"):
-                    _check_held(values)
-                held |= dict.fromkeys(values)
+                    _check_on_host(values)
+                on_host |= dict.fromkeys(values)
             if strategy.schedule is not None:
                 before, programs = {p.name: p for p in programs.all()}, strategy.schedule(programs, context)
                 for program in programs.all():
                     if program is not before.get(program.name):
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
-        return programs, tuple(held)
+        return programs, tuple(on_host)
 
     def gathered_late(
-        self, update: Program, micro_steps: Sequence[Program], held: Collection[Value]
+        self, update: Program, micro_steps: Sequence[Program], on_host: Collection[Value]
     ) -> tuple[Program, list[Program], list[Program]]:
         """Let the first micro-steps gather the weights that an update leaves in parts."""
-        found = gather_late(update, micro_steps, held)
+        found = gather_late(update, micro_steps, on_host)
         for before, after in zip((update, *micro_steps), (found[0], *found[1]), strict=True):
             if after is not before:
                 self.passed("gather late", before, after)
@@ -93,16 +93,16 @@ class Finisher:
         after = [self.passed("divide", before, program) for before, program in zip(programs, gathering, strict=True)]
         return [*after, *(self.passed("divide", None, one.program) for one in loading)], loading, weights.parts
 
-    def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
+    def streamed(self, programs: Sequence[Program], moved: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
-        host_places = {value: self.b.on_host(value) for value in held}
-        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside) if held else ()
+        host_places = {value: self.b.on_host(value) for value in moved}
+        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside) if moved else ()
         host_places |= {
             v: replace(v, place="host", inside=host_places[v.inside]) for v in used if v.inside in host_places
         }
         self.passed.replace_values(host_places.values())
         streaming = Streaming(HostCopies(host_places), self.b, zero_copy=self.inputs.zero_copy)
-        streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
+        streamed = [self.passed("stream", p, streaming(p)) for p in programs] if moved else list(programs)
         if self.inputs.zero_copy is True and not streaming.uncopied:
             raise ConfigError(
                 f"use_zero_copy: true: optimizer {self.inputs.optimizer.name} uses nothing that the host holds. "
@@ -180,7 +180,7 @@ class Finisher:
         return shorter, variants
 
 
-def _check_held(values: Sequence[object]) -> None:
+def _check_on_host(values: Sequence[object]) -> None:
     """Raise ProgramError unless these are values that the host can hold."""
     if not values:
         raise ProgramError("returned nothing; raise ConfigError if a run has nothing to hold")

@@ -70,10 +70,10 @@ def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:
 
 def with_master(info: ParamInfo, dtype: str, b: Builder) -> ParamInfo:
     """Return a trained param with its master in `dtype`: the param itself, or a state that is declared here."""
-    held = info.part or info.param
-    if held.dtype in (dtype, "fp64"):
-        return replace(info, master=held)
-    return replace(info, master=b.state(f"master.{info.param.name}", held.shape, dtype, None, shard=held.shard))
+    own = info.part or info.param
+    if own.dtype in (dtype, "fp64"):
+        return replace(info, master=own)
+    return replace(info, master=b.state(f"master.{info.param.name}", own.shape, dtype, None, shard=own.shard))
 
 
 def owned(values: Iterable[Value], owner: int, parts: int) -> dict[Value, Value]:
@@ -144,7 +144,7 @@ def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Shard
 
 
 def gather_late(
-    update: Program, micro_steps: Sequence[Program], held: Collection[Value]
+    update: Program, micro_steps: Sequence[Program], on_host: Collection[Value]
 ) -> tuple[Program, list[Program], list[Program]]:
     """Move the gathers of the update to the first micro-steps, but not of weights that it reads or the host holds.
 
@@ -155,8 +155,8 @@ def gather_late(
 
     Return the update and the micro-steps, and the program `gather` if anything is gathered late.
     """
-    read = {v for op in update.ops for v in op.ins}
-    late = [op for op in update.ops if _gathers_weights(op) and read.isdisjoint(op.outs) and not {*held} & {*op.outs}]
+    used = {*on_host, *(v for op in update.ops for v in op.ins)}
+    late = [op for op in update.ops if _gathers_weights(op) and used.isdisjoint(op.outs)]
     if not late:
         return update, [*micro_steps], []
     moved = set(late)

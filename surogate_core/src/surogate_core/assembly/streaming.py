@@ -76,7 +76,7 @@ class Streaming:
 
     def __init__(self, transfers: HostCopies, b: Builder, *, zero_copy: ZeroCopy = False) -> None:
         self._transfers = transfers
-        self._held = frozenset(transfers.places)
+        self._on_host = frozenset(transfers.places)
         self._values = {place: value for value, place in transfers.places.items()}
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
@@ -118,9 +118,9 @@ class Streaming:
         """Return the values on the host that `zero_copy` ops use and that no other op needs a copy of."""
         used: set[Value] = set()
         copied: set[Value] = set()
-        for op in filter(self._uses_held, ops):
+        for op in filter(self._uses_host, ops):
             definition = self._b.ops[op.kind]
-            values = self._held & {*op.ins, *op.outs}
+            values = self._on_host & {*op.ins, *op.outs}
             chosen = definition.zero_copy > 0
             if self._zero_copy == "auto":
                 chosen = definition.zero_copy > _FASTER and op.block < 0
@@ -142,9 +142,9 @@ class Streaming:
         uses: dict[int, dict[Value, _Visit]] = {}
         run, last = (0, 0), None  # where the last two runs of ops with one key began
         for index, op in enumerate(ops):
-            if not self._uses_held(op):
+            if not self._uses_host(op):
                 continue
-            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self._held and v not in uncopied)
+            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self._on_host and v not in uncopied)
             if not used or (self._transfers.direct and self._b.ops[op.kind].uses_host):
                 continue
             block = max(op.block, *(value.block for value in used))
@@ -171,8 +171,8 @@ class Streaming:
                     found.setdefault(self._values[place], []).append(index)
         return found
 
-    def _uses_held(self, op: Op) -> bool:
-        return not (self._held.isdisjoint(op.ins) and self._held.isdisjoint(op.outs))
+    def _uses_host(self, op: Op) -> bool:
+        return not (self._on_host.isdisjoint(op.ins) and self._on_host.isdisjoint(op.outs))
 
     def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
         """Return `op` on copies of the values on the host that it uses. Adds to their visits which."""

@@ -36,8 +36,8 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     with b.record("update") as ops:
         coef = b.activation("clip_coef", (), "fp32")
         trained = [_param_grad(b, inputs, info) for info in infos.values()]
-        held = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
-        emit_norm(b, held, [norm, coef], ranks=inputs.sharding.parts, max_norm=inputs.max_grad_norm)
+        gradients = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
+        emit_norm(b, gradients, [norm, coef], ranks=inputs.sharding.parts, max_norm=inputs.max_grad_norm)
         in_part, owned_by = _by_owner(trained)
         wholes = _states_of_wholes(b, inputs, scalars, (infos[p.name] for p in in_part), coef)
         before = len(b.declared)
@@ -183,49 +183,49 @@ def _check_skipped_steps(inputs: PlanInputs, weights: Collection[Value], program
             )
 
 
-Held = Sequence[tuple[Value, Value]]
+GradientParts = Sequence[tuple[Value, Value]]
 """Gradients, and what a rank has of each: a part, or all of it."""
 
 
-def emit_norm(b: Builder, held: Held, outs: Sequence[Value], *, ranks: int, max_norm: float) -> None:
+def emit_norm(b: Builder, gradients: GradientParts, outs: Sequence[Value], *, ranks: int, max_norm: float) -> None:
     """Emit the norm of gradients and the factor that clips them, `outs`.
 
     Every rank sums the chunks of its parts and of the gradients that all ranks have, and receives the sums of others.
     """
     if ranks == 1:
-        b.emit("global_norm", *(own for _, own in held), outs=outs, max_norm=max_norm)
+        b.emit("global_norm", *(own for _, own in gradients), outs=outs, max_norm=max_norm)
         return
-    divided = any(own.shard for _, own in held)
-    of_rank = [[pair for pair in held if pair[1].owner in (None, rank)] for rank in range(ranks if divided else 1)]
-    if any(own.owner is not None for _, own in held):
+    divided = any(own.shard for _, own in gradients)
+    of_rank = [[pair for pair in gradients if pair[1].owner in (None, rank)] for rank in range(ranks if divided else 1)]
+    if any(own.owner is not None for _, own in gradients):
         sums = [_square_sums(b, pairs, ranks, rank) for rank, pairs in enumerate(of_rank) if pairs]
         shapes = ((sum(own.size for own in sums),),)
         (every,) = b.emit("broadcast", *sums, lane="comm", world_size=ranks, shapes=shapes)
     else:
-        every = _square_sums(b, held)
+        every = _square_sums(b, gradients)
         if divided:
             shapes = ((ranks * every.size,),)
             (every,) = b.emit("all_gather", every, lane="comm", world_size=ranks, shapes=shapes)
-    b.emit("norm_of_sums", every, outs=outs, ranges=_ranges(held, of_rank), max_norm=max_norm)
+    b.emit("norm_of_sums", every, outs=outs, ranges=_ranges(gradients, of_rank), max_norm=max_norm)
 
 
-def _square_sums(b: Builder, held: Held, ranks: int = 1, owner: int | None = None) -> Value:
+def _square_sums(b: Builder, gradients: GradientParts, ranks: int = 1, owner: int | None = None) -> Value:
     """Emit the sums of squares of the chunks of what a rank has; with an `owner`, of what this rank has."""
-    chunks = [chunk_size(whole.size) for whole, _ in held]
-    count = sum(_chunks(own, whole) for whole, own in held)
+    chunks = [chunk_size(whole.size) for whole, _ in gradients]
+    count = sum(_chunks(own, whole) for whole, own in gradients)
     out = b.activation("square_sums", (count,), "fp64")
     if owner is not None:
         out = part_of(out, ranks, owner)
-    b.emit("square_sums", *(own for _, own in held), outs=[out], chunks=tuple(chunks))
+    b.emit("square_sums", *(own for _, own in gradients), outs=[out], chunks=tuple(chunks))
     return out
 
 
-def _ranges(held: Held, of_rank: Sequence[Held]) -> tuple[tuple[int, int], ...]:
-    """Return where the sums of all gradients are, in the order of `held`, in the sums of one rank after another.
+def _ranges(gradients: GradientParts, of_rank: Sequence[GradientParts]) -> tuple[tuple[int, int], ...]:
+    """Return where the sums of all gradients are, in the order of `gradients`, in the sums of one rank after another.
 
     Sums of padding are left out, and so are those that an earlier rank has too.
     """
-    found: dict[Value, list[tuple[int, int]]] = {whole: [] for whole, _ in held}
+    found: dict[Value, list[tuple[int, int]]] = {whole: [] for whole, _ in gradients}
     at = 0
     for pairs in of_rank:
         for whole, own in pairs:

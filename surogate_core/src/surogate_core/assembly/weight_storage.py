@@ -101,10 +101,10 @@ def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
 
 def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
     """Raise ConfigError if a key asks for a kind of which the run stores no param."""
-    held = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORED_BY}
+    by_kind = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORED_BY}
     for kind, key in STORED_BY.items():
-        tied = kind == "head" and not held["head"]  # a head without a param of its own is the embedding
-        found = held["embedding"] if tied else held[kind]
+        tied = kind == "head" and not by_kind["head"]  # a head without a param of its own is the embedding
+        found = by_kind["embedding"] if tied else by_kind[kind]
         if kind not in kinds or any(_is_stored(info, kinds) for info in found):
             continue
         if not found:

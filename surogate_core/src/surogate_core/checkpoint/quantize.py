@@ -85,8 +85,8 @@ def quantize_checkpoint(
     others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
     head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
     config = form.config(list(dict.fromkeys((*head, *others))))
-    if told := form.form.notice(list(tensors.values()), codec.options):
-        notice(told)
+    if line := form.form.notice(list(tensors.values()), codec.options):
+        notice(line)
 
     def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
         rounded = weight.to(TORCH_DTYPES[codec.dtype])

@@ -53,7 +53,7 @@ class Search:
         recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
         divided = list(filter(self._is_allowed, divided_axes(run, plan))) if plan.inputs.world_size > 1 else []
         self._recordings: dict[Hashable, RecordedPrograms] = {_programs(plan.inputs): plan.recording}
-        self._held = cache(self._find_held)
+        self._on_host = cache(self._find_on_host)
         self._judged_with: Changes = {} if plan.report.fits else self._judging(divided, batch)
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
         self._axes, self._n_divided = [recompute, *divided, *strategies, batch], len(divided)
@@ -156,18 +156,18 @@ class Search:
         Not known if the run itself holds some on the host, or ranks divide others than in its plan.
         """
         parts = slice(1, 1 + self._n_divided)
-        if at in self._tried or at[parts] != self._own[parts] or self._held(()):
+        if at in self._tried or at[parts] != self._own[parts] or self._on_host(()):
             return False
         chosen = [axis.settings[index].items() for axis, index in zip(self._axes, at, strict=True) if axis.transfers]
         try:
-            held = _bytes({value for setting in chosen for value in self._held((*setting,))})
+            on_host = _bytes({value for setting in chosen for value in self._on_host((*setting,))})
         except SurogateError:
             return False
-        if held and self._n_divided:
+        if on_host and self._n_divided:
             return False
         report = self._plan.report
         lasting = sum(report.device_bytes[part] for part in ("weights", "gradients", "optimizer"))
-        return lasting - held * self._plan.inputs.ranks_per_device > report.device.memory_bytes
+        return lasting - on_host * self._plan.inputs.ranks_per_device > report.device.memory_bytes
 
     def _seconds(self, at: Settings) -> float:
         """Return the seconds of a step (`Proposal.seconds`); infinite if it does not fit."""
@@ -227,11 +227,11 @@ class Search:
         Where the host's memory is the device's, nothing more is offloaded.
         """
         kept, by_bytes, least = [axis.own], dict[int, int](), WORTH * self._plan.target.device.memory_bytes
-        own = _bytes(self._held(()))
+        own = _bytes(self._on_host(()))
         on_host = memory_is_the_hosts(self._plan.target.device)
         for index, setting in enumerate(axis.settings[: axis.own + 1] if on_host else axis.settings):
             try:
-                moved = _bytes(self._held((*setting.items(),))) - own
+                moved = _bytes(self._on_host((*setting.items(),))) - own
             except SurogateError:
                 continue
             if not moved and index != axis.own:  # it moves activations
@@ -247,16 +247,16 @@ class Search:
         States are copied once a step, what micro-steps read is copied in each, and gradients in both directions.
         """
         order = {"state": 1, "param": 2, "grad": 3}
-        held = self._held((*axis.settings[-1].items(),))
-        return max((order["param" if value.derived else value.role] for value in held), default=0)
+        on_host = self._on_host((*axis.settings[-1].items(),))
+        return max((order["param" if value.derived else value.role] for value in on_host), default=0)
 
-    def _find_held(self, changes: tuple[tuple[str, Any], ...]) -> Sequence[Value]:
+    def _find_on_host(self, changes: tuple[tuple[str, Any], ...]) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
         judged = changed(self._run, self._judged_with)
         recording = self._recordings[_programs(self._inputs(judged))]
         finisher = recording.recorder.forked(self._inputs(changed(judged, dict(changes))))
-        _, held = finisher.offloaded(recording.programs, recording.params, recording.states)
-        return held
+        _, on_host = finisher.offloaded(recording.programs, recording.params, recording.states)
+        return on_host
 
 
 def _programs(inputs: PlanInputs) -> Hashable:

@@ -214,11 +214,11 @@ def _on_host(memory: MemoryPlan, ranks: int) -> dict[str, int]:
 def _purposes(memory: MemoryPlan) -> dict[str, int]:
     """Return the bytes of segments and arena. Quantized and copied weights are states, and count as weights."""
     states = memory.segments["state"]
-    held = sum(align(v.nbytes) for v in states.offsets if v.derived or v.label == WEIGHT_LABEL)
+    copies = sum(align(v.nbytes) for v in states.offsets if v.derived or v.label == WEIGHT_LABEL)
     return {
-        "weights": memory.segments["param"].nbytes + held,
+        "weights": memory.segments["param"].nbytes + copies,
         "gradients": memory.segments["grad"].nbytes,
-        "optimizer": states.nbytes - held,
+        "optimizer": states.nbytes - copies,
         "activations": memory.arena_bytes,
     }
 
