@@ -364,4 +364,3 @@ def main() -> None:
                 from ..machine.timing import print_phases
 
                 print_phases()
-            gc.freeze()  # for the collections of a Python that exits, which take 0.5 s with torch imported
