@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import pickle
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -423,23 +421,3 @@ def test_a_full_disk_leaves_the_older_model(saved: Model, tmp_path: Path, monkey
     with pytest.raises(RunStopped, match="No space left"):
         Model().save(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-def test_files_are_written_at_the_same_time_and_an_error_waits_for_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together = threading.Barrier(tensor_file.WRITERS)
-
-    def write(path: Path, tensors: object) -> str:
-        together.wait(60)
-        if path.name == "0":
-            raise OSError("full")
-        time.sleep(0.1)
-        path.touch()
-        return path.name
-
-    monkeypatch.setattr(tensor_file, "write_safetensors", write)
-    files = {str(i): () for i in range(tensor_file.WRITERS)}
-    with pytest.raises(OSError, match="full"):
-        tensor_file.write_files(tmp_path, files)
-    assert {path.name for path in tmp_path.iterdir()} == files.keys() - {"0"}

@@ -303,13 +303,13 @@ def test_processes_save_what_threads_do_and_resume_bit_identically(here: Workpla
 
 REFUSED = """
 import errno
-from surogate_core.checkpoint import tensor_file
-write = tensor_file.write_safetensors
+from surogate_core.checkpoint import states
+write = states.write_safetensors
 def refuse(path, tensors):
     if rank == 1 and "step_00000002" not in str(path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
     return write(path, tensors)
-tensor_file.write_safetensors = refuse
+states.write_safetensors = refuse
 """
 
 
@@ -325,13 +325,13 @@ def test_a_full_disk_at_another_process_drops_the_checkpoint_and_ends_all(here: 
 
 KILLED = """
 import os
-from surogate_core.checkpoint import tensor_file
-write = tensor_file.write_safetensors
+from surogate_core.checkpoint import states
+write = states.write_safetensors
 def end(path, tensors):
     if rank == 1 and "step_00000002" not in str(path):
         os.kill(os.getpid(), 9)
     return write(path, tensors)
-tensor_file.write_safetensors = end
+states.write_safetensors = end
 """
 
 

@@ -35,13 +35,13 @@ Worker.micro_step = stand_still
 
 FULL_DISK = """
 import errno
-from surogate_core.checkpoint import tensor_file
-write = tensor_file.write_safetensors
+from surogate_core.checkpoint import hf
+write = hf.write_safetensors
 def refuse(path, tensors):
     if "step_00000002" not in str(path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
-    return write(path, tensors)
-tensor_file.write_safetensors = refuse
+    write(path, tensors)
+hf.write_safetensors = refuse
 """
 
 RAISE = """
@@ -153,8 +153,7 @@ def test_a_signal_to_any_process_saves_once_and_ends_all(
 
 
 def test_a_second_signal_ends_all_without_a_save(workplace: Workplace) -> None:
-    slow = "import time\nfrom surogate_core.checkpoint import tensor_file\n"
-    slow += "tensor_file.write_safetensors = lambda *a: time.sleep(60)"
+    slow = "from surogate_core.checkpoint import hf\nhf.write_safetensors = lambda *a: __import__('time').sleep(60)"
     with several(workplace, fault=slow) as run:
         run.wait_for(STEP_3)
         run.send(0, signal.SIGTERM)

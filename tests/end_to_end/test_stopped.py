@@ -132,17 +132,17 @@ def test_a_single_step_with_a_non_finite_gradient_is_skipped_and_training_contin
 @pytest.fixture
 def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the disk full when a checkpoint of step 4 or later, or the final model, is written."""
-    from surogate_core.checkpoint import tensor_file
+    from surogate_core.checkpoint import hf
 
-    write = tensor_file.write_safetensors
+    write = hf.write_safetensors
 
-    def refuse(path: Path, tensors: Any) -> str:
+    def refuse(path: Path, tensors: Any) -> None:
         if "step_00000002" not in str(path):
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return write(path, tensors)
+        write(path, tensors)
 
-    monkeypatch.setattr(tensor_file, "write_safetensors", refuse)
+    monkeypatch.setattr(hf, "write_safetensors", refuse)
 
 
 @pytest.mark.usefixtures("full_from_step_4")

@@ -26,16 +26,7 @@ from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
-from .tensor_file import (
-    MAX_SHARD_BYTES,
-    Stored,
-    Writable,
-    WritableT,
-    nbytes,
-    split_into_shards,
-    write_files,
-    write_safetensors,
-)
+from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
 
@@ -71,7 +62,7 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
     `save_checkpoint`: neither atomic nor synced to the disk.
     """
     shards = shards_of(list(stored_tensors(model)), model.max_shard_bytes)
-    hashes = write_files(directory, shards)
+    hashes = {file: write_safetensors(directory / file, shard) for file, shard in shards.items()}
     if len(shards) > 1:
         _write_json(directory / INDEX, weight_index(shards))
     write_rest(directory, model)

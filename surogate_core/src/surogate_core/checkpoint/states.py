@@ -15,7 +15,7 @@ from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
 from .saved_tensors import SavedTensor, read_tensors
-from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_files
+from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors
 
 FOLDER = "training_state"
 
@@ -54,7 +54,7 @@ def write_tensors(
     (directory / stem).parent.mkdir(exist_ok=True)
     own = f"{stem}-process-{process:05d}" if process else stem
     names = [f"{own}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    return write_files(directory, dict(zip(names, shards, strict=True)))
+    return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
 
 
 def load_state(directory: Path, values: Sequence[Value], pieces: Callable[[Value], Pieces | None]) -> None:

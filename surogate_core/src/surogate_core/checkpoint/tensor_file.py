@@ -1,4 +1,4 @@
-"""Writes safetensors files, one tensor of each at a time, so that no second copy of a model is ever in memory.
+"""Writes safetensors files, one tensor at a time, so that no second copy of a model is ever in memory.
 
 The hash of a file is computed while it is written.
 """
@@ -6,10 +6,8 @@ The hash of a file is computed while it is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,11 +19,9 @@ from ..api import HFTensor
 from ..dtypes import DTYPES
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
-from ..runtime.threads import RankThread
 from .manifest import HashedFile
 
 MAX_SHARD_BYTES = 5_000_000_000
-WRITERS = 4  # files that are written at the same time
 
 RANGES = "ranges"
 """Key of a file's metadata: JSON, {tensor: [index of its first element here, shape of the whole tensor]} for each
@@ -116,24 +112,6 @@ def split_into_shards(tensors: Iterable[WritableT], max_shard_bytes: int) -> lis
         shards[-1].append(tensor)
         size += nbytes(tensor)
     return shards
-
-
-def write_files(directory: Path, files: Mapping[str, Iterable[Writable]]) -> dict[str, str]:
-    """Write files as `write_safetensors` does, several at a time. Return {name: hash}.
-
-    A signal that ends the run does not wait for them.
-    """
-    threads = [RankThread(f"write-{i}") for i in range(min(WRITERS, len(files)))]
-    jobs = zip(files.items(), cycle(threads), strict=False)
-    written = {name: thread.submit(write_safetensors, directory / name, of) for (name, of), thread in jobs}
-    try:
-        return {name: future.result() for name, future in written.items()}
-    except Exception:
-        wait(written.values())  # before the caller removes them
-        raise
-    finally:
-        for thread in threads:
-            thread.close()
 
 
 def write_safetensors(path: Path, tensors: Iterable[Writable]) -> str:
