@@ -92,6 +92,10 @@ def test_other_limits_of_memory_are_refused(written: Any) -> None:
     assert "device_memory_limit: must be a size" in message(device_memory_limit=written)
 
 
+def test_a_limit_of_memory_without_its_unit_is_refused() -> None:
+    assert "device_memory_limit: is 24 bytes. Write the unit: 24GiB" in message(device_memory_limit=24)
+
+
 def test_a_validation_set_leaves_the_training_data_whole() -> None:
     c = config(validation_datasets=[{"path": "v.txt"}], validation_split_ratio=0.2)
     assert c.validation_split_ratio == 0.0

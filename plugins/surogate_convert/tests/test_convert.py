@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +188,8 @@ def test_what_cannot_be_converted_is_refused(text: str, message: str, tmp_path: 
 def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
     source = HERE / "configs/axolotl/llama3-lora.yml"
 
-    def command(*arguments: object, status: int = 0) -> Any:
-        done = subprocess.run([PROGRAM, "convert", *map(str, arguments)], capture_output=True, text=True)
+    def command(*arguments: object, status: int = 0, **options: Any) -> Any:
+        done = subprocess.run([PROGRAM, "convert", *map(str, arguments)], capture_output=True, text=True, **options)
         assert done.returncode == status, done.stderr
         return done
 
@@ -197,6 +199,9 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
     assert "# Converted from axolotl: llama3-lora.yml" in text and "#   evals_per_epoch: 4" in text
     assert yaml.safe_load(text) == convert(source).config
     assert "Give a new file" in command(source, "--output", out, status=2).stderr
+    full = tmp_path / "full.yaml"  # on a disk without room
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (10, 10))
+    assert "Make room" in command(source, "--output", full, status=2, preexec_fn=limit).stderr and not full.exists()
     shown = json.loads(command(source, "--json").stdout)
     assert shown["config"]["lora_rank"] == 16 and shown["missing"][0].keys() == {"key", "note"}
     dated = tmp_path / "dated.yml"  # a date of YAML is none of JSON

@@ -49,11 +49,7 @@ def convert(
     config = yaml.dump(done.config, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     text = "\n".join(_head(file, done)) + f"\n\n{config}"
     if output is not None:
-        try:
-            with output.open("x", encoding="utf-8") as new:
-                new.write(text)
-        except OSError as error:
-            raise ConfigError(f"--output: {output} cannot be written: {error.strerror}. Give a new file.") from None
+        _write_new(output, text)
     if as_json:
         print(json.dumps(to_json(done), indent=2, default=str))
     elif output is None:
@@ -74,6 +70,20 @@ def _notes(done: Converted) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     yield "differs", done.differs
     yield "missing", done.missing
     yield "unneeded", done.unneeded
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a new file whole, or none. Raises ConfigError."""
+    made = False
+    try:
+        with path.open("x", encoding="utf-8") as new:
+            made = True
+            new.write(text)
+    except OSError as error:
+        if made:
+            path.unlink()
+        remedy = "Make room" if made else "Give a new file"
+        raise ConfigError(f"--output: {path} cannot be written: {error.strerror}. {remedy}.") from None
 
 
 def _head(file: Path, done: Converted) -> Iterator[str]:

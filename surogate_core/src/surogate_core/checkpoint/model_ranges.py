@@ -89,7 +89,8 @@ def export_model(folder: Path, output: Path, make_room: Callable[[], object] = l
     if checkpoints := list_checkpoints(folder):
         raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(f"{folder}: is not a checkpoint: it has no {MANIFEST}.")
+        fault = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
+        raise ConfigError(f"{folder}: {fault}. Name a folder below checkpoints/ of a run.")
     try:
         manifest = read_manifest(folder)
         if CONFIG not in manifest.files:

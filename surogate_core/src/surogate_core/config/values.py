@@ -157,6 +157,8 @@ def recompute_word(value: Any) -> str:
 _UNITS = {
     "b": 1, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
+_LEAST_WITHOUT_UNIT = 4096
+"""Fewer bytes are a number of GiB whose unit was forgotten."""
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", re.ASCII)
 
 
@@ -169,6 +171,8 @@ def parse_bytes(value: Any) -> int:
         raise ValueError("must be a size such as 24GiB or 24GB, or a number of bytes") from None
     if not 0 < nbytes < 2**63:
         raise ValueError("must be a size of at least one byte, such as 24GiB")
+    if match is None and nbytes < _LEAST_WITHOUT_UNIT:
+        raise ValueError(f"is {nbytes:,} bytes. Write the unit: {nbytes}GiB, for example")
     return nbytes
 
 
