@@ -164,8 +164,8 @@ def test_quantized_copies_of_a_block_s_output_are_not_taken_for_it(here: Workpla
     overrides = ["recipe=fp8-hybrid", "model_dtype=bf16"]
     result = verified(here, *overrides, random_tokens=True, rows=1, length=32)
     errors = {row.name: row.error for row in result.verdict.rows if row.kind == "output"}
-    assert [*errors][:3] == ["embedding", "block 0", "block 1"]
-    assert errors["embedding"] < 0.01 and errors["block 1"] < 0.25  # a block's last op is a norm, which hides no error
+    assert [*errors][:3] == ["embedding", "block 0", "block 1"] and errors["embedding"] < 0.01
+    assert result.passed, result.first_wrong  # though norms behind the products scale their errors up
 
 
 @pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "llama"])

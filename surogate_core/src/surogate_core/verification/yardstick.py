@@ -31,10 +31,11 @@ FARTHER_ALONE_IN_BF16: Final = 6.0
 NOTHING: Final = 0.9
 """Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""
 
-QUANTIZED_OUTPUT: Final = 3.0
+QUANTIZED_OUTPUT: Final = 5.0
 QUANTIZED_GRADIENT: Final = 10.0
 """Errors of outputs and single gradients over that of one product whose operands are quantized: errors of products add
-up from block to block."""
+up from block to block. Random models of 6 and 12 blocks in FP8: outputs 1.6 (Qwen3), 2.8 (Gemma 3) and, where norms
+follow the products and scale up their errors, 4.2 (OLMo 2 and 3)."""
 
 FP32_ROUNDING: Final = 2.0**-24
 BF16_ROUNDING: Final = 2.0**-9
