@@ -93,6 +93,13 @@ def test_auto_uses_a_column_that_only_a_later_row_has(kind: str, tmp_path: Path,
     assert '"name": "add"' not in texts[0] and '"name": "add"' in texts[1]
 
 
+def test_auto_says_that_there_are_no_rows(tmp_path: Path, chat: Tokenizer) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    with pytest.raises(ConfigError, match=r"a\.parquet: contains no rows"):
+        train_on(path, chat)
+
+
 def test_auto_refuses_rows_of_two_types_in_either_order(tmp_path: Path, chat: Tokenizer) -> None:
     rows: Table = [{"text": "a"}, {"messages": said("b", "c")}]
     for name, table in {"a": rows, "b": rows[::-1]}.items():

@@ -248,7 +248,10 @@ def _format(
     """Return the dataset type of an entry (for `auto`, the one that fits the columns), and its options."""
     named = formats.get(entry.type)
     asks = named is None or named.found is not DatasetFormatDef.found
-    columns = sorted(_columns(source).holding_something()) if asks else []
+    found = _columns(source) if asks else None
+    if found is not None and not found.rows:
+        raise ConfigError(f"{where}: path: {entry.path}: contains no rows. Remove it, or create it again.")
+    columns = sorted(found.holding_something()) if found else []
     if named is not None:
         return named, _options(entry, named, named.found(columns), loss_scale, where)
     fitting = [f for f in formats.values() if f.matches(columns)]

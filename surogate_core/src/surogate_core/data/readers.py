@@ -86,7 +86,10 @@ def with_columns(row: Row, wanted: Wanted) -> Row:
 
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
     names = ", ".join(str(name) for name in available) or "none"
-    return ConfigError(f"{where}: no column {column!r}. Available: {names}. Set the entry's field to one of them.")
+    return ConfigError(
+        f"{where}: no column {column!r}. Available: {names}. Set the entry's key for it (such as text_field or "
+        "messages_field) to one of them."
+    )
 
 
 class _RepeatedKey(Exception):
