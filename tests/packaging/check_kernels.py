@@ -99,7 +99,7 @@ def supported(folder: Path) -> set[str]:
 
 def shared(folder: Path) -> list[Path]:
     """Return the shared sources in CUDA that the module of a package is compiled from."""
-    used = re.search(r"USES ([a-z ]+)", (folder / "CMakeLists.txt").read_text())
+    used = re.search(r"USES ([a-z_ ]+)", (folder / "CMakeLists.txt").read_text())
     return [source for part in (used[1].split() if used else ()) for source in BUILD.glob(f"csrc/{part}/*.cu")]
 
 
