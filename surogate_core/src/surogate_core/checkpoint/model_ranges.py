@@ -90,7 +90,7 @@ def export_model(folder: Path, output: Path, make_room: Callable[[], object] = l
         raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
     if not (folder / MANIFEST).is_file():
         fault = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
-        raise ConfigError(f"{folder}: {fault}. Name a folder below checkpoints/ of a run.")
+        raise ConfigError(f"{folder}: {fault}. Name one that a run has saved, such as output/step_00000050.")
     try:
         manifest = read_manifest(folder)
         if CONFIG not in manifest.files:
