@@ -127,12 +127,8 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
     metrics and their picture are allowed too: it was stopped, or stopped itself, before its first save.
     """
     config, source, places = loaded.config, loaded.source, places_of(loaded, resumed)
-    if config.log_file is not None and is_foreign(places.metrics):
-        raise ConfigError(f"{source}: log_file: {places.metrics} does not hold metrics of a run. Name another file.")
-    place = next((path for path in (places.metrics, *places.metrics.parents) if path.exists()), places.metrics)
-    possible = os.access(place, os.W_OK) and (place == places.metrics or place.is_dir())
-    if config.log_file is not None and not possible:
-        raise ConfigError(f"{source}: log_file: {place} cannot be written to. Name another file.")
+    if config.log_file is not None:
+        _refuse_log_file(places.metrics, source)
     if config.overwrite_output_dir:
         return
     run_file = places.output / RUN_FILE
@@ -151,6 +147,15 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
             f"{source}: log_file: {places.metrics} holds the metrics of an earlier run. Name another log_file, or set "
             "overwrite_output_dir: true, which sets it aside."
         )
+
+
+def _refuse_log_file(path: Path, source: str) -> None:
+    """Raise ConfigError for a file that does not hold metrics of a run, or that cannot be written."""
+    if is_foreign(path):
+        raise ConfigError(f"{source}: log_file: {path} does not hold metrics of a run. Name another file.")
+    place = next((each for each in (path, *path.parents) if each.exists()), path)
+    if not os.access(place, os.W_OK) or not (place == path or place.is_dir()):
+        raise ConfigError(f"{source}: log_file: {place} cannot be written to. Name another file.")
 
 
 def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> None:

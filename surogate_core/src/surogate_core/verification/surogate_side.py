@@ -89,10 +89,8 @@ class _Watcher:
         if op.phase != "forward":
             return
         for out in op.outs:
-            if (
-                not DTYPES[out.dtype].has_grad and out.dtype != "int32"
-            ):  # a quantized copy has the label of its original
-                continue
+            if not DTYPES[out.dtype].has_grad and out.dtype != "int32":
+                continue  # a quantized copy, which has the label of its original
             if out.label == EMBEDDING and any(out in reader.ins for reader in program.ops if reader.block == 0):
                 self._keep(EMBEDDING, self._buffers.view(out, name))
             elif out.label == "residual":
