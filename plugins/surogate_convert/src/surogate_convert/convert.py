@@ -60,10 +60,7 @@ def recognised(path: Path, source: Source) -> Tool:
     if "unsloth" in source.words:  # its scripts have the keys of TRL too
         return tool("unsloth")
     tables = [tool(name) for name in TOOLS]
-    if {
-        "model",
-        "datasets",
-    } <= source.keys.keys():  # others call them base_model, dataset
+    if {"model", "datasets"} <= source.keys.keys():  # other tools call them base_model, dataset
         raise ConfigError(f"{path}: has the keys of a config of Surogate. Train it as it is: surogate train {path}")
     words = source.words | source.keys.keys()
     score = {t.name: sum(key in t.keys for key in source.keys) + _SIGN * len(words & {*t.signs}) for t in tables}

@@ -131,12 +131,11 @@ def fuse_branches(program: Program) -> Program:
     gone: set[Op] = set()
     for op in program.ops:
         product = products.get(op.ins[-1]) if op.kind.endswith("_add") else None
-        if product is None or op.kind != f"{product.kind}_add" or reads[op.ins[-1]] > 1:
+        if product is None or reads[op.ins[-1]] > 1:
             continue
-        if (product.phase, product.block) != (op.phase, op.block):
-            continue
-        fused[op] = op.changed(kind=f"{product.kind}_pair", ins=(*product.ins, *op.ins[:2]))
-        gone.add(product)
+        if (op.kind, op.phase, op.block) == (f"{product.kind}_add", product.phase, product.block):
+            fused[op] = op.changed(kind=f"{product.kind}_pair", ins=(*product.ins, *op.ins[:2]))
+            gone.add(product)
     return replace(program, ops=tuple(fused.get(op, op) for op in program.ops if op not in gone))
 
 

@@ -61,7 +61,7 @@ struct HeadChunk {
     // With fp8. Scales are fp32 (decode, encode), each aligned to 16 bytes; decode multiplies products.
     void* x_codes;            // E4M3 [rows, d_model]
     void* x_scale;
-    void* measured;           // 8 bytes for whoever finds this scale
+    void* measured;           // 8 bytes that the op which finds this scale uses
     void* gradient_codes;     // E5M2 [rows, ld_codes]; without dw in place of the logits, which dx does not need
     void* gradient_scale;
     int64_t ld_codes;
