@@ -24,8 +24,7 @@ import torch
 from ..api import World
 from ..data.loader import StepBatch
 from ..runtime.cuda import CudaExecutor
-from ..runtime.executor import Executor
-from ..runtime.worker import Execute, Worker
+from ..runtime.worker import Execute, Executor, Worker
 from ..train.loop import optimizer_step
 from ..train.sums import with_means
 from ..world.processes import Processes

@@ -63,7 +63,8 @@ class CudaExecutor:
     """Runs programs on `stream`, and ops of side lanes on streams of their own.
 
     Life: construct, which binds and times algorithms; `warm_up`; with several workers `connect`. All of these overwrite
-    buffers. Then fill the weights, `capture`, and `run` any number of times. `run` enqueues and does not wait.
+    buffers. Then fill the weights, `capture`, and `run` any number of times. `run` enqueues and does not wait. To
+    a worker, `ReferenceExecutor` is the same for a CPU.
     """
 
     def __init__(
@@ -92,13 +93,16 @@ class CudaExecutor:
 
     @property
     def stream(self) -> torch.cuda.Stream:
+        """The stream that programs are enqueued on."""
         return self._stream
 
     @property
     def captured(self) -> tuple[str, ...]:
+        """Names of the programs that run as CUDA graphs."""
         return tuple(name for name, segments in self._segments.items() if segments and all(s.graph for s in segments))
 
     def run(self, program: str, labels: int | None = None) -> None:
+        """Enqueue `program`, without the launches that a batch with `labels` labels does not need. None: with all."""
         with torch.cuda.stream(self._stream):
             for segment in self._segments[program]:
                 if labels is None or labels > segment.labels_above:
@@ -110,7 +114,8 @@ class CudaExecutor:
 
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
-        """See `Executor.walk`. During `after` the executor's stream is current, so torch functions see the results."""
+        """Run op by op, never as a graph. Calls `after` with the index of each op once it is enqueued, but not of those
+        that other ranks own. Meanwhile the executor's stream is current, so torch functions see the results."""
         with torch.cuda.stream(self._stream):
             bound = self._bound[program]
             for index, (op, launches) in enumerate(zip(bound.ops, bound.launches, strict=True)):
@@ -122,6 +127,10 @@ class CudaExecutor:
                     after(index)
 
     def readings(self, values: Sequence[Tensor]) -> Callable[[], PendingReading]:
+        """Return what reads these scalars as they are once all work enqueued so far is done.
+
+        Call this once, before the first step, and what it returns after each step.
+        """
         return device_readings(values, self._stream)
 
     @torch.no_grad()
@@ -139,7 +148,8 @@ class CudaExecutor:
     def connect(self) -> None:
         """Run every collective once, on garbage, because NCCL connects devices on first use.
 
-        Each is awaited, so that none waits for a peer while the next one is prepared.
+        The other workers must call this at the same time. Each collective is awaited, so that none waits for a peer
+        while the next one is prepared.
         """
         for bound in self._bound.values():
             for function, arguments in _calls(bound, {"comm"}):
@@ -147,7 +157,7 @@ class CudaExecutor:
                 self.synchronize()
 
     def capture(self) -> None:
-        """Capture each program that runs often and supports it. Runs nothing."""
+        """Capture each program that runs often and supports it; `run` replays its graphs from then on. Runs nothing."""
         for program, bound in self._bound.items():
             captured = bound.capturable and program not in self._rare
             for segment in self._segments[program] if captured else ():
@@ -159,13 +169,16 @@ class CudaExecutor:
                 segment.graph = graph
 
     def wait(self) -> None:
+        """Wait on the host until all enqueued programs are done."""
         self._stream.synchronize()
 
     def synchronize(self) -> None:
+        """Wait on the host until all work on the device is done, including copies into the buffers."""
         torch.cuda.synchronize(self._stream.device)
 
     def release(self) -> None:
-        """Wait for the graphs and drop them: a communicator cannot end while a graph refers to it."""
+        """Wait for the graphs and drop them: a communicator cannot end while a graph refers to it. Nothing can run
+        afterwards."""
         with suppress(RuntimeError):  # a device in an error state, which has been reported already
             self._stream.synchronize()
         for segment in (segment for segments in self._segments.values() for segment in segments):

@@ -25,13 +25,12 @@ from ..program.value import Value
 from ..reference.ops import load
 from . import collectives
 from .arena import Buffers
-from .executor import Executor
 from .launch import ALONE
 from .readings import ReadyReading, to_number
 
 
-class ReferenceExecutor(Executor):
-    """The `Executor` of a CPU: binds programs to buffers once and runs them by name."""
+class ReferenceExecutor:
+    """Binds programs to buffers once and runs them by name, as a `CudaExecutor` does on a GPU."""
 
     stream = None
     captured: tuple[str, ...] = ()
@@ -57,7 +56,7 @@ class ReferenceExecutor(Executor):
 
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
-        """See `Executor.walk`. `after` is called before the values whose life ends with the op are poisoned."""
+        """See `CudaExecutor.walk`. `after` is called before the values whose life ends with the op are poisoned."""
         for index, (run, dies) in enumerate(self._calls[program]):
             if run is not None:
                 run()
@@ -67,6 +66,11 @@ class ReferenceExecutor(Executor):
 
     def readings(self, values: Sequence[Tensor]) -> Callable[[], ReadyReading]:
         return lambda: ReadyReading(tuple(map(to_number, values)))
+
+    def _nothing(self) -> None:
+        """Programs are done when `run` returns. There is nothing to connect, capture, wait for or release."""
+
+    connect = capture = wait = synchronize = release = _nothing
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from ..program.value import Value
 from .arena import Buffers, copy_part, wholes_in
 from .bind import ExecutionContext
 from .cuda import CudaExecutor
-from .executor import Executor
 from .host_copy import HostCopy
 from .initialize import initialize
 from .inputs import Inputs, one_document_per_row, write_documents
@@ -30,6 +29,8 @@ from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
 from .readings import Reading, TableReading, table_readings, to_number
 from .reference import ReferenceExecutor
+
+Executor = CudaExecutor | ReferenceExecutor
 
 Watcher = Callable[[Program, int], None]
 """Called as `watcher(program, index)` after the op at `index` of `program`."""
