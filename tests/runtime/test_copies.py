@@ -10,10 +10,10 @@ import pytest
 import torch
 from runtime.collective_cases import check_collectives, error_after_abort, on_all, span, values
 
+from surogate_core.api.world import CollectiveError
 from surogate_core.errors import ProgramError
 from surogate_core.runtime.comms import copies, exchange, spans
 from surogate_core.runtime.comms.exchange import combined
-from surogate_core.runtime.comms.meeting import CollectiveError
 from surogate_core.runtime.launch import SingleComm
 
 

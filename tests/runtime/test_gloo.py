@@ -13,10 +13,9 @@ import torch.multiprocessing
 from runtime.collective_cases import check_collectives, error_after_abort, on_all, span, values
 
 from surogate_core.api import World
-from surogate_core.api.world import LocalStore
+from surogate_core.api.world import CollectiveError, LocalStore
 from surogate_core.runtime.comms import copies, gloo
 from surogate_core.runtime.comms.exchange import combined
-from surogate_core.runtime.comms.meeting import CollectiveError
 
 
 def world_of(ranks: int) -> World:

@@ -13,6 +13,10 @@ from ...api.world import How, Position
 from ...reference.rounding import accumulator
 from .spans import aligned, check_pairs, check_reducible, chunk, part, tensor
 
+SECONDS = 3600.0
+"""For which a rank waits for the others in a collective. What watches the run ends it much earlier, unless a rank does
+something that may take long."""
+
 PIECE = 1 << 22
 """Elements that are combined at a time, because sums take memory of their own."""
 

@@ -20,8 +20,7 @@ from ...api import Span, World
 from ...api.world import CollectiveError
 from ...errors import ConfigError
 from ...reference.rounding import TORCH_DTYPES
-from .exchange import ExchangingComm, Item, Use
-from .meeting import SECONDS
+from .exchange import SECONDS, ExchangingComm, Item, Use
 from .spans import current, nbytes, tensor
 
 _POLL = timedelta(milliseconds=100)
