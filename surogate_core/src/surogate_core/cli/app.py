@@ -246,7 +246,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from ..verification.extent import Extent
+    from ..verification import Extent
     from .verify import verify_command
 
     _print_notices(arguments)

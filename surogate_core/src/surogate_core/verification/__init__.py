@@ -26,7 +26,6 @@ from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from ..planning.plan import plan_run
 from ..plugins.discovery import load_registry
-from .extent import Extent
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import Subject, computes_in_fp32, in_fp32, refuse_training_only, without_dropout
 from .rows import ComparedRows, from_data, random_rows
@@ -38,6 +37,23 @@ if TYPE_CHECKING:
     from .stored_weights import StoredMatrix
 
 __all__ = ["Extent", "Row", "Verdict", "Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The part of a run to compare.
+
+    rows           rows of the batch
+    length         tokens per row; None: the run's `sequence_len`, at most 512
+    layers         compare only the model's first `layers`; None: all of them
+    random_tokens  use random tokens even if the run has data
+    """
+
+    rows: int = 2
+    length: int | None = None
+    layers: int | None = None
+    random_tokens: bool = False
+
 
 WHOLE_MODEL = Extent()
 
