@@ -308,7 +308,7 @@ class Steps:
 
     def _sample(self, bench: Bench) -> None:
         """Keep the inputs of the subject's ops when they run."""
-        for name, calls in self.worker.executor._calls.items():  # type: ignore[attr-defined]
+        for name, calls in self.worker.executor._calls.items():  # type: ignore[union-attr]
             program = self.assembly.all_programs[name]
             forward = {v for op in program.ops if op.phase == "forward" for v in op.ins}
             by_autograd = {op.attrs["of"] for op in program.ops if op.kind == "reference_vjp"}
