@@ -18,7 +18,7 @@ from surogate_core.cli.app import app
 from surogate_core.cli.external import CORE_COMMANDS
 from surogate_core.cli.json_output import failure, print_json
 from surogate_core.errors import ConfigError, PluginError, ProgramError, RunLost, RunStopped, SurogateError
-from surogate_core.verification import Extent
+from surogate_verify.verification import Extent
 
 ROOT = Path(__file__).parents[1]
 

@@ -65,17 +65,13 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "api assembly checkpoint config data errors fitting hub machine memory outputs planning plugins "
             "runtime train training"
         ),
-        "verification": (
-            "api assembly checkpoint config data errors hub machine memory outputs planning plugins program reference "
-            "run runtime training"
-        ),
         "profiling": (
             "api assembly checkpoint config data errors hub machine memory planning plugins program reporting run "
             "runtime train training world"
         ),
         "cli": (
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "
-            "reporting run runtime training verification"
+            "reporting run runtime training"
         ),
         "__main__": "cli",
     }.items()
@@ -92,7 +88,6 @@ MAY_IMPORT_TORCH = (
         "reference/",
         "data/",
         "testing/",
-        "verification/",
         "profiling/measure.py",
         "profiling/device_rates.py",
     ),
@@ -120,6 +115,9 @@ MAY_NAME = {"config/keys.py", "config/schema.py"}
 
 PACKAGES = sorted({path.parents[1] for path in (*ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*")) if path.is_dir()})
 """The folders of all packages."""
+
+OPTIONAL_PARTS = {"surogate_conformance", "surogate_verify"}
+"""Packages with parts of core that are optional: commands that plan and run what they test."""
 
 LOOKS_INSIDE = {
     *("surogate_recipes_fp8/tests/test_recipe.py", "surogate_recipes_fp8/tests/test_numerics.py"),
@@ -289,8 +287,7 @@ def test_plugins_import_of_one_another_only_what_is_public(package: Path) -> Non
 
 
 def test_packages_import_only_what_is_public() -> None:
-    """The package of the conformance suite plans and runs what it tests, so it is a part of core that is optional."""
-    ours = [folder for folder in PACKAGES if folder.name not in ("surogate_core", "surogate_conformance")]
+    ours = [folder for folder in PACKAGES if folder.name not in {"surogate_core", *OPTIONAL_PARTS}]
     assert len(ours) > 18
     found = [*private_imports(path for folder in ours for path in sorted(folder.rglob("*.py")))]
     wrong = [(path.relative_to(ROOT).as_posix(), line, module) for path, line, module in found]

@@ -90,20 +90,24 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
     assert {name for name, problem in problems.items() if not problem} >= {"new", "plugins test", "plugins trace"}
 
 
-def test_a_command_of_another_distribution_can_follow_plugins(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_of_another_distribution_can_follow_plugins(install: Install) -> None:
     source = "def command(name: str) -> int:\n    print('hi', name)\n    return 5"
     install("acme-commands", "1.0", "plugins.greet", source, group="surogate.commands", head="")
     ran = CliRunner().invoke(app, ["plugins", "greet", "world"])
     assert (ran.exit_code, ran.output) == (5, "hi world\n")
     assert "plugins greet" in CliRunner().invoke(app, ["plugins"]).output
-    monkeypatch.setenv("SUROGATE_PLUGINS", "-surogate-conformance")
-    missing = CliRunner().invoke(app, ["plugins", "test", "acme"])
-    assert (missing.exit_code, missing.stderr) == (
-        2,
-        "error: surogate plugins test: is not installed. Try: pip install surogate-conformance\n",
-    )
+
+
+@pytest.mark.parametrize(
+    ("command", "package"), {"plugins test": "surogate-conformance", "verify": "surogate-verify"}.items()
+)
+def test_a_command_that_is_not_installed_names_its_package(
+    command: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUROGATE_PLUGINS", f"-{package}")
+    missing = CliRunner().invoke(app, [*command.split(), "acme"])
+    said = f"error: surogate {command}: is not installed. Try: pip install {package}\n"
+    assert (missing.exit_code, missing.stderr) == (2, said)
 
 
 def test_a_broken_command_names_its_distribution(install: Install) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from surogate_core.api import ConfigError
-from surogate_core.verification.transformers_side import SameChoices
-from surogate_core.verification.verdict import lost
+from surogate_verify.transformers_side import SameChoices
+from surogate_verify.verdict import lost
 
 SHARES = torch.tensor([[0.5, 0.3, 0.2], [0.3, 0.3, 0.4], [0.1, 0.8, 0.1]])
 BEST = torch.tensor([[0, 1], [2, 0], [1, 0]], dtype=torch.int32)

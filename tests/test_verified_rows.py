@@ -9,7 +9,7 @@ import numpy as np
 
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.pack import DocumentSpans, pack
-from surogate_core.verification.rows import from_data
+from surogate_verify.rows import from_data
 
 
 def test_few_rows_with_labels_in_the_compared_length_are_repeated() -> None:

@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.verification import Extent, verify
 from surogate_loss_preference import reference
+from surogate_verify.verification import Extent, verify
 
 from .planted import write_random_model
 

@@ -14,7 +14,7 @@ from surogate_core import run
 from surogate_core.config.rope_scaling import parse_rope_scaling, with_rope_scaling
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
-from surogate_core.verification import verify
+from surogate_verify.verification import verify
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 LEGAL: list[tuple[Any, dict[str, Any] | None]] = [

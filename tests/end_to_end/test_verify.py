@@ -12,15 +12,16 @@ from end_to_end.product import Workplace, write_model
 
 import surogate_models.reference as reference
 import surogate_models.weight_maps as weight_maps
-from surogate_core import run, verification
+from surogate_core import run
 from surogate_core.cli.options import RunArguments
-from surogate_core.cli.verify import verify_command
 from surogate_core.config.adapter import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Extent, Verification, transformers_side, verify
-from surogate_core.verification.transformers_side import KeepFloat64, SameChoices
 from surogate_models.rope import Rope
+from surogate_verify import needs, transformers_side, verification
+from surogate_verify.report import verify_command
+from surogate_verify.transformers_side import KeepFloat64, SameChoices
+from surogate_verify.verification import Extent, Verification, verify
 
 
 def silent(line: str) -> None:
@@ -300,7 +301,7 @@ def test_features_that_cannot_be_verified_are_refused_by_name(here: Workplace, m
     for options, words in (({"layers": 3}, "--layers: 3"), ({"length": 65}, "--length: 65")):
         with pytest.raises(ConfigError, match=words):
             verified(here, **options)
-    monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(needs, "memory_bytes", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; this machine has 0.0 .*--layers 4"):
         verified(here)
 

@@ -13,13 +13,14 @@ import torch
 import yaml
 from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_random_model
 
-from surogate_core import run, verification
+from surogate_core import run
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Verification, transformers_side, verify
-from surogate_core.verification.observed import Observed
-from surogate_core.verification.programs import Subject
+from surogate_verify import transformers_side, verification
+from surogate_verify.observed import Observed
+from surogate_verify.programs import Subject
+from surogate_verify.verification import Verification, verify
 
 FAMILIES = ["qwen2", "qwen3", "llama", "olmo2"]
 

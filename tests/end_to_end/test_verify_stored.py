@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.verification import transformers_side
+from surogate_verify import transformers_side
 
 LORA = ("lora=true", "lora_rank=4")
 

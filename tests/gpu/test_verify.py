@@ -9,8 +9,8 @@ import pytest
 from end_to_end.planted import write_random_model
 from end_to_end.product import environment, make_workplace, write_model
 
-from surogate_core.verification import Extent, Verification, verify
 from surogate_models.rope import Rope
+from surogate_verify.verification import Extent, Verification, verify
 
 from .harness import FAMILIES
 

@@ -22,13 +22,13 @@ from surogate_core.checkpoint.quantize import _form as quantized_form
 from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.checkpoint.stored_weights import BaseFormat, open_weights, quantized_params
 from surogate_core.runtime.pieces import Pieces
-from surogate_core.verification.surogate_side import _gradients as verified_gradients
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_models.api import Interleaved, Transposed, decoder, pre_norm, pre_norm_weights
 from surogate_models.llama import dims
 from surogate_qlora_nf4.format import NF4
 from surogate_qlora_nf4.options import Nf4Options
+from surogate_verify.surogate_side import _gradients as verified_gradients
 
 from .harness import OPS, PlannedModel, plan_inputs, tiny_config
 

@@ -46,6 +46,7 @@ CORE_AND_FIRST = (
     "surogate-convert",
     "surogate-docs",
     "surogate-watch",
+    "surogate-verify",
     "surogate-new",
     "surogate-offload-residual",
     "surogate-offload-states",
@@ -84,6 +85,7 @@ PACKAGES = {
     "surogate-convert": ROOT / "plugins/surogate_convert/src/surogate_convert",
     "surogate-docs": ROOT / "plugins/surogate_docs/src/surogate_docs",
     "surogate-watch": ROOT / "plugins/surogate_watch/src/surogate_watch",
+    "surogate-verify": ROOT / "plugins/surogate_verify/src/surogate_verify",
     "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }
 KINDS = sorted(LAYERS)

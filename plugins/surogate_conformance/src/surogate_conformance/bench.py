@@ -32,8 +32,8 @@ from surogate_core.reporting import picture
 from surogate_core.runtime.comms import copies
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
-from surogate_core.verification import Extent, Verification, verify
-from surogate_core.verification.rows import random_rows
+from surogate_verify.rows import random_rows
+from surogate_verify.verification import Extent, Verification, verify
 
 from .check import NotApplicable
 from .subject import Subject

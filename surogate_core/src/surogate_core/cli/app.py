@@ -25,10 +25,10 @@ from .options import (
     NodesOption,
     OverwriteOption,
     PtOption,
-    RunArguments,
     SetOption,
     SftOption,
     mode_of,
+    print_notices,
     run_arguments,
 )
 from .render import print_error
@@ -82,7 +82,7 @@ def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
         arguments = run_arguments(ctx, path, config, overrides, mode)
         from .train import train_command
 
-        _print_notices(arguments)
+        print_notices(arguments)
         if check_finite:
             arguments.overrides.append("check_finite=true")
         return train_command(arguments, fit, as_json=as_json)
@@ -116,7 +116,7 @@ def plan(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .plan import Machines, diff_command, fit_command, plan_command
 
-    _print_notices(arguments)
+    print_notices(arguments)
     if listing and (fit is not None or as_json):
         raise ConfigError(f"{'--json' if as_json else '--fit'} and --listing: a listing is text of one plan. Give one")
     machines = Machines(device, gpus, nodes)
@@ -141,7 +141,7 @@ def export(
 ) -> int:
     from .. import run
 
-    _print_notices()
+    print_notices()
     run.export(checkpoint, output, overwrite)
     print(f"exported {checkpoint}: {output}")
     if as_json:
@@ -166,7 +166,7 @@ def merge(
 ) -> int:
     from .. import run
 
-    _print_notices()
+    print_notices()
     base_dir = run.merge(adapter, output, base, overwrite, kind)
     print(f"merged {adapter} into {base_dir}: {output}")
     if as_json:
@@ -191,7 +191,7 @@ def quantize(
 ) -> int:
     from .. import run
 
-    _print_notices()
+    print_notices()
     model_dir = run.quantize(model, output, overrides or [], overwrite)
     print(f"quantized {model_dir}: {output}")
     if as_json:
@@ -216,41 +216,12 @@ def tokenize(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import show_row, tokenize_command
 
-    _print_notices(arguments)
+    print_notices(arguments)
     if at is not None and debug:
         raise ConfigError("--at and --debug: --at shows one row, and all of it. Give one")
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
     return tokenize_command(arguments, debug, as_json=as_json)
-
-
-@app.command(help="Compare model and recipe with transformers, layer by layer.")
-def verify(
-    ctx: typer.Context,
-    path: ConfigArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    sft: SftOption = False,
-    pt: PtOption = False,
-    rows: Annotated[int, typer.Option("--rows", min=1, max=64, metavar="N", help="Number of rows to compare.")] = 2,
-    length: Annotated[
-        int | None,
-        typer.Option("--length", min=16, metavar="N", help="Tokens per row. Default: sequence_len, at most 512."),
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", min=1, metavar="N", help="Compare only the model's first N layers.")
-    ] = None,
-    random_tokens: Annotated[
-        bool, typer.Option("--random-tokens", help="Use random tokens instead of the run's data.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> int:
-    arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from ..verification import Extent
-    from .verify import verify_command
-
-    _print_notices(arguments)
-    return verify_command(arguments, Extent(rows, length, layers, random_tokens), as_json=as_json)
 
 
 @app.command(help="Time the run's own step op by op, on the device that it would use.")
@@ -275,7 +246,7 @@ def profile(
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .profile import profile_command
 
-    _print_notices(arguments)
+    print_notices(arguments)
     return profile_command(
         arguments,
         steps=steps,
@@ -326,20 +297,6 @@ def doctor(
     from .doctor import doctor_command, measure_command
 
     return measure_command(as_json) if measure else doctor_command(as_json)
-
-
-def _print_notices(arguments: RunArguments | None = None) -> None:
-    """Print one line on stderr for each plugin that did not load. Only a run that needs the plugin fails.
-
-    A file that the run of `arguments` names is refused if it does not load.
-    """
-    from ..config.plugin_files import plugin_files, read_run
-    from ..plugins.discovery import load_registry
-    from .render import print_warning
-
-    files = plugin_files(read_run(arguments.config, arguments.overrides)) if arguments else ()
-    for notice in load_registry(files=files).notices:
-        print_warning(notice)
 
 
 def main() -> None:

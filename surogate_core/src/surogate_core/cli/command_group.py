@@ -81,7 +81,7 @@ class CommandGroup(TyperGroup):
         name = " ".join(args[:words])
         if name and name not in CORE_COMMANDS and (command := external_commands().get(name)):
             return name, load_command(command), args[words:]
-        if words == 2:
+        if name not in CORE_COMMANDS:
             from ..config.keys import DISTRIBUTIONS
 
             if package := DISTRIBUTIONS.get(("command", name)):

@@ -22,7 +22,7 @@ from ..plugins.switch import switched_off
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
     *("train", "pt", "sft", "plan", "export", "merge", "quantize"),
-    *("tokenize", "verify", "profile", "plugins", "schema", "doctor"),
+    *("tokenize", "profile", "plugins", "schema", "doctor"),
 )
 
 
@@ -75,7 +75,7 @@ def stand_in(command: Command) -> Any:
 
 
 def _made(command: Command, function: Callable[..., Any], **how: Any) -> Any:
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # help looks as that of core's commands
     app.command(command.name, **how)(function)
     return get_command(app)
 

@@ -76,3 +76,17 @@ def mode_of(sft: bool, pt: bool) -> Mode:
     if sft and pt:
         raise ConfigError("--sft and --pt: a run has the defaults of one command. Give one")
     return "sft" if sft else "pt" if pt else "train"
+
+
+def print_notices(arguments: RunArguments | None = None) -> None:
+    """Print one line on stderr for each plugin that did not load. Only a run that needs the plugin fails.
+
+    A file that the run of `arguments` names is refused if it does not load.
+    """
+    from ..config.plugin_files import plugin_files, read_run
+    from ..plugins.discovery import load_registry
+    from .render import print_warning
+
+    files = plugin_files(read_run(arguments.config, arguments.overrides)) if arguments else ()
+    for notice in load_registry(files=files).notices:
+        print_warning(notice)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
-from ..api import AdapterDef, LowerContext, Precision, Program, Programs
-from ..assembly.inputs import PlanInputs
-from ..errors import ConfigError
-from ..planning.plan import Plan
-from ..planning.run import Run
-from ..program.passes.evaluation import for_evaluation
+from surogate_core.api import AdapterDef, LowerContext, Precision, Program, Programs
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError
+from surogate_core.planning.plan import Plan
+from surogate_core.planning.run import Run
+from surogate_core.program.passes.evaluation import for_evaluation
 
 
 class Subject(NamedTuple):

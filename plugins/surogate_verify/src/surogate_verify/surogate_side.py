@@ -8,19 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import run
-from ..api import DTYPES, HFTensor
-from ..assembly.assembly import Assembly
-from ..checkpoint import hf
-from ..checkpoint.adapter import load_adapter, trained_tensors
-from ..checkpoint.base import load_base
-from ..checkpoint.saved_run import model_export
-from ..planning.plan import Plan
-from ..program.op import Program
-from ..reference.rounding import TORCH_DTYPES
-from ..runtime.arena import Buffers
-from ..runtime.initialize import draw_zeros, initialize
-from ..runtime.team import AnyWorker
+from surogate_core import run
+from surogate_core.api import DTYPES, HFTensor
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.checkpoint import hf
+from surogate_core.checkpoint.adapter import load_adapter, trained_tensors
+from surogate_core.checkpoint.base import load_base
+from surogate_core.checkpoint.saved_run import model_export
+from surogate_core.planning.plan import Plan
+from surogate_core.program.op import Program
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.initialize import draw_zeros, initialize
+from surogate_core.runtime.team import AnyWorker
+
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows

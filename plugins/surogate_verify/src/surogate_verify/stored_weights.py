@@ -13,10 +13,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..api import HFTensor
-from ..checkpoint.hf import write_merged
-from ..checkpoint.quantize import codec_of, stored_tensors
-from ..hub.config_json import QUANTIZATION, refused_quantized
+from surogate_core.api import HFTensor
+from surogate_core.checkpoint.hf import write_merged
+from surogate_core.checkpoint.quantize import codec_of, stored_tensors
+from surogate_core.hub.config_json import QUANTIZATION, refused_quantized
+
 from .programs import Subject
 
 BLOCK = 64

@@ -1,4 +1,4 @@
-"""`surogate verify`: compares the run's model and recipe with transformers, layer by layer."""
+"""The result of `surogate verify` as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ..verification import Extent, Row, Verdict, Verification, verify
-from ..verification.stored_weights import StoredMatrix
-from .json_output import print_json
-from .options import RunArguments
-from .render import paint, print_warning
+from surogate_core.cli.json_output import print_json
+from surogate_core.cli.options import RunArguments
+from surogate_core.cli.render import paint, print_warning
+
+from .stored_weights import StoredMatrix
+from .verdict import Row, Verdict
+from .verification import Extent, Verification, verify
 
 FAILED: Final = 1
 _WIDTH: Final = 80

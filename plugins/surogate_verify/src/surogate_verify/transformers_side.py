@@ -18,10 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..checkpoint.adapter import adapter_params
-from ..data.loader import NO_LABEL
-from ..errors import ConfigError
-from ..outputs.check_process import quiet
+from surogate_core.checkpoint.adapter import adapter_params
+from surogate_core.data.loader import NO_LABEL
+from surogate_core.errors import ConfigError
+from surogate_core.outputs.check_process import quiet
+
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows

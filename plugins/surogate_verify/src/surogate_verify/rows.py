@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..assembly.inputs import PlanInputs
-from ..data.asked import Asked
-from ..data.cache import Int64s, TokenDataset
-from ..data.corpora import Corpora
-from ..data.loader import NO_LABEL, MicroBatch, micro_batch
-from ..data.pack import Corpus, PackedRows
-from ..data.permute import SHUFFLE, permutation
-from ..errors import ConfigError
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.data.asked import Asked
+from surogate_core.data.cache import Int64s, TokenDataset
+from surogate_core.data.corpora import Corpora
+from surogate_core.data.loader import NO_LABEL, MicroBatch, micro_batch
+from surogate_core.data.pack import Corpus, PackedRows
+from surogate_core.data.permute import SHUFFLE, permutation
+from surogate_core.errors import ConfigError
 
 _TRIED_ROWS = 256
 """Rows of the data that are searched for labels."""

@@ -17,22 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import run, training
-from ..api import WeightMap
-from ..config.adapter import Mode
-from ..config.schema import TrainConfig
-from ..errors import ConfigError
-from ..hub.config_json import read_config
-from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from ..planning.plan import plan_run
-from ..plugins.discovery import load_registry
+from surogate_core import run, training
+from surogate_core.api import WeightMap
+from surogate_core.config.adapter import Mode
+from surogate_core.config.schema import TrainConfig
+from surogate_core.errors import ConfigError
+from surogate_core.hub.config_json import read_config
+from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from surogate_core.planning.plan import plan_run
+from surogate_core.plugins.discovery import load_registry
+
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import Subject, computes_in_fp32, in_fp32, refuse_training_only, without_dropout
 from .rows import ComparedRows, from_data, random_rows
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:
-    from ..assembly.inputs import PlanInputs
+    from surogate_core.assembly.inputs import PlanInputs
+
     from .observed import Observed
     from .stored_weights import StoredMatrix
 
@@ -186,7 +188,8 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     """
     if subject.run.weight_format is None:
         return (), {}
-    from ..assembly.weight_storage import STORED_BY
+    from surogate_core.assembly.weight_storage import STORED_BY
+
     from .stored_weights import write_stored
 
     format, _ = subject.run.weight_format

@@ -1,0 +1,1 @@
+"""The command `surogate verify`: compares a run's model and recipe with transformers before the run."""
