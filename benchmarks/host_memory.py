@@ -30,8 +30,8 @@ from surogate_core.machine.devices import GIB
 from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
-from surogate_core.profiling.batches import fill, random_batch
 from surogate_core.runtime.host_memory import allocate, pin, unpin
+from surogate_profile.batches import fill, random_batch
 
 HERE = Path(__file__).parent
 REPEATS = 5

@@ -32,12 +32,12 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.profiling.batches import fill, random_batch
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import connected
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 from surogate_core.world.processes import Processes
+from surogate_profile.batches import fill, random_batch
 
 WARM_UP = 4
 DISTINCT_BATCHES = 4

@@ -65,12 +65,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "api assembly checkpoint config data errors fitting hub machine memory outputs planning plugins "
             "runtime train training"
         ),
-        "profiling": (
-            "api assembly checkpoint config data errors hub machine memory planning plugins program reporting run "
-            "runtime train training world"
-        ),
         "cli": (
-            "api assembly config data errors fitting machine memory origin planning plugins profiling program "
+            "api assembly config data errors fitting machine memory origin planning plugins program "
             "reporting run runtime training"
         ),
         "__main__": "cli",
@@ -88,8 +84,6 @@ MAY_IMPORT_TORCH = (
         "reference/",
         "data/",
         "testing/",
-        "profiling/measure.py",
-        "profiling/device_rates.py",
     ),
     *("checkpoint/hf.py", "checkpoint/saved_tensors.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
     *(
@@ -116,7 +110,7 @@ MAY_NAME = {"config/keys.py", "config/schema.py"}
 PACKAGES = sorted({path.parents[1] for path in (*ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*")) if path.is_dir()})
 """The folders of all packages."""
 
-OPTIONAL_PARTS = {"surogate_conformance", "surogate_verify"}
+OPTIONAL_PARTS = {"surogate_conformance", "surogate_profile", "surogate_verify"}
 """Packages with parts of core that are optional: commands that plan and run what they test."""
 
 LOOKS_INSIDE = {

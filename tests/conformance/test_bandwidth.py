@@ -18,7 +18,7 @@ from surogate_core.api import DeviceInfo, KernelDef
 from surogate_core.cli.app import app
 from surogate_core.machine.devices import device
 from surogate_core.memory.cost import OpCosts
-from surogate_core.profiling import OpTime, StepProfile
+from surogate_profile.step_profile import OpTime, StepProfile
 
 SLOWER = 4
 """Times that an op takes on the card, of what its bytes take at the copy rate."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.profiling import profile
+from surogate_profile.profiling import profile
 
 from .planted import write_random_model
 

@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 from surogate_core import run
 from surogate_core.cli.app import app
-from surogate_core.cli.profile import to_json
-from surogate_core.profiling import StepProfile, profile
-from surogate_core.profiling.batches import fill, random_batch, random_tokens
-from surogate_core.profiling.measure import measure
-from surogate_core.profiling.picture import draw, parts
-from surogate_core.profiling.table import WIDTH, lines
 from surogate_core.runtime.worker import Worker
+from surogate_profile.batches import fill, random_batch, random_tokens
+from surogate_profile.measure import measure
+from surogate_profile.picture import draw, parts
+from surogate_profile.profiling import profile
+from surogate_profile.report import to_json
+from surogate_profile.step_profile import StepProfile
+from surogate_profile.table import WIDTH, lines
 
 
 def profiled(workplace: Workplace, *overrides: str, steps: int = 2, **options: Any) -> StepProfile:

@@ -18,10 +18,10 @@ from surogate_core.config.load import load_config
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.profiling.batches import random_batch
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
+from surogate_profile.batches import random_batch
 
 STEPS = 20
 

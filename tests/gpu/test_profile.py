@@ -9,10 +9,11 @@ import torch
 from end_to_end.product import environment, make_workplace, write_model
 
 from surogate_core import run
-from surogate_core.profiling import StepProfile, profile
-from surogate_core.profiling.batches import fill, from_data
-from surogate_core.profiling.measure import measure
 from surogate_core.runtime.worker import Worker
+from surogate_profile.batches import fill, from_data
+from surogate_profile.measure import measure
+from surogate_profile.profiling import profile
+from surogate_profile.step_profile import StepProfile
 
 from .harness import SMALL
 

@@ -46,6 +46,7 @@ CORE_AND_FIRST = (
     "surogate-convert",
     "surogate-docs",
     "surogate-watch",
+    "surogate-profile",
     "surogate-verify",
     "surogate-new",
     "surogate-offload-residual",
@@ -85,6 +86,7 @@ PACKAGES = {
     "surogate-convert": ROOT / "plugins/surogate_convert/src/surogate_convert",
     "surogate-docs": ROOT / "plugins/surogate_docs/src/surogate_docs",
     "surogate-watch": ROOT / "plugins/surogate_watch/src/surogate_watch",
+    "surogate-profile": ROOT / "plugins/surogate_profile/src/surogate_profile",
     "surogate-verify": ROOT / "plugins/surogate_verify/src/surogate_verify",
     "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }

@@ -15,7 +15,7 @@ from surogate_core.machine import local_device
 from surogate_core.machine.cache_home import device_file
 from surogate_core.machine.devices import built_in_gpu, gpu
 from surogate_core.machine.measured_rates import MeasuredRates, read_rates, write_rates
-from surogate_core.profiling.device_rates import Reading, Sizes, gpu_clock, measure_rates
+from surogate_core.runtime.device_rates import Reading, Sizes, gpu_clock, measure_rates
 
 TITLE = "NVIDIA H200"
 SMALL = Sizes(tokens=32, widths=((32, 64), (64, 128)), copy_bytes=1 << 16, settle=0.0, seconds=0.0)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from surogate_core.data.loader import MicroBatch, StepBatch
-from surogate_core.profiling.measure import Times, measure
 from surogate_core.runtime.cuda import CudaExecutor
 from surogate_core.runtime.worker import Worker
+from surogate_profile.measure import Times, measure
 
 PROGRAMS = {"micro_first": [3.0, 1.0], "micro_next": [3.0, 2.0, 1.0], "update": [5.0]}
 """Seconds of each op."""

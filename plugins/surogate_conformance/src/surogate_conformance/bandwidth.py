@@ -21,7 +21,8 @@ from surogate_core.config.errors import fold
 from surogate_core.errors import SurogateError
 from surogate_core.memory.cost import Cost, op_cost
 from surogate_core.plugins.registry import refusal
-from surogate_core.profiling import StepProfile, profile
+from surogate_profile.profiling import profile
+from surogate_profile.step_profile import StepProfile
 
 from .bench import TINY, Bench, Sample
 
@@ -99,7 +100,7 @@ class VisibleCard:
     def copy_rate(self) -> float:
         import torch
 
-        from surogate_core.profiling.device_rates import gpu_clock
+        from surogate_core.runtime.device_rates import gpu_clock
 
         source, target = (torch.zeros(COPIED, dtype=torch.uint8, device="cuda") for _ in range(2))
         return 2 * COPIED / gpu_clock(lambda: target.copy_(source), 0.0, 0.5)
@@ -110,7 +111,7 @@ class VisibleCard:
     def seconds(self, kernel: KernelDef, sample: Sample) -> float:
         import torch
 
-        from surogate_core.profiling.device_rates import gpu_clock
+        from surogate_core.runtime.device_rates import gpu_clock
         from surogate_core.testing.binding import bind_kernel
 
         contents = dict(zip(sample.op.ins, sample.ins, strict=True))

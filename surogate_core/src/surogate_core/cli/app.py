@@ -224,40 +224,6 @@ def tokenize(
     return tokenize_command(arguments, debug, as_json=as_json)
 
 
-@app.command(help="Time the run's own step op by op, on the device that it would use.")
-def profile(
-    ctx: typer.Context,
-    path: ConfigArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    sft: SftOption = False,
-    pt: PtOption = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps to time.")] = 5,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Longest ops to list.")] = 10,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.png", help="Draw measured and planned time by kind of op.")
-    ] = None,
-    random_tokens: Annotated[
-        bool, typer.Option("--random-tokens", help="Not the run's data, which is the default where there is any.")
-    ] = False,
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Do not read the checkpoint.")] = False,
-    as_json: JsonOption = False,
-) -> int:
-    arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .profile import profile_command
-
-    print_notices(arguments)
-    return profile_command(
-        arguments,
-        steps=steps,
-        top=top,
-        as_json=as_json,
-        picture=picture,
-        random_tokens=random_tokens,
-        random_weights=random_weights,
-    )
-
-
 @app.command(help="List installed plugins and what each provides.")
 def plugins(
     config: Annotated[

@@ -105,7 +105,7 @@ def measure_command(as_json: bool = False) -> int:
         raise ConfigError(here.idle or "doctor --measure: no GPU is visible, and only the rates of GPUs are measured.")
     import torch
 
-    from ..profiling.device_rates import Reading, Sizes, gpu_clock, measure_rates
+    from ..runtime.device_rates import Reading, Sizes, gpu_clock, measure_rates
 
     def report(reading: Reading) -> None:
         print(f"  {reading.name:<40}{rate_text(reading.rate, reading.unit)}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from ..plugins.switch import switched_off
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
     *("train", "pt", "sft", "plan", "export", "merge", "quantize"),
-    *("tokenize", "profile", "plugins", "schema", "doctor"),
+    *("tokenize", "plugins", "schema", "doctor"),
 )
 
 

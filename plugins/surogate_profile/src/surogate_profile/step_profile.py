@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from ..api import DeviceInfo
-from ..memory.cost import Cost
-from ..program.op import Op
+from surogate_core.api import DeviceInfo
+from surogate_core.memory.cost import Cost
+from surogate_core.program.op import Op
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..program.op import Op
-from ..program.value import Value
+from surogate_core.program.op import Op
+from surogate_core.program.value import Value
+
 from .step_profile import Group, StepProfile
 
 WIDTH = 92

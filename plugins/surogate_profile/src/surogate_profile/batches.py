@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import run
-from ..assembly.assembly import Assembly
-from ..assembly.inputs import PlanInputs
-from ..config.schema import TrainConfig
-from ..data.corpora import Corpora
-from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
-from ..planning.run import Run
+from surogate_core import run
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.config.schema import TrainConfig
+from surogate_core.data.corpora import Corpora
+from surogate_core.data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
+from surogate_core.planning.run import Run
 
 if TYPE_CHECKING:
-    from ..runtime.worker import Worker
+    from surogate_core.runtime.worker import Worker
 
 ADAPTER_STD = 0.01
 STAGED_STD = 0.02
@@ -88,7 +88,7 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
     faster than other numbers, because it needs less power.
     """
-    from ..runtime.initialize import draw_zeros, initialize
+    from surogate_core.runtime.initialize import draw_zeros, initialize
 
     config = opened.config
     view = worker.buffers.persistent

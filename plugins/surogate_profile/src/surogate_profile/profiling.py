@@ -8,20 +8,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from .. import run, training
-from ..config.adapter import Mode
-from ..errors import ConfigError
-from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
-from ..memory.cost import OpCosts, arithmetic_rate
-from ..planning.plan import Plan, plan_run
-from ..planning.run import Run
+from surogate_core import run, training
+from surogate_core.config.adapter import Mode
+from surogate_core.errors import ConfigError
+from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from surogate_core.memory.cost import OpCosts, arithmetic_rate
+from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.planning.run import Run
+
 from .batches import Batches, from_data, random_tokens
-from .step_profile import Group, OpTime, StepProfile
+from .step_profile import OpTime, StepProfile
 
 if TYPE_CHECKING:
     from .measure import Times
-
-__all__ = ["Group", "OpTime", "StepProfile", "profile"]
 
 DEFAULT_STEPS = 5
 
@@ -75,7 +74,8 @@ def profile(
 
 
 def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, notice: Callable[[str], None]) -> Times:
-    from ..runtime.worker import Worker
+    from surogate_core.runtime.worker import Worker
+
     from .batches import fill
     from .measure import measure
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..reporting.picture import INK, QUIET, drawn, leave_the_bottom
+from surogate_core.reporting.picture import INK, QUIET, drawn, leave_the_bottom
+
 from .step_profile import StepProfile
 
 if TYPE_CHECKING:

@@ -1,17 +1,19 @@
-"""`surogate profile`: the run's own step, op by op, as a table, as JSON and as a picture."""
+"""The result of `surogate profile` as a table, as JSON and as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..profiling import Group, StepProfile, profile
-from ..profiling.picture import draw
-from ..profiling.table import lines
-from .json_output import print_json
-from .options import RunArguments
-from .render import print_warning
+from surogate_core.cli.json_output import print_json
+from surogate_core.cli.options import RunArguments
+from surogate_core.cli.render import print_warning
+from surogate_core.errors import ConfigError
+
+from .picture import draw
+from .profiling import profile
+from .step_profile import Group, StepProfile
+from .table import lines
 
 PICTURE_SUFFIX = ".png"
 
