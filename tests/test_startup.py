@@ -133,9 +133,9 @@ def test_a_command_that_is_silent_for_long_says_in_a_terminal_that_it_works(
     seconds: float, in_terminal: bool, lines: int
 ) -> None:
     code = (
-        "import sys, surogate_core.cli.command_group as group\n"
+        "import sys, surogate_core.cli.options as options\n"
         "from surogate_core.cli.app import main\n"
-        f"group.SILENT_SECONDS = {seconds}\nsys.stderr.isatty = lambda: {in_terminal}\n"
+        f"options.SILENT_SECONDS = {seconds}\nsys.stderr.isatty = lambda: {in_terminal}\n"
         f"sys.argv = ['surogate', 'plan', {str(EXAMPLES / 'quickstart.yaml')!r}, '--device', 'h200']\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=EXAMPLES.parent)

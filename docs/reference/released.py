@@ -18,7 +18,7 @@ LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
 _PARAM = "param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None=None) -> Value"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": "a further parameter with a default",
-    "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "all that its base had it has",
+    "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or
 that no plugin can notice, as of a further parameter with a default. A release empties it."""

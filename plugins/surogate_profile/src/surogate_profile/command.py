@@ -17,6 +17,7 @@ from surogate_core.cli.options import (
     mode_of,
     print_notices,
     run_arguments,
+    say_at_work,
 )
 
 
@@ -39,6 +40,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> int:
     """Time the run's own step op by op, on the device that it would use."""
+    say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .report import profile_command
 

@@ -16,6 +16,7 @@ from surogate_core.cli.options import (
     mode_of,
     print_notices,
     run_arguments,
+    say_at_work,
 )
 
 
@@ -40,6 +41,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     """Compare model and recipe with transformers, layer by layer."""
+    say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .report import verify_command  # imports torch
     from .verification import Extent

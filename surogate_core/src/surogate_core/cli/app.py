@@ -30,6 +30,7 @@ from .options import (
     mode_of,
     print_notices,
     run_arguments,
+    say_at_work,
 )
 from .render import print_error
 
@@ -113,6 +114,7 @@ def plan(
     ] = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="With --diff: also blocks that are alike.")] = False,
 ) -> int:
+    say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .plan import Machines, diff_command, fit_command, plan_command
 

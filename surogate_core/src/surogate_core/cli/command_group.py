@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from threading import Timer
 from typing import Any, Final
 
 import typer
@@ -14,9 +13,6 @@ from ..errors import ConfigError, RunStopped, SurogateError
 from .signals import INTERRUPTED, received
 
 BROKEN_PIPE: Final = 141
-SILENT: Final = ("plan", "profile", "verify")
-"""Commands that may print nothing for long. After SILENT_SECONDS a line in the terminal says that they are at work."""
-SILENT_SECONDS: Final = 2.0
 
 
 class CommandGroup(TyperGroup):
@@ -71,12 +67,6 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         from .external import CORE_COMMANDS, external_commands, load_command
 
-        if args and args[0] in SILENT and sys.stderr.isatty():
-            line = f"surogate {args[0]}: at work, which may take some time"
-            timer = Timer(SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
-            timer.daemon = True
-            timer.start()
-            ctx.call_on_close(timer.cancel)
         words = 2 if args[:1] == ["plugins"] else 1
         name = " ".join(args[:words])
         if name and name not in CORE_COMMANDS and (command := external_commands().get(name)):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from threading import Timer
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +14,8 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..config.adapter import Mode
+
+SILENT_SECONDS: Final = 2.0
 
 ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="PATH", help="The same, as an option.")]
@@ -76,6 +80,17 @@ def mode_of(sft: bool, pt: bool) -> Mode:
     if sft and pt:
         raise ConfigError("--sft and --pt: a run has the defaults of one command. Give one")
     return "sft" if sft else "pt" if pt else "train"
+
+
+def say_at_work(ctx: typer.Context) -> None:
+    """Print a line in the terminal after SILENT_SECONDS, for a command that may print nothing for long."""
+    if not sys.stderr.isatty():
+        return
+    line = f"surogate {ctx.info_name}: at work, which may take some time"
+    timer = Timer(SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    ctx.call_on_close(timer.cancel)
 
 
 def print_notices(arguments: RunArguments | None = None) -> None:
