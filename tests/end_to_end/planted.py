@@ -37,6 +37,7 @@ def write_random_model(
     layers: int = 3,
     hidden_size: int = 48,
     head_dim: int = 12,
+    intermediate_size: int = 80,
 ) -> Path:
     """Write transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2", "gemma2") with random weights.
 
@@ -50,7 +51,7 @@ def write_random_model(
         architectures=[f"{architecture}ForCausalLM"],
         model_type=family,
         hidden_size=hidden_size,
-        intermediate_size=80,
+        intermediate_size=intermediate_size,
         num_hidden_layers=layers,
         head_dim=head_dim,
         attention_bias=family not in ("qwen3", "gemma2"),

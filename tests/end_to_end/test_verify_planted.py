@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.change: Change = lambda given: given
-        self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
+        self._results: dict[tuple[Path, torch.dtype, str, float], Observed] = {}
         registry, plan_run, observe = registry_for_tests(), verification.plan_run, transformers_side.observe
         monkeypatch.setattr(run, "load_registry", lambda **_: registry)
 
@@ -41,10 +41,10 @@ class Bench:
             *others, revise = args
             return plan_run(*others, lambda given: self.change(revise(given)))
 
-        def observe_once(subject: Subject, chosen: Any, scratch: Path, compute: torch.dtype, choices: Any) -> Observed:
-            key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model)
+        def observe_once(subject: Subject, rows: Any, scratch: Path, compute: torch.dtype, *more: Any) -> Observed:
+            key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model, more[-1])
             if key not in self._results:
-                self._results[key] = observe(subject, chosen, scratch, compute, choices)
+                self._results[key] = observe(subject, rows, scratch, compute, *more)
             return self._results[key]
 
         monkeypatch.setattr(verification, "plan_run", plan_changed)
@@ -96,6 +96,22 @@ def test_correct_models_pass_in_bf16(bench: Bench, condition: str, seed: int) ->
     assert result.passed, all_rows(result)
 
 
+EVEN = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+"""Sizes that formats of four bits divide."""
+
+
+@pytest.mark.parametrize(
+    "family", ["olmo2", *(pytest.param(name, marks=pytest.mark.slow) for name in (*FAMILIES[:3], "gemma2"))]
+)
+def test_correct_models_pass_under_recipes_that_quantize(bench: Bench, family: str) -> None:
+    """In OLMo 2, norms follow the products, and the stream of its blocks is quantized itself."""
+    model = write_random_model(bench.root / "model", family, layers=6, **EVEN)
+    for recipe in ("fp8-hybrid", "nvfp4"):
+        result = bench.verify(model, "bf16", f"recipe={recipe}")
+        assert result.passed, (recipe, all_rows(result))
+        assert not result.verdict.not_compared
+
+
 # ------------------------------------------------------------------------------------------------------ planted errors
 
 
@@ -131,6 +147,16 @@ def test_errors_planted_in_the_bf16_program_only_are_found(bench: Bench, family:
         assert result.in_fp32 is not None and result.in_fp32.passed
         wrong = result.verdict.first_wrong
         assert wrong is not None and wrong.layer == BLOCK, (error, wrong)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_errors_planted_in_a_quantized_program_only_are_found(bench: Bench, family: str) -> None:
+    model = write_random_model(bench.root / "model", family, **EVEN)
+    bench.change = lambda given: plant(given, "swapped head") if given.precision.model == "bf16" else given
+    result = bench.verify(model, "bf16", "recipe=fp8-hybrid")
+    assert result.in_fp32 is not None and result.in_fp32.passed
+    wrong = result.verdict.first_wrong
+    assert wrong is not None and wrong.layer == BLOCK, wrong
 
 
 def test_a_model_with_its_own_dropout_is_refused(bench: Bench) -> None:

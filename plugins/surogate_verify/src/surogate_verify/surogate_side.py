@@ -90,8 +90,8 @@ class _Watcher:
         if op.phase != "forward":
             return
         for out in op.outs:
-            if not DTYPES[out.dtype].has_grad and out.dtype != "int32":
-                continue  # a quantized copy, which has the label of its original
+            if len(out.shape) < 2 or (not DTYPES[out.dtype].has_grad and out.dtype != "int32"):
+                continue  # the scale or the codes of a quantized copy, which have the label of its original
             if out.label == EMBEDDING and any(out in reader.ins for reader in program.ops if reader.block == 0):
                 self._keep(EMBEDDING, self._buffers.view(out, name))
             elif out.label == "residual":

@@ -31,12 +31,17 @@ STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def observe(
-    subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype, choices: Sequence[Tensor]
+    subject: Subject,
+    rows: ComparedRows,
+    scratch: Path,
+    compute: torch.dtype,
+    choices: Sequence[Tensor],
+    product_error: float = 0.0,
 ) -> Observed:
     """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16), with our `choices`.
 
     For float64 and float32 the weights are first rounded to the dtype that the run stores, so that only the arithmetic
-    differs. Dropout is off. `scratch` holds the weights that our side wrote.
+    differs. Dropout is off. `scratch` holds the weights that our side wrote. `product_error`: see RoundedProducts.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     with quiet():
@@ -53,6 +58,8 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
+        if product_error:
+            stack.enter_context(RoundedProducts(product_error, device))
         same = stack.enter_context(SameChoices(choices)) if choices else None
         for group in rows.groups:
             outputs = []
@@ -226,6 +233,34 @@ class SameChoices(TorchFunctionMode):
         self.values[self._next].append(args[0].detach().cpu())
         self._next += 1
         return torch.return_types.topk((args[0].gather(-1, ours), ours))
+
+
+class RoundedProducts(TorchFunctionMode):
+    """Rounds both operands of every product with a weight, forward and backward, so that the product is off by `error`.
+
+    Rounding is at random, of each element in proportion to itself, of a weight once. So results are off as far as such
+    errors get in this model: norms behind products scale them up, for one.
+    """
+
+    def __init__(self, error: float, device: str) -> None:
+        super().__init__()
+        self._largest = error * 1.5**0.5  # of uniform errors: rms error / sqrt(2) in each operand
+        self._random = torch.Generator(device).manual_seed(0)
+        self._weights: dict[Tensor, Tensor] = {}
+
+    def _off(self, x: Tensor) -> Tensor:
+        return x * torch.empty_like(x).uniform_(-self._largest, self._largest, generator=self._random)
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is not F.linear:
+            return func(*args, **kwargs or {})
+        x, weight, bias = (*args, None)[:3]
+        if weight not in self._weights:
+            self._weights[weight] = self._off(weight.detach())
+        product = func(x + self._off(x.detach()), weight + self._weights[weight])
+        if product.requires_grad:
+            product.register_hook(lambda grad: grad + self._off(grad))
+        return product if bias is None else product + bias
 
 
 class KeepFloat64(TorchFunctionMode):

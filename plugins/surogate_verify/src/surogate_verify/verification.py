@@ -228,8 +228,8 @@ def _compare(
     ours_in_fp32 = observe_ours(exact) if exact else None
     exactly = ours_in_fp32 or ours
 
-    def observe_theirs(dtype: torch.dtype, of: Observed) -> Observed:
-        return transformers_side.observe(subject, rows, scratch, dtype, of.choices)
+    def observe_theirs(dtype: torch.dtype, of: Observed, product_error: float = 0.0) -> Observed:
+        return transformers_side.observe(subject, rows, scratch, dtype, of.choices, product_error)
 
     truth = observe_theirs(torch.float64, ours)
     layers = _layers(subject)
@@ -244,13 +244,13 @@ def _compare(
     truth_in_fp32 = observe_theirs(torch.float64, ours_in_fp32) if ours.choices else truth
     verdict_in_fp32 = compare(ours_in_fp32, truth_in_fp32, fp32, layers)
     del in_fp32, fp32, ours_in_fp32, truth_in_fp32, exactly
-    in_bf16 = observe_theirs(torch.bfloat16, ours)
     if inputs.lowering is not None:
         error = inputs.lowering.product_error(inputs.precision)
     else:
         error = inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
-    bf16 = yardstick.bf16(in_bf16, error)
-    return verdict_in_fp32, compare(ours, truth, bf16, layers)
+    rounded = observe_theirs(torch.bfloat16, ours, error)
+    by = yardstick.quantized(rounded) if error else yardstick.bf16(rounded)
+    return verdict_in_fp32, compare(ours, truth, by, layers)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:
