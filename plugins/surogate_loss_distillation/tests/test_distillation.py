@@ -112,7 +112,8 @@ DOCUMENTS = packed_documents()
 FLAT = [document for row in DOCUMENTS for document in row]
 LABELS = sum(len(document) - 1 for document in FLAT)
 VOCABULARY = tiny_config()["vocab_size"]
-KEYS: dict[str, Any] = {"distillation_weight": 0.6, "distillation_temperature": 2.0, "distillation_top_k": 5}
+KEYS: dict[str, Any] = {"distillation_teacher": "a-model", "distillation_weight": 0.6}
+KEYS |= {"distillation_temperature": 2.0, "distillation_top_k": 5}
 
 
 def teacher_of(document: list[int], k: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -181,5 +182,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         ConfigError, match=r"distillation_top_k: 98 is more than the vocabulary of the model, 97 tokens"
     ):
         trained({**KEYS, "distillation_top_k": 98}, DOCUMENTS)
+    with pytest.raises(ConfigError, match="loss: distillation needs a teacher"):  # in a plan, which runs none
+        trained({**KEYS, "distillation_teacher": ""}, DOCUMENTS)
     with pytest.raises(ValidationError, match="beside: a teacher in the program that trains is not built"):
         DistillationOptions(distillation_run_teacher="beside")

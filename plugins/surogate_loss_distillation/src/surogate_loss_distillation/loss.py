@@ -16,6 +16,7 @@ def columns(options: DistillationOptions) -> Sequence[Column]:
 
 def build(context: LossContext[DistillationOptions]) -> Loss:
     b, head, batch, o = context.builder, context.head, context.batch, context.options
+    _refuse_no_teacher(o)
     vocabulary = head.weight.shape[0]
     if o.distillation_top_k > vocabulary:
         raise ConfigError(
@@ -43,7 +44,15 @@ def build(context: LossContext[DistillationOptions]) -> Loss:
 def prepare(context: PrepareContext[DistillationOptions]) -> Prepared:
     from .teacher import prepared_by  # with numpy, which a plan does not need
 
+    _refuse_no_teacher(context.options)
     return prepared_by(context)
+
+
+def _refuse_no_teacher(options: DistillationOptions) -> None:
+    if not options.distillation_teacher:
+        raise ConfigError(
+            "loss: distillation needs a teacher. Set distillation_teacher to a model with the same tokenizer."
+        )
 
 
 DISTILLATION: LossDef[DistillationOptions] = LossDef(

@@ -56,8 +56,6 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
     Raises ConfigError for a teacher that does not fit the model.
     """
     o = context.options
-    if not o.distillation_teacher:
-        raise ConfigError(f"loss: distillation needs a teacher. Set {KEY} to a model with the same tokenizer.")
     context.progress(f"looking for the teacher {o.distillation_teacher}")
     directory = context.find_model(o.distillation_teacher, where=KEY)
     refuse_other_tokenizer(context.model_dir, directory, o.distillation_teacher)
