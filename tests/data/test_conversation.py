@@ -93,8 +93,8 @@ def test_the_columns_system_and_tools_are_read_unless_the_keys_are_null(chat: To
     [
         ([], "column 'messages' holds no message"),
         (None, "column 'messages' holds null, not a list of messages"),
-        ("hello", "holds a value of type str"),
-        (["hello"], "message 0 is a value of type str .*not an object"),
+        ("hello", "holds text"),
+        (["hello"], r"message 0 is text \(hello\), not an object"),
         ([{"role": "narrator", "content": "x"}], "message 0 has role 'narrator'. Known: human, gpt"),
         ([{"speaker": "user", "text": "x"}], "message 0 has role None.*Keys there: speaker, text"),
         ([HELLO[0], {"role": "assistant", "content": None}], "message 1 has content null, not text"),

@@ -23,6 +23,8 @@ from ..errors import ConfigError
 CHUNK_BYTES = 1 << 20
 PARQUET_ROWS = 1024
 
+_VALUES = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -82,6 +84,11 @@ def with_columns(row: Row, wanted: Wanted) -> Row:
         return row
     wanted.refuse_missing(row.where, list(row.values))
     return replace(row, values={**row.values, **dict.fromkeys(absent)})
+
+
+def kind_of_value(value: object) -> str:
+    """Return what a cell holds, for messages."""
+    return "null" if value is None else f"{_VALUES.get(type(value), type(value).__name__)} ({str(value)[:40]})"
 
 
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
@@ -186,8 +193,9 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
             try:
                 value = json.loads(line, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
+                reason = str(error).partition(";")[0]  # behind it, of a number that is too long, advice to programmers
                 raise ConfigError(
-                    f"{where}: not one JSON object per line: {error}. Correct or remove the line."
+                    f"{where}: not one JSON object per line: {reason}. Correct or remove the line."
                 ) from error
             except _RepeatedKey as error:
                 raise ConfigError(f"{where}: {error}. Correct or remove the line.") from error
@@ -196,7 +204,7 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: holds a {type(value).__name__}, not an object with columns. Correct or remove it.")
+        raise ConfigError(f"{where}: holds {kind_of_value(value)}, not an object with columns. Correct or remove it.")
     return value
 
 

@@ -155,7 +155,7 @@ def _no_documents(writer: TokenWriter) -> str:
     reasons = [why for what, _, why, count, *_ in writer.counts.omissions if not what and count]
     if not reasons:
         return "every row is empty. Use other data."
-    return f"every row is left out: {'; '.join(reasons)}. Use a chat template that writes these parts, or other data."
+    return f"every row is left out: {'; '.join(reasons)}. Correct the rows or the chat template, or use other data."
 
 
 def _open(directory: Path, notice: Notice | None) -> TokenDataset | None:

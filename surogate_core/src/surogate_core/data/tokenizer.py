@@ -17,6 +17,7 @@ import tokenizers
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY
 from .chat.template import ChatTemplate, read_chat_template
+from .readers import kind_of_value
 
 PIECE_CHARS = 1 << 20
 """Byte-level tokenizers read longer texts in pieces of about this length: in parallel, and with less memory."""
@@ -222,7 +223,7 @@ def _read_json(path: Path, where: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"{where}: {path} is not JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{where}: {path} holds a {type(content).__name__}, not an object. Download it again.")
+        raise ConfigError(f"{where}: {path} holds {kind_of_value(content)}, not an object. Download it again.")
     return content
 
 

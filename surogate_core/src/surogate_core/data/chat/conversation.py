@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...api import DatasetFormatDef, Encoded, Omission
 from ...errors import ConfigError
-from ..formats import kind_of_value
+from ..readers import kind_of_value
 from .mask import LossScale, encode_chat
 from .omissions import REASONING_KEYS
 

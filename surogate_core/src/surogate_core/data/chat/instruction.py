@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...api import DatasetFormatDef, Encoded
 from ...errors import ConfigError
+from ..readers import kind_of_value
 from .conversation import LOSS_SCALE
 from .mask import LossScale, encode_chat
 from .token_spans import encode_spans
@@ -107,7 +108,7 @@ def _text(row: Mapping[str, object], column: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise ConfigError(f"column {column!r} holds a {type(value).__name__}, not text. Name a column of strings.")
+        raise ConfigError(f"column {column!r} holds {kind_of_value(value)}, not text. Name a column of strings.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
