@@ -181,4 +181,6 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_as_it_is(tmp_path: Path)
     for target in (tmp_path / "mine", tmp_path / "mine/README.md"):
         result = new("op", target, "--name", "acme-op")
         assert result.exit_code == 2 and "is not an empty folder" in result.stderr
+    result = new("op", tmp_path / "mine/README.md/acme-op")
+    assert result.exit_code == 2 and result.stderr.endswith("cannot be written: Not a directory.\n")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

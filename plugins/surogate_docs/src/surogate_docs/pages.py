@@ -70,7 +70,7 @@ def pages(folder: Path | None = None) -> dict[str, Page]:
 def find(topic: str, all_pages: dict[str, Page]) -> str:
     """Return the text of a topic: a page by its name or title, a key of the config, or all sections of that heading.
 
-    Raises ConfigError, with the nearest topics, if there is none.
+    Raises ConfigError if there is none, with the nearest topics and the pages that say it most often.
     """
     wanted = _folded(topic)
     for page in all_pages.values():
@@ -90,8 +90,9 @@ def find(topic: str, all_pages: dict[str, Page]) -> str:
     known |= {_folded(heading): heading for page in all_pages.values() for heading, _ in page.sections()}
     if CONFIG in all_pages:
         known |= {_folded(key): key for key, _ in _ROW.findall(all_pages[CONFIG].text)}
-    near = [known[name] for name in get_close_matches(wanted, known, n=3)]
-    near += [name for folded, name in known.items() if wanted in folded and name not in near][: 3 - len(near)]
+    near = [known[name] for name in get_close_matches(wanted, known, n=3, cutoff=0.75)]
+    counts = {page.name: f"-{_folded(page.text)}-".count(f"-{wanted}-") for page in all_pages.values()}
+    near += sorted((name for name in counts if counts[name]), key=lambda name: -counts[name])[: 3 - len(near)]
     hint = f"near: {', '.join(near)}" if near else "surogate docs lists the pages"
     raise ConfigError(f"docs: there is no page, section or key {topic!r}; {hint}")
 

@@ -112,15 +112,18 @@ class Package:
 
 
 def write(package: Package, directory: Path) -> list[Path]:
-    """Write a package into a new or empty directory and return its files. Raises ConfigError if it is not empty."""
+    """Write a package into a new or empty directory and return its files. Raises ConfigError if it cannot."""
     package.check()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory}: exists and is not an empty folder. Name another one.")
     written = []
     for path, text in package.files():
         target = directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"{error.filename or target}: cannot be written: {error.strerror}.") from error
         written.append(target)
     return written
 
