@@ -95,6 +95,7 @@ def test_a_command_of_another_distribution_can_follow_plugins(install: Install) 
     install("acme-commands", "1.0", "plugins.greet", source, group="surogate.commands", head="")
     ran = CliRunner().invoke(app, ["plugins", "greet", "world"])
     assert (ran.exit_code, ran.output) == (5, "hi world\n")
+    assert CliRunner().invoke(app, ["plugins", "greet", "--help"]).output.startswith("Usage: ")  # plain, as core's
     assert "plugins greet" in CliRunner().invoke(app, ["plugins"]).output
 
 
