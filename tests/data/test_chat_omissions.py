@@ -177,7 +177,7 @@ def test_a_dataset_of_which_every_row_is_left_out_is_refused(tmp_path: Path) -> 
     tokenizer = published_tokenizer(tmp_path / "model", "openhermes")
     with pytest.raises(ConfigError, match="every row is left out: the chat template does not write the tool calls"):
         load(tmp_path, tokenizer, [{"messages": CALLED}] * 3, [])
-    with pytest.raises(ConfigError, match="weight, train or loss excludes .*Correct the rows or the chat template"):
+    with pytest.raises(ConfigError, match=r"weight, train or loss excludes .*Correct the rows or the chat template"):
         load(tmp_path, tokenizer, [{"messages": [HELLO[0], {**HELLO[1], "weight": 0}]}] * 3, [])
 
 
