@@ -7,11 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 from random_programs import Family, Run, family
-from small_programs import INIT, train
+from small_programs import INIT, Trained, train
 from torch import Tensor
 
 from surogate_core.api import Value
 from surogate_core.program.builder import Builder
+from surogate_core.reference.ops import accumulate_rounded
 
 MICRO_STEPS = 3
 
@@ -94,30 +95,78 @@ def test_rounding_depends_on_the_high_bits_of_the_seed() -> None:
     assert any(not torch.equal(value, high[name]) for name, value in low.items())
 
 
+def _input(trained: Trained, name: str) -> Tensor:
+    inputs = trained.buffers._plan.segments["input"].offsets
+    return trained.buffers.persistent(next(v for v in inputs if v.name == name))
+
+
 def _one_weight(b: Builder) -> Value:
     y = b.apply("linear", b.input("x", (32, 16), "bf16"), b.param("w", (16, 16), INIT))
     return b.apply("toy_dot", y, b.input("direction", (32, 16), "bf16"))
 
 
 def test_bf16_accumulation_is_unbiased() -> None:
-    """Compares with the same sums in fp32. A rounding error is below one unit in the last place (ulp), with mean zero
-    and a standard deviation of at most 1/2 ulp. The mean of N independent errors exceeds 5 x 0.5 / sqrt(N) with a
-    probability of 1 in 2e6."""
-    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(5))
-    exact, rounded = (train(_one_weight, dtype="bf16", grad_dtype=g, contents={"x": x}) for g in ("fp32", "bf16"))
-    contribution = exact.run()["w"]
-    start = contribution.bfloat16().float()
-    micro_step = next(v for v in rounded.buffers._plan.segments["input"].offsets if v.name == "micro_step")
+    """Compares with the sums of rounded contributions in fp32. A rounding error of a sum is below one unit in the last
+    place (ulp), with mean zero and a standard deviation of at most 1/2 ulp. The mean of N independent errors exceeds
+    5 x 0.5 / sqrt(N) with a probability of 1 in 2e6."""
+    exact, rounded = (train(_one_weight, dtype="bf16", grad_dtype=g) for g in ("fp32", "bf16"))
+    batches = [torch.randn(32, 16, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)]
+
+    def run(trained: Trained, program: str, batch: int) -> Tensor:
+        _input(trained, "x").copy_(batches[batch])
+        return trained.run(program)["w"].float()
+
+    first, second = (run(exact, "micro_first", batch).bfloat16().float() for batch in (0, 1))
     errors = []
     for i in range(200):
-        rounded.run()
-        rounded.buffers.persistent(micro_step).fill_(i)
-        got = rounded.run("micro_next")["w"].float()
-        errors.append((got - (start + contribution)) / _ulp(start + contribution))
+        run(rounded, "micro_first", 0)
+        _input(rounded, "micro_step").fill_(i)
+        errors.append((run(rounded, "micro_next", 1) - (first + second)) / _ulp(first + second))
     error = torch.stack(errors)
     assert error.abs().max() < 1
     assert error.std() > 0.1, "no value was rounded, so the test checks nothing"
     assert abs(error.mean()) < 5 * 0.5 / error.numel() ** 0.5
+
+
+def test_contributions_of_products_are_in_bf16_and_others_in_fp32() -> None:
+    """Also of a second op that adds to a gradient in the first micro-step."""
+
+    def build(b: Builder) -> Value:
+        tokens, tied = b.input("tokens", (32,), "int32"), b.param("tied", (8, 16), INIT)
+        y = b.apply("linear", b.apply("embedding", tokens, tied), b.param("w", (16, 16), INIT))
+        norm, _ = b.emit("rmsnorm", y, b.param("norm", (16,), INIT), eps=1e-6)
+        return b.apply(
+            "toy_dot", b.apply("linear", norm, tied, b.param("bias", (8,), INIT)), b.input("d", (32, 8), "bf16")
+        )
+
+    programs = train(build, dtype="bf16", grad_dtype="bf16").programs
+    added = {
+        name: {
+            op.kind: op.outs[-1].dtype
+            for op in programs[name].ops
+            if any(o.kind == "accumulate_rounded" and o.ins[0] in op.outs for o in programs[name].ops)
+        }
+        for name in ("micro_first", "micro_next")
+    }
+    products = {"linear_wgrad": "bf16", "embedding_bwd": "bf16"}
+    assert added == {
+        "micro_first": {"embedding_bwd": "bf16"},
+        "micro_next": products | {"rmsnorm_bwd": "fp32", "linear_bgrad": "fp32"},
+    }
+
+
+def test_rounding_contributions_adds_little_to_the_error_of_their_sum() -> None:
+    """Eight micro-steps: the sums' own rounding is relative to a larger number each time."""
+    parts = torch.randn(8, 1 << 14, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def error(contributions: Tensor) -> float:
+        total = parts[0].bfloat16()
+        for i, part in enumerate(contributions[1:]):
+            total = accumulate_rounded(part, total, torch.tensor(i), torch.tensor(1), stream=1)
+        return float((total.double() - parts.sum(0)).norm())
+
+    exact, rounded = error(parts.float()), error(parts.bfloat16())
+    assert exact < rounded < 1.1 * exact
 
 
 def test_small_addends_are_not_lost_in_a_large_bf16_gradient() -> None:
@@ -127,11 +176,10 @@ def test_small_addends_are_not_lost_in_a_large_bf16_gradient() -> None:
         return b.apply("toy_dot", b.param("p", (256,), INIT), b.input("direction", (256,), "bf16"))
 
     trained = train(build, dtype="bf16", grad_dtype="bf16", contents={"direction": torch.ones(256)})
-    inputs = {v.name: trained.buffers.persistent(v) for v in trained.buffers._plan.segments["input"].offsets}
     trained.run()
-    inputs["direction"].fill_(2**-12)
+    _input(trained, "direction").fill_(2**-12)
     for i in range(2000):
-        inputs["micro_step"].fill_(i)
+        _input(trained, "micro_step").fill_(i)
         trained.executor.run("micro_next")
     mean = float(trained.results()["p"].float().mean())
     expected = float(1 + 2000 * Fraction(1, 4096))

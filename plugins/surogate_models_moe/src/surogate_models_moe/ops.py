@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surogate_core.api import (
+    IN_OUTPUTS,
     Emitter,
     Gradients,
     Op,
@@ -186,7 +187,7 @@ def _grouped_wgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (rows, n), (x_rows, k) = _matrix(dy, "dy"), _matrix(x, "x")
     _need(rows == x_rows, f"dy has {rows} rows, x has {x_rows}")
     _indices(ends, "ends", ends.size)
-    return [OutSpec("d_weight", (ends.size * n, k), accumulator(dy.dtype))]
+    return [OutSpec("d_weight", (ends.size * n, k), attrs.get("dtype", accumulator(dy.dtype)))]
 
 
 def _added(product: Any) -> Any:
@@ -315,7 +316,14 @@ OPS: tuple[OpDef, ...] = (
     ),
     _op("grouped_linear_pair", _paired(_grouped), flops=_pair_flops),
     _op("grouped_linear_dgrad_pair", _paired(_grouped_dgrad), flops=_pair_flops),
-    _op("grouped_linear_wgrad", _grouped_wgrad, flops=_grouped_flops, product=Product(of="wgrad"), group_ends=2),
+    _op(
+        "grouped_linear_wgrad",
+        _grouped_wgrad,
+        attrs={"dtype": (str | None, IN_OUTPUTS)},
+        flops=_grouped_flops,
+        product=Product(of="wgrad"),
+        group_ends=2,
+    ),
     _op("weighted_swiglu", _weighted_swiglu, vjp=_weighted_swiglu_vjp, flops=lambda op: 4 * op.outs[0].size),
     _op(
         "weighted_swiglu_bwd",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surogate_core.reference.ops import add, up
+from surogate_core.reference.ops import add, linear_wgrad, up
 
 # ------------------------------------------------------------------------------------------------------------- routes
 
@@ -115,9 +115,9 @@ def grouped_linear_dgrad_pair(dy: Tensor, w: Tensor, ends: Tensor, dy2: Tensor, 
     return grouped_linear_dgrad_add(dy2, w2, ends, grouped_linear_dgrad(dy, w, ends))
 
 
-def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """dy^T x of the rows of each expert, one above another; zeros for an expert without rows."""
-    return torch.cat([up(dy[rows]).T @ up(x[rows]) for rows in _groups(ends)])
+def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: str | None = None) -> Tensor:
+    """`linear_wgrad` of the rows of each expert, one above another; zeros for an expert without rows."""
+    return torch.cat([linear_wgrad(dy[rows], x[rows], dtype=dtype) for rows in _groups(ends)])
 
 
 # ------------------------------------------------------------------------------------------------------------- SwiGLU

@@ -107,7 +107,8 @@ class OpDef(Definition):
                 its inputs. It defines what the op computes: kernels are tested against it.
     attrs       {name: type, or (type, default)} of its attributes. An op has all of them that are without a default,
                 and no others. Every kernel implements the attributes without a default, and those whose default is
-                IN_OUTPUTS; `KernelDef.attrs` names the others that it implements.
+                IN_OUTPUTS; `KernelDef.attrs` names the others that it implements. `dtype` of an op with one output is
+                that of this output: "bf16" for what it adds to a bf16 gradient.
     vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
                 such as integers. Without a rule, core differentiates the reference by autograd, which is slow.
     loss_with_grads

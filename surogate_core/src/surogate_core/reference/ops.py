@@ -30,10 +30,10 @@ def embedding(tokens: Tensor, w: Tensor) -> Tensor:
     return w[tokens.long()]
 
 
-def embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor:
-    """The sum of the rows of dy with the same token, for each token of the vocabulary."""
+def embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int, dtype: str | None = None) -> Tensor:
+    """The sum of the rows of dy with each token of the vocabulary, in `dtype`; None: not rounded."""
     dw = torch.zeros(vocab_size, dy.shape[1], dtype=accumulator(dy.dtype))
-    return dw.index_add_(0, tokens.long(), up(dy))
+    return _as(dw.index_add_(0, tokens.long(), up(dy)), dtype, dw.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- linear
@@ -74,9 +74,10 @@ def linear_dgrad_pair(dy: Tensor, w: Tensor, dy2: Tensor, w2: Tensor, *, dtype: 
     return add(linear_dgrad(dy, w, dtype=dtype), linear_dgrad(dy2, w2, dtype=dtype))
 
 
-def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor:
-    """dy^T x."""
-    return up(dy).T @ up(x)
+def linear_wgrad(dy: Tensor, x: Tensor, *, dtype: str | None = None) -> Tensor:
+    """dy^T x, in `dtype`; None: not rounded."""
+    dw = up(dy).T @ up(x)
+    return _as(dw, dtype, dw.dtype)
 
 
 def linear_bgrad(dy: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, Rewrites, first_output
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Rewrites, first_output
 from ..program.value import Value
 from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
 
@@ -26,7 +26,7 @@ def _embedding_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
 
 def _embedding_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, _ = ins
-    return [OutSpec("d_embedding", (attrs["vocab_size"], dy.shape[1]), accumulator(dy.dtype))]
+    return [OutSpec("d_embedding", (attrs["vocab_size"], dy.shape[1]), attrs.get("dtype", accumulator(dy.dtype)))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- norms
@@ -226,7 +226,7 @@ LAYERS: tuple[OpDef, ...] = (
         traffic=lambda op: 2 * op.outs[0].nbytes,
         param_kinds={1: "embedding"},
     ),
-    define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int}),
+    define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int, "dtype": (str | None, IN_OUTPUTS)}),
     define("rmsnorm", lambda ins, attrs: _norm_specs(*ins), attrs=_NORM, vjp=_rmsnorm_vjp, flops=elements(4)),
     define(
         "add_rmsnorm",

@@ -77,7 +77,7 @@ def _linear_wgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, x = ins
     (t, n), (xt, k) = matrix(dy, "dy"), matrix(x, "x")
     need(t == xt, f"dy has {t} rows, x has {xt}")
-    return [OutSpec("d_weight", (n, k), accumulator(dy.dtype))]
+    return [OutSpec("d_weight", (n, k), attrs.get("dtype", accumulator(dy.dtype)))]
 
 
 def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -91,9 +91,10 @@ def _product_flops(op: Op) -> int:
 
 
 def _product(kind: str, infer: Infer, product: Product, **fields: Any) -> OpDef:
-    """`dtype` is that of the product. Default: that of the first operand."""
-    attrs = {"dtype": (str | None, IN_OUTPUTS)}
-    return define(kind, infer, attrs=attrs, product=product, flops=_product_flops, **fields)
+    """`dtype` is that of the product. Default: that of the first operand; of wgrad, that of its sums."""
+    return define(
+        kind, infer, attrs={"dtype": (str | None, IN_OUTPUTS)}, product=product, **{"flops": _product_flops} | fields
+    )
 
 
 PRODUCTS: tuple[OpDef, ...] = (
@@ -121,10 +122,10 @@ PRODUCTS: tuple[OpDef, ...] = (
     ),
     _product("linear_dgrad_add", _linear_dgrad_add, Product(of="dgrad", adds="base"), may_overwrite=lambda op: {0: 2}),
     _product("linear_dgrad_pair", _linear_dgrad_pair, Product(of="dgrad", second="linear_dgrad")),
-    define(
+    _product(
         "linear_wgrad",
         _linear_wgrad,
-        product=Product(of="wgrad"),
+        Product(of="wgrad"),
         flops=lambda op: 2 * op.ins[0].size * op.ins[1].shape[1],
     ),
     define("linear_bgrad", _linear_bgrad, flops=elements(1)),
