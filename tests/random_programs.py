@@ -437,6 +437,13 @@ def family(
     )
 
 
+def placed(arena: ArenaPlan, offsets: Mapping[Value, int], arena_bytes: int) -> ArenaPlan:
+    """Return the arena with its values at other places."""
+    other = replace(arena)
+    vars(other).update(offsets=offsets, arena_bytes=arena_bytes)  # as if they had been asked for
+    return other
+
+
 def without_sharing(memory: MemoryPlan) -> MemoryPlan:
     """Return the plan with separate memory for every value. Any correct plan must give the same results."""
     arenas = {}
@@ -446,7 +453,7 @@ def without_sharing(memory: MemoryPlan) -> MemoryPlan:
             for value in (life.value, *life.overwritten):
                 offsets[value] = at
                 at += life.nbytes
-        arenas[name] = replace(arena, offsets=offsets, arena_bytes=at)
+        arenas[name] = placed(arena, offsets, at)
     return MemoryPlan(memory.segments, arenas)
 
 

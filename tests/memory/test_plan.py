@@ -243,5 +243,6 @@ def test_programs_with_equal_lifetimes_are_placed_once(monkeypatch: pytest.Monke
     memory = plan_programs(
         [first, replace(first, name="again"), replace(transformer(4), name="deeper")], (), lambda op: 0
     )
-    assert len(made) == 2
+    assert not made  # until an offset is asked for
     assert memory.arenas[first.name].offsets == memory.arenas["again"].offsets
+    assert memory.arena_bytes == memory.arenas["deeper"].arena_bytes and len(made) == 2

@@ -11,14 +11,17 @@ from models.harness import plan_inputs, tiny_config
 from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import RunStopped
 from surogate_core.machine.devices import GIB
-from surogate_core.memory.plan import MemoryPlan, Segment
+from surogate_core.memory.lifetimes import Lifetime
+from surogate_core.memory.plan import ArenaPlan, MemoryPlan, Segment
+from surogate_core.program.value import Value
 from surogate_core.runtime.out_of_memory import explaining_out_of_memory, out_of_memory_text
 
 
 def planned() -> MemoryPlan:
     """Return a plan of 4 GiB of weights, 2 of gradients, 8 of states and 10 of activations."""
     memory = assemble(plan_inputs(tiny_config(num_hidden_layers=1))).memory
-    arenas = {name: replace(arena, arena_bytes=10 * GIB) for name, arena in memory.arenas.items()}
+    life = Lifetime(Value("x", (10 * GIB,), "uint8", "act", "x"), 10 * GIB, 0, 0)
+    arenas = {"micro_first": ArenaPlan((life,), life.nbytes, 0)}
     sizes = {"param": 4, "grad": 2, "state": 8, "input": 0}
     return replace(memory, arenas=arenas, segments={role: Segment({}, n * GIB) for role, n in sizes.items()})
 

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from random_programs import VOCABULARY, RandomForward, Run, family, random_batch, random_labels, without_sharing
+from random_programs import (
+    VOCABULARY,
+    RandomForward,
+    Run,
+    family,
+    placed,
+    random_batch,
+    random_labels,
+    without_sharing,
+)
 from small_programs import INIT
 from torch import Tensor
 
@@ -60,7 +69,7 @@ def test_a_wrong_plan_changes_results(seed: int, monkeypatch: pytest.MonkeyPatch
     chosen = Random(seed).sample(pairs, min(6, len(pairs)))
     detected = 0
     for life, victim in chosen:
-        wrong = replace(arena, offsets={**arena.offsets, life.value: arena.offsets[victim.value]})
+        wrong = placed(arena, {**arena.offsets, life.value: arena.offsets[victim.value]}, arena.arena_bytes)
         bad = Run(given, memory=replace(given.memory, arenas={**given.memory.arenas, "micro_first": wrong}))
         bad.micro_step("micro_first")
         detected += any(not torch.equal(v, good.results()[n]) for n, v in bad.results().items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 from operator import is_not
 
@@ -18,23 +19,41 @@ from .placement import place
 class ArenaPlan:
     """The places of a program's activations in the arena.
 
-    offsets      in bytes, multiples of ALIGNMENT
-    workspace    (offset, bytes) of the workspace of an op, by the op's index
-    arena_bytes  end of the last value
+    They are found when they are first asked for: that takes half of the time of a plan, and many a plan is dropped
+    because its live bytes alone do not fit.
+
     lower_bound  largest number of live bytes at any op
     peak_op      index of that op
     """
 
-    offsets: Mapping[Value, int]
-    workspace: Mapping[int, tuple[int, int]]
-    arena_bytes: int
+    lives: tuple[Lifetime, ...]
     lower_bound: int
     peak_op: int
-    lives: tuple[Lifetime, ...]
+
+    @cached_property
+    def _places(self) -> list[tuple[Lifetime, int]]:
+        order = sorted(self.lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
+        offsets = place([(life.nbytes, life.first, life.last) for life in order])
+        return list(zip(order, offsets, strict=True))
+
+    @cached_property
+    def offsets(self) -> Mapping[Value, int]:
+        """In bytes, multiples of ALIGNMENT."""
+        return {v: at for life, at in self._places if not life.scratch for v in (life.value, *life.overwritten)}
+
+    @cached_property
+    def workspace(self) -> Mapping[int, tuple[int, int]]:
+        """(offset, bytes) of the workspace of an op, by the op's index."""
+        return {life.first: (at, life.nbytes) for life, at in self._places if life.scratch}
+
+    @cached_property
+    def arena_bytes(self) -> int:
+        """End of the last value."""
+        return max((at + life.nbytes for life, at in self._places), default=0)
 
 
 def plan(program: Program, workspace: Sequence[int]) -> dict[Place, ArenaPlan]:
-    """Assign each activation a byte offset in the arena of its place. `workspace`: the bytes of each op.
+    """Return the arena of each place, in which each activation has a byte offset. `workspace`: the bytes of each op.
 
     Two values overlap in memory only if their lifetimes do not, or if an op writes one in the place of the other. The
     largest values are placed first, each at the lowest offset that is free during its lifetime ("greedy by size",
@@ -44,19 +63,9 @@ def plan(program: Program, workspace: Sequence[int]) -> dict[Place, ArenaPlan]:
 
 
 def _arena(lives: Sequence[Lifetime], n_ops: int) -> ArenaPlan:
-    order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
-    offsets = place([(life.nbytes, life.first, life.last) for life in order])
-    placed = list(zip(order, offsets, strict=True))
     live = live_bytes(lives, n_ops)
     peak_op = max(range(n_ops), key=live.__getitem__, default=0)
-    return ArenaPlan(
-        offsets={v: at for life, at in placed if not life.scratch for v in (life.value, *life.overwritten)},
-        workspace={life.first: (at, life.nbytes) for life, at in placed if life.scratch},
-        arena_bytes=max((at + life.nbytes for life, at in placed), default=0),
-        lower_bound=live[peak_op] if live else 0,
-        peak_op=peak_op,
-        lives=tuple(lives),
-    )
+    return ArenaPlan(tuple(lives), live[peak_op] if live else 0, peak_op)
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,11 @@ class MemoryPlan:
     def arena_bytes(self) -> int:
         """Size of the shared arena: the maximum over all programs, because they run one at a time."""
         return max((arena.arena_bytes for arena in self.arenas.values()), default=0)
+
+    @property
+    def live_bytes(self) -> int:
+        """The least that `arena_bytes` can be. Places nothing."""
+        return max((arena.lower_bound for arena in self.arenas.values()), default=0)
 
     @property
     def nbytes(self) -> int:

@@ -27,7 +27,7 @@ from ..plugins.registry import Registry
 from ..program.shards import Sharding
 from .ranks import count_ranks
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
-from .report import Report, device_parts, summarise
+from .report import Report, at_least, device_parts, summarise
 from .run import Run, chosen_loss
 from .unstored import refuse_unstored
 
@@ -122,7 +122,8 @@ def sketch_run(
     nodes: int = 1,
 ) -> Plan:
     """Return the plan of `plan_run` without its last checks (`Plan.verify`) and without the recomputation that the
-    planner chooses. `Plan.expected` says what that would make of it, and `recomputed` makes it.
+    planner chooses. `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a sketch
+    that does not fit may count only live bytes (`at_least`).
 
     `recording`: of a plan that this one can be made from (`RecordedPrograms`).
     """
@@ -140,10 +141,13 @@ def sketch_run(
 def recomputed(plan: Plan) -> Plan:
     """Return a sketch with more recomputation if it does not fit: the cheapest that fits, or all of it if nothing does.
 
-    A plan that recomputation does not make smaller is returned as it is.
+    A plan that recomputation does not make smaller keeps its own. The report's bytes are exact.
     """
+    if plan.report.missing_bytes <= 0:
+        return plan
     with plan.assembly.passed.finding_causes():
-        return _recomputing(plan) if plan.recompute_levels else plan
+        exact = replace(plan, report=summarise(plan.assembly, plan.inputs))
+        return _recomputing(exact) if plan.recompute_levels else exact
 
 
 def _recomputing(plan: Plan) -> Plan:
@@ -158,7 +162,8 @@ def _recomputing(plan: Plan) -> Plan:
             given = replace(inputs, recompute_chosen=levels[index].recomputation)
             drafts[index] = given, draft(given, plan.recording)
         given, assembly = drafts[index]
-        needed = sum(device_parts(assembly.memory, given).values())
+        memory = assembly.memory
+        needed = sum(device_parts(memory, given, at_least(memory, given)).values())
         return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
 
     last = len(levels) - 1
@@ -182,13 +187,13 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
 
 
 def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
-    """Return the draft with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
+    """Return the sketch with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")
     recording = recording or record(inputs)
     assembly = draft(inputs, recording)
     with assembly.passed.finding_causes():
-        report = summarise(assembly, inputs)
+        report = summarise(assembly, inputs, at_least(assembly.memory, inputs))
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
 
 

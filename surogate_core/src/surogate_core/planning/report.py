@@ -114,10 +114,11 @@ class Report:
         return self.tokens / self.step.seconds if self.step.seconds else 0.0
 
 
-def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
+def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = None) -> Report:
     """Return the memory and time of an optimizer step on the device that `inputs` name.
 
-    The bytes of the plan's buffers are exact. "runtime" is an estimate from the device table.
+    The bytes of the plan's buffers are exact, unless `arena_bytes` says what to take for the arena's. "runtime" is an
+    estimate from the device table.
     """
     if inputs.target is None:
         raise ValueError("a report needs a device")
@@ -132,7 +133,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
-    parts = device_parts(memory, inputs, scratch)
+    parts = device_parts(memory, inputs, memory.arena_bytes if arena_bytes is None else arena_bytes, scratch)
     batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * on_machine
     host = {"batches": batches} | _on_host(memory, on_machine)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
@@ -185,7 +186,14 @@ def memory_is_the_hosts(device: DeviceInfo) -> bool:
     return device.sm is None
 
 
-def device_parts(memory: MemoryPlan, inputs: PlanInputs, scratch: int = 0) -> dict[str, int]:
+def at_least(memory: MemoryPlan, inputs: PlanInputs) -> int:
+    """Return the bytes of the arena, or only its live bytes if these alone are more than the device has room for."""
+    assert inputs.target is not None
+    room = inputs.target.device.memory_bytes - sum(device_parts(memory, inputs, memory.live_bytes).values())
+    return memory.live_bytes if room < 0 else memory.arena_bytes
+
+
+def device_parts(memory: MemoryPlan, inputs: PlanInputs, arena_bytes: int, scratch: int = 0) -> dict[str, int]:
     """Return the bytes that the device which `inputs` name needs, by purpose; `scratch` of the arena is workspace.
 
     All of its ranks have buffers of their own. They share what CUDA takes for the process.
@@ -195,7 +203,7 @@ def device_parts(memory: MemoryPlan, inputs: PlanInputs, scratch: int = 0) -> di
     several = device.sm is not None and inputs.world_size > ranks
     parts = _purposes(memory)
     parts |= {
-        "activations": parts["activations"] - scratch,
+        "activations": arena_bytes - scratch,
         "workspace": scratch,
         "runtime": memory.segments["input"].nbytes,
     }
@@ -207,19 +215,18 @@ def device_parts(memory: MemoryPlan, inputs: PlanInputs, scratch: int = 0) -> di
 
 def _on_host(memory: MemoryPlan, ranks: int) -> dict[str, int]:
     """Return the bytes of the values that `ranks` ranks place on the host, without those that are empty."""
-    found = _purposes(memory.host) if memory.host else {}
+    found = _purposes(memory.host) | {"activations": memory.host.arena_bytes} if memory.host else {}
     return {name: nbytes * ranks for name, nbytes in found.items() if nbytes}
 
 
 def _purposes(memory: MemoryPlan) -> dict[str, int]:
-    """Return the bytes of segments and arena. Quantized and copied weights are states, and count as weights."""
+    """Return the bytes of the segments. Quantized and copied weights are states, and count as weights."""
     states = memory.segments["state"]
     copies = sum(align(v.nbytes) for v in states.offsets if v.derived or v.label == WEIGHT_LABEL)
     return {
         "weights": memory.segments["param"].nbytes + copies,
         "gradients": memory.segments["grad"].nbytes,
         "optimizer": states.nbytes - copies,
-        "activations": memory.arena_bytes,
     }
 
 
@@ -238,7 +245,7 @@ def largest_values(assembly: Assembly) -> list[SameValues]:
 
 
 def _largest_arena(memory: MemoryPlan) -> tuple[str, ArenaPlan]:
-    return max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
+    return max(memory.arenas.items(), key=lambda item: item[1].lower_bound)
 
 
 def _contents(life: Lifetime, program: Program) -> str:
