@@ -41,7 +41,8 @@ class PassRunner:
     """Verifies the programs of a run after their passes. `checked` is what it found valid so far.
 
     later  checks of what passes returned, in their order, until `verify` runs them: most plans are made to compare
-           their bytes, and a fifth of their time would be these checks
+           their bytes, and a fifth of their time would be these checks. Each with the name of a program that a pass of
+           core returned; "": it is run in any case
     keeps  whether `passes` have their programs, most of which nothing else needs
     """
 
@@ -49,7 +50,7 @@ class PassRunner:
     passes: list[Pass] = field(default_factory=list)
     keeps: bool = False
     checked: Checked = field(default_factory=Checked)
-    later: list[Callable[[], None]] = field(default_factory=list)
+    later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
 
     def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
         """Verify `after`, which the pass `name` made of `before`, when `verify` is called, and return it.
@@ -62,9 +63,9 @@ class PassRunner:
             with blaming(definition.origin, function):
                 if before and after.stage != before.stage:
                     raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
-            self.later.append(lambda: self._verify_plugins(name, before, after, definition, function))
+            self.later.append(("", lambda: self._verify_plugins(name, before, after, definition, function)))
         else:
-            self.later.append(lambda: verify(after, self.ops, name, self.checked))
+            self.later.append((after.name, lambda: verify(after, self.ops, name, self.checked)))
         counts, kept = (len(before.ops) if before else 0, len(after.ops)), (before, after) if self.keeps else None
         self.passes.append(Pass(name, after.name, *counts, by[0].origin if by else None, kept))
         return after
@@ -77,9 +78,20 @@ class PassRunner:
                 raise ProgramError(f"{after.name}: no op writes {names} any more")
 
     def verify(self) -> None:
-        """Run the checks that wait. Raises ProgramError."""
-        while self.later:
-            self.later.pop(0)()
+        """Run the checks that wait, of what core's passes made of a program only the last. Raises ProgramError: if one
+        fails, all are run, so that the error names the first pass whose program is wrong.
+        """
+        checks, self.later = self.later, []
+        last = {name: index for index, (name, _) in enumerate(checks)}
+        try:
+            for index, (name, check) in enumerate(checks):
+                if not name or last[name] == index:
+                    check()
+        except ProgramError:
+            self.checked = Checked()
+            for _, check in checks:
+                check()
+            raise
 
     @contextmanager
     def finding_causes(self) -> Iterator[None]:
@@ -99,13 +111,13 @@ class PassRunner:
             known = self.checked
             fork.checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
 
-        fork.later.append(follow)
+        fork.later.append(("", follow))
         return fork
 
     def replace_values(self, values: Iterable[Value]) -> None:
         """From now on `values` have their names. Programs that use what had these names before are refused."""
         named = {value.name: value for value in values}
-        self.later.append(lambda: self.checked.values.update(named))
+        self.later.append(("", lambda: self.checked.values.update(named)))
 
 
 def _lasting(program: Program) -> set[Value]:
