@@ -25,16 +25,7 @@ cudaStream_t stream_of(uintptr_t address) { return reinterpret_cast<cudaStream_t
 // The launches of a bound head and the size of its workspace.
 template <class Head>
 void bind_launches(nb::class_<Head>& bound, nb::module_& m, const char* workspace_bytes) {
-    bound
-        .def(
-            "begin", [](Head& self, uintptr_t stream) { self.begin(stream_of(stream)); }, nb::arg("stream"),
-            nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "chunk", [](Head& self, int64_t index, uintptr_t stream) { self.chunk(index, stream_of(stream)); },
-            nb::arg("index"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "end", [](Head& self, uintptr_t stream) { self.end(stream_of(stream)); }, nb::arg("stream"),
-            nb::call_guard<nb::gil_scoped_release>());
+    bind_chunks(bound);
     m.def(
         workspace_bytes,
         [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, bool has_dx, int dtype_dw,

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
 #include "surogate/lm_head.h"
 
@@ -38,37 +37,14 @@ void distill(void* logits, const void* row_index, const void* labels, const void
              int64_t vocab_size, int64_t ld, int64_t k, float weight, float temperature, bool reverse, float softcap,
              bool has_grads, int dtype, cudaStream_t stream);
 
-struct LmHeadShape {
-    HeadShape head;
-    float softcap;         // of the logits; 0: none
-    bool accumulate_loss;  // loss +=
-};
-
-struct LmHeadBuffers {
-    HeadBuffers head;
-    const void* loss_scale;  // fp32 []
-    void* loss;              // fp32 []
-};
-
-// Constructed as HeadProducts, with a workspace of LmHead::workspace_bytes.
-class LmHead {
+// LM head with cross-entropy: lm_head.cpp.
+class LmHead : public LossHead {
 public:
-    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
+    LmHead(const LossHeadShape& shape, const LossHeadBuffers& buffers, cudaStream_t stream);
 
-    // A run calls begin, then chunk 0 and every further chunk that contains labels, in order, then end.
-    void begin(cudaStream_t stream);
     void chunk(int64_t index, cudaStream_t stream);
-    void end(cudaStream_t stream);
-    std::string describe() const { return products_.describe(); }
 
     static int64_t workspace_bytes(const HeadShape& shape);
-
-private:
-    LmHeadShape shape_;
-    const void* loss_scale_;
-    void* loss_;
-    HeadProducts products_;
-    char* row_loss_;
 };
 
 }  // namespace surogate

@@ -25,7 +25,7 @@ cudaStream_t stream_of(uintptr_t address) { return reinterpret_cast<cudaStream_t
 }  // namespace
 
 void bind_head(nb::module_& m) {
-    nb::class_<Fp8LmHead>(m, "Fp8LmHead")
+    auto head = nb::class_<Fp8LmHead>(m, "Fp8LmHead")
         .def(
             "__init__",
             [](Fp8LmHead* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t w_scale,
@@ -50,16 +50,8 @@ void bind_head(nb::module_& m) {
             "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
             "buffers, which overwrites w, w_t, w_scale, dw and the workspace; otherwise cuBLASLt's heuristic selects. "
             "w_t 0: the GPU multiplies any layout. dtype_dw -1: no dw.")
-        .def(
-            "begin", [](Fp8LmHead& self, uintptr_t stream) { self.begin(stream_of(stream)); }, nb::arg("stream"),
-            nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "chunk", [](Fp8LmHead& self, int64_t index, uintptr_t stream) { self.chunk(index, stream_of(stream)); },
-            nb::arg("index"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "end", [](Fp8LmHead& self, uintptr_t stream) { self.end(stream_of(stream)); }, nb::arg("stream"),
-            nb::call_guard<nb::gil_scoped_release>())
         .def("describe", &Fp8LmHead::describe);
+    bind_chunks(head);
     m.def(
         "lm_head_workspace_bytes",
         [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, bool has_dx, int dtype_dw,

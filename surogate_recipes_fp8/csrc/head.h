@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
 #include "surogate/lm_head.h"
 
@@ -20,37 +19,14 @@ void head_loss_codes(void* logits, void* codes, const void* targets, const void*
 
 void head_gradient_scale(const void* loss_scale, void* scale, cudaStream_t stream);
 
-struct Fp8LmHeadShape {
-    HeadShape head;        // with fp8
-    float softcap;         // of the logits; 0: none
-    bool accumulate_loss;  // loss +=
-};
-
-struct Fp8LmHeadBuffers {
-    HeadBuffers head;
-    const void* loss_scale;  // fp32 []
-    void* loss;              // fp32 []
-};
-
-// Constructed as HeadProducts, with a workspace of Fp8LmHead::workspace_bytes. The constructor overwrites w_t and w_scale too.
-class Fp8LmHead {
+// Constructed as LossHead, of a shape with fp8. The constructor overwrites w_t and w_scale too.
+class Fp8LmHead : public LossHead {
 public:
-    Fp8LmHead(const Fp8LmHeadShape& shape, const Fp8LmHeadBuffers& buffers, cudaStream_t stream);
+    Fp8LmHead(const LossHeadShape& shape, const LossHeadBuffers& buffers, cudaStream_t stream);
 
-    // A run calls begin, then chunk 0 and every further chunk that contains labels, in order, then end.
-    void begin(cudaStream_t stream);
     void chunk(int64_t index, cudaStream_t stream);
-    void end(cudaStream_t stream);
-    std::string describe() const { return products_.describe(); }
 
     static int64_t workspace_bytes(const HeadShape& shape);
-
-private:
-    Fp8LmHeadShape shape_;
-    const void* loss_scale_;
-    void* loss_;
-    HeadProducts products_;
-    char* row_loss_;
 };
 
 }  // namespace surogate

@@ -9,6 +9,7 @@
 // without the GIL. It may throw, as the checks of check.h do.
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -39,6 +40,16 @@ void bind_launcher(nanobind::module_& m, const char* name, void (*launcher)(Argu
         name,
         [launcher](detail::Passed<Arguments>... arguments) { launcher(detail::received<Arguments>(arguments)...); },
         nanobind::call_guard<nanobind::gil_scoped_release>());
+}
+
+// Binds begin, chunk and end of a head (lm_head.h).
+template <class Head>
+void bind_chunks(nanobind::class_<Head>& bound) {
+    using release = nanobind::call_guard<nanobind::gil_scoped_release>;
+    using Stream = detail::Passed<cudaStream_t>;
+    bound.def("begin", [](Head& self, Stream s) { self.begin(detail::received<cudaStream_t>(s)); }, release())
+        .def("chunk", [](Head& self, int64_t i, Stream s) { self.chunk(i, detail::received<cudaStream_t>(s)); }, release())
+        .def("end", [](Head& self, Stream s) { self.end(detail::received<cudaStream_t>(s)); }, release());
 }
 
 }  // namespace surogate

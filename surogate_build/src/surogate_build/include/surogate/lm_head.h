@@ -1,6 +1,6 @@
 // What LM heads share: their products over labelled rows, in chunks whose logits fit in the workspace, and the moves of
 // these rows: `surogate_add_kernels(my_package USES lm_head)`. csrc/lm_head/ documents the kernels, head_products.cpp the
-// sequence of launches.
+// sequence of launches. `bind_chunks` (bind.h) binds a head.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -94,6 +94,41 @@ public:
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
+};
+
+struct LossHeadShape {
+    HeadShape head;
+    float softcap;         // of the logits; 0: none
+    bool accumulate_loss;  // loss +=
+};
+
+struct LossHeadBuffers {
+    HeadBuffers head;        // with a workspace of LossHead::workspace_bytes
+    const void* loss_scale;  // fp32 []
+    void* loss;              // fp32 []
+};
+
+// What heads with cross-entropy share: loss (+)= loss_scale * sum of the losses of the rows, which `chunk` of a head writes.
+// Constructed as HeadProducts. A run calls begin, then chunk 0 and every further chunk that contains labels, in order,
+// then end. Workspace: that of HeadProducts | losses fp32 [tokens]. Launches: 1 in begin, 1 in end.
+class LossHead {
+public:
+    void begin(cudaStream_t stream);
+    void end(cudaStream_t stream);
+    std::string describe() const { return products_.describe(); }
+
+    static int64_t workspace_bytes(const char* op, const HeadShape& shape);
+
+protected:
+    LossHead(const char* op, const LossHeadShape& shape, const LossHeadBuffers& buffers, cudaStream_t stream);
+    void* row_loss(int64_t index) const;  // fp32 [rows] of a chunk
+
+    LossHeadShape shape_;
+    LossHeadBuffers b_;
+    HeadProducts products_;
+
+private:
+    char* row_loss_;
 };
 
 }  // namespace surogate
