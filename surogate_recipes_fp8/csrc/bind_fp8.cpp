@@ -19,7 +19,7 @@ void bind_fp8(nanobind::module_& m) {
                   });
     bind_launcher(m, "fp8_transpose",
                   +[](const void* q, void* q_t, int64_t rows, int64_t columns, cudaStream_t stream) {
-                      fp8_transpose(q, q_t, {rows, columns}, stream);
+                      fp8_transpose(q, q_t, {rows, columns}, columns, stream);
                   });
     bind_launcher(m, "fp8_amax",
                   +[](const void* x, void* amax, int64_t rows, int64_t columns, int dtype_x, cudaStream_t stream) {

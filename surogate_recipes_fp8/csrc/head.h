@@ -13,9 +13,8 @@ namespace surogate {
 void head_loss(const void* logits, const void* targets, void* row_loss, int64_t rows, int64_t vocab_size, int64_t ld,
                float softcap, cudaStream_t stream);
 
-void head_loss_codes(void* logits, void* codes, const void* targets, const void* loss_scale, void* row_loss,
-                     int64_t rows, int64_t vocab_size, int64_t ld, int64_t ld_codes, float softcap,
-                     cudaStream_t stream);
+void head_loss_codes(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
+                     int64_t vocab_size, int64_t ld, float softcap, cudaStream_t stream);
 
 void head_gradient_scale(const void* loss_scale, void* scale, cudaStream_t stream);
 

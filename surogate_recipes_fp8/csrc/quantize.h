@@ -44,7 +44,7 @@ void fp8_swiglu_bwd(const void* dout, const void* gate_up, void* q, void* q_t, v
 void fp8_geglu_bwd(const void* dout, const void* gate_up, void* q, void* q_t, void* dgate_up, const Hidden& hidden,
                    Extent size, int format, const Scale& scale, cudaStream_t stream);
 
-void fp8_transpose(const void* q, void* q_t, Extent size, cudaStream_t stream);
+void fp8_transpose(const void* q, void* q_t, Extent size, int64_t ld, cudaStream_t stream);
 
 void fp8_amax(const void* x, void* amax, Extent size, int dtype_x, cudaStream_t stream);
 

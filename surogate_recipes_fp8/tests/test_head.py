@@ -32,7 +32,7 @@ def head_of(model: Model, program: str = "micro_first") -> Op:
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_the_head_computes_what_the_standard_one_does(softcap: float) -> None:
-    """Of rounded operands. A code of the gradient is off by up to an eighth, its sum by 6 %."""
+    """Of rounded operands. A code of the gradient is off by up to an eighth, sums of them by 6 %."""
     torch.manual_seed(3)
     x, w = torch.randn(64, 32).bfloat16(), (torch.randn(208, 32) / 4).bfloat16()
     targets = torch.randint(-60, 208, (64,), dtype=torch.int32)
@@ -48,7 +48,7 @@ def test_the_head_computes_what_the_standard_one_does(softcap: float) -> None:
         alone = fp8_lm_head_ce(x, codes, targets, scale, w_scale, **attrs)
         assert float(ours[0]) == pytest.approx(float(alone), rel=1e-6)
         errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(ours, theirs, strict=True)]
-        assert errors[0] < 1e-3 and 1e-3 < errors[1] < 0.06 and errors[2] < 0.06, errors
+        assert errors[0] < 1e-3 and all(1e-3 < error < 0.06 for error in errors[1:]), errors
         assert not ours[1][targets < 0].any()
 
 
@@ -213,8 +213,8 @@ def test_what_no_kernel_serves_is_named() -> None:
     assert "as rows of a chunk, got 8" in reasons(op_of((0,), chunks=8))[0]
 
 
-def test_codes_beside_the_gradient_take_workspace_where_the_weight_is_trained() -> None:
-    """In place of the logits otherwise. A bf16 dw is summed in fp32."""
+def test_transposed_codes_take_workspace_where_the_weight_is_trained() -> None:
+    """Those of the gradient, and of x. A bf16 dw is summed in fp32."""
 
     def needed(op: Op) -> int:
         dtypes = tuple(v.dtype for v in (*op.ins, *op.outs))
@@ -222,12 +222,12 @@ def test_codes_beside_the_gradient_take_workspace_where_the_weight_is_trained() 
         return kernel.workspace(op, Target(DEVICES["h200"]))
 
     dx, dw, rounded = (needed(op) for op in (op_of((0,)), op_of((0, 1)), op_of((0, 1), "bf16")))
-    assert (dw - dx, rounded - dw) == (16 * 128, 4 * 96 * 32)
+    assert (dw - dx, rounded - dw) == (16 * (96 + 32), 4 * 96 * 32)
 
 
-def test_plans_price_two_products_of_three_at_the_rate_of_fp8() -> None:
+def test_plans_price_three_products_at_the_rate_of_fp8() -> None:
     model = Model(options=HEAD)
     op, definition = head_of(model), model.inputs.ops["fp8_lm_head_ce_grads"]
     assert definition.flops(op) == 6 * ROWS * LENGTH * CONFIG["hidden_size"] * VOCABULARY
     assert definition.math is not None and definition.math(op) == "fp8"
-    assert {k.arithmetic for k in KERNELS if k.op == op.kind} == {None, ("fp8", 0.75)}
+    assert {k.arithmetic for k in KERNELS} == {None}

@@ -1,9 +1,9 @@
 """The ops of the LM head with cross-entropy by FP8 products.
 
     logits  = x w^T          E4M3 x E4M3
-    dlogits                  E5M2, and bf16 where dw reads it
+    dlogits                  E5M2
     dx      = dlogits w      E5M2 x E4M3
-    dw      = dlogits^T x    bf16 x bf16
+    dw      = dlogits^T x    E5M2 x E4M3
 
 No operand has a history. x is scaled by the largest magnitude of the rows of a chunk. dlogits is the difference of
 probabilities, of magnitude 1 at most, so its scale is known. w is quantized as the weights of blocks are.
@@ -57,13 +57,13 @@ def _flops(op: Op) -> int:
 
 
 def _passes(op: Op) -> int:
-    """Return the bytes of the cross-entropy, which reads logits and writes their gradient, and of the codes of x."""
-    written = 3 if computes_dw(op) else 1 if op.attrs.get("wrt") else 0
-    return (2 + written) * _logits(op) + 9 * op.ins[0].size
+    """Return the bytes of the cross-entropy, which reads logits and writes codes, of their transpose, and of x's."""
+    codes = 3 if computes_dw(op) else 1 if op.attrs.get("wrt") else 0
+    return (2 + codes) * _logits(op) + (10 if computes_dw(op) else 9) * op.ins[0].size
 
 
 def _workspace(op: Op) -> int:
-    """Bytes of the logits of one chunk, in bf16, and of their codes beside them."""
+    """Bytes of the logits of one chunk, in bf16, and of their codes, transposed."""
     return (3 if computes_dw(op) else 2) * _logits(op) // int(op.attrs["chunks"])
 
 

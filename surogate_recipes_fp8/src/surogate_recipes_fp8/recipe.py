@@ -61,9 +61,7 @@ class Fp8Options(SkippedBlocks):
     fp8_fast_accum: Literal["fprop", "all", "none"] = Field(
         "fprop", description="Products whose sums may have fewer bits, which is faster: forward, all, or none."
     )
-    fp8_lm_head: bool = Field(
-        False, description="Compute the logits, and their part in the gradients of activations, in FP8 too."
-    )
+    fp8_lm_head: bool = Field(False, description="Compute the products of the LM head in FP8 too.")
 
 
 def precision(request: PrecisionRequest, options: Fp8Options) -> Precision:

@@ -57,7 +57,6 @@ def gradient_of(logits: Tensor, targets: Tensor, cap: float) -> tuple[Tensor, Te
     return row_loss, gradient * slope * labelled[:, None]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["in place", "beside"])
 @pytest.mark.parametrize("cap", [0.0, 20.0])
 @pytest.mark.parametrize(
     "shape",
@@ -67,7 +66,7 @@ def gradient_of(logits: Tensor, targets: Tensor, cap: float) -> tuple[Tensor, Te
     ),
     ids=str,
 )
-def test_the_gradient_is_written_in_e5m2(shape: tuple[int, int], cap: float, beside: bool) -> None:
+def test_the_gradient_is_written_in_e5m2(shape: tuple[int, int], cap: float) -> None:
     from surogate_recipes_fp8 import _C
 
     (rows, vocab_size), ld = shape, -(-shape[1] // 64) * 64
@@ -78,18 +77,14 @@ def test_the_gradient_is_written_in_e5m2(shape: tuple[int, int], cap: float, bes
     row_loss, gradient = gradient_of(start[:, :vocab_size], targets.tensor, cap)
 
     logits, losses = guarded_copy(start, constant=False), guarded((rows,), torch.float32)
-    beside_codes = guarded((rows, ld), torch.uint8)
-    buffers = [logits, targets, scale, losses, *([beside_codes] if beside else [])]
-    codes_at, ld_codes = (beside_codes.pointer, ld) if beside else (logits.pointer, 2 * ld)
     eager_and_graph(
         lambda stream: _C.head_loss_codes(
-            logits.pointer, codes_at, targets.pointer, scale.pointer, losses.pointer,
-            rows, vocab_size, ld, ld_codes, cap, stream,
+            logits.pointer, targets.pointer, scale.pointer, losses.pointer, rows, vocab_size, ld, cap, stream
         ),
-        buffers,
-    )  # fmt: skip
+        [logits, targets, scale, losses],
+    )
     assert_close(losses.tensor, row_loss, torch.float32, vocab_size, 1 + row_loss)
-    codes = (beside_codes.tensor if beside else logits.tensor.view(torch.uint8))[:, :vocab_size].contiguous()
+    codes = logits.tensor.view(torch.uint8)[:, :vocab_size].contiguous()
     assert not codes[targets.tensor < 0].any(), "a row without a label has a gradient"
     expected = encode(gradient.float().cpu(), torch.tensor(2.0**15), "e5m2").cuda()
     ours, theirs = codes.view(TORCH_DTYPES["e5m2"]).double(), expected.double()
@@ -97,14 +92,6 @@ def test_the_gradient_is_written_in_e5m2(shape: tuple[int, int], cap: float, bes
     # near the cap 1e-3 of them.
     assert float((ours != theirs).double().mean()) < 1e-3 + 2 / theirs.numel()
     assert ((ours - theirs).abs() <= theirs.abs() / 4 + 2.0**-16).all()
-    if beside:
-        # As in the kernel of the bf16 recipe: the error of an exponential is that of the largest difference of logits,
-        # and 1 - tanh^2 loses digits where a logit is near the cap.
-        valid = start[:, :vocab_size].double()
-        size = (cap * (valid / cap).tanh() if cap else valid).softmax(-1) + gradient.abs()
-        magnitude = 0.37 * max(float(valid.max() - valid.min()), 40.0) * size + 1e-30
-        assert_close(logits.tensor[:, :vocab_size], 0.37 * gradient, torch.bfloat16, 2 + vocab_size // 512, magnitude)
-        assert (logits.tensor[:, vocab_size:] == start[:, vocab_size:]).all(), "the padding was written"
 
 
 def test_nan_reaches_the_loss_and_the_codes() -> None:
@@ -114,8 +101,7 @@ def test_nan_reaches_the_loss_and_the_codes() -> None:
     logits[1, 5] = torch.nan
     targets, scale = torch.tensor([3, 4], dtype=torch.int32, device="cuda"), torch.tensor(1.0, device="cuda")
     losses, stream = torch.zeros(2, device="cuda"), torch.cuda.current_stream().cuda_stream
-    pointers = (t.data_ptr() for t in (logits, logits, targets, scale, losses))
-    _C.head_loss_codes(*pointers, 2, 64, 64, 128, 0.0, stream)
+    _C.head_loss_codes(*(t.data_ptr() for t in (logits, targets, scale, losses)), 2, 64, 64, 0.0, stream)
     codes = logits.view(torch.uint8)[:, :64].contiguous().view(TORCH_DTYPES["e5m2"]).float()
     assert losses[0].isfinite() and losses[1].isnan()
     assert codes[0].isfinite().all() and codes[1].isnan().any()
@@ -182,7 +168,7 @@ def check(found: list[Tensor], expected: list[Tensor], targets: Tensor) -> None:
         assert relative_error(found[1], expected[1]) < 5e-3
         assert not found[1][targets.cpu() < 0].any(), "a row without a label has a gradient"
     if len(found) > 2:
-        assert relative_error(found[2], expected[2]) < 4e-3
+        assert relative_error(found[2], expected[2]) < 5e-3
 
 
 @pytest.mark.parametrize(("dw", "has_dx"), [(None, False), (None, True), ("fp32", True), ("bf16", True)], ids=str)
@@ -260,7 +246,9 @@ def test_products_are_timed_unless_they_must_not_be() -> None:
     contents = {v: torch.zeros(v.shape, dtype=TORCH_DTYPES[v.dtype]) for v in ins}
     launches = bind_kernel(head.KERNELS, op, contents).launches
     lines = launches[0].call[0].__self__.describe().splitlines()
-    assert ["e4m3->bf16" in line or "e5m2*e4m3->bf16" in line for line in lines] == [True, True, False, False]
+    assert [("e4m3->bf16" in line, "e4m3->fp32" in line) for line in lines] == [
+        (True, False), (True, False), (False, True), (False, True)
+    ]  # fmt: skip
     assert all("TFLOP/s" in line for line in lines)
     assert [launch.labels_above for launch in launches] == [-1, -1, 16, 32, 48, -1]
     untimed = bind_kernel(head.KERNELS, op, contents, deterministic="true").launches[0].call[0].__self__.describe()

@@ -1,7 +1,7 @@
 """The compiled LM head with cross-entropy by FP8 products, over labelled rows only, one chunk of logits at a time.
 
-The gradient of the logits takes their place in E5M2, or in bf16 beside its codes where dw needs it. Chunks without
-labels are skipped. A bf16 dw is summed over the chunks in fp32 in the workspace.
+The gradient of the logits takes their place in E5M2. For dw it is transposed, with x. Chunks without labels are
+skipped. A bf16 dw is summed over the chunks in fp32 in the workspace.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ NO_DW = -1
 """Dtype code that the binding takes if there is no weight gradient."""
 
 _ROW_MULTIPLE = 64
-"""The row stride of the logits and of their codes is a multiple of this many elements."""
-
-_PRODUCTS_BY_DW = 0.75
-"""Share of the FP8 rate of three products of which two reach it, and one that of bf16, which is half."""
+"""The row stride of the logits is a multiple of this many elements."""
 
 
 def sizes(op: Op) -> tuple[int, int, int, int]:
@@ -32,7 +29,7 @@ def sizes(op: Op) -> tuple[int, int, int, int]:
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """Bytes of the layout of head.cpp: cuBLASLt's workspace, logits, rows, x and dx of a chunk, dw, codes, losses."""
+    """Bytes of the layout of lm_head.h: cuBLASLt's workspace, logits, rows, x and dx of a chunk, dw, codes, losses."""
     tokens, d_model, vocab_size, chunks = sizes(op)
     rows, ld = tokens // chunks, -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
     has_dx, has_dw = len(op.outs) > 1, computes_dw(op)
@@ -43,9 +40,9 @@ def _workspace(op: Op, target: Target) -> int:
         + 3 * aligned(4 * tokens)
         + aligned(2 * rows * d_model) * (1 + has_dx)
         + (aligned(4 * vocab_size * d_model) if staged else 0)
-        + aligned(rows * d_model)
+        + aligned(rows * d_model) * (1 + has_dw)
         + aligned(1)
-        + (aligned(rows * ld) if has_dw else 0)
+        + (aligned(rows * vocab_size) if has_dw else 0)
     )
 
 
@@ -99,12 +96,11 @@ def _supports(op: Op, target: Target) -> Support:
     return Support(True)
 
 
-def _kernel(kind: str, dtypes: tuple[str, ...], *, has_dw: bool = False) -> KernelDef:
+def _kernel(kind: str, dtypes: tuple[str, ...]) -> KernelDef:
     return KernelDef(
         op=kind,
         dtypes=dtypes,
         attrs=("softcap", "fast", "fast_dx") if kind.endswith("_grads") else ("softcap", "fast"),
-        arithmetic=("fp8", _PRODUCTS_BY_DW) if has_dw else None,
         supports=_supports,
         bind=_bind,
         workspace=_workspace,
@@ -116,7 +112,7 @@ _INS = ("bf16", "e4m3", "int32", "fp32", "fp32")
 KERNELS: tuple[KernelDef, ...] = (
     _kernel("fp8_lm_head_ce", (*_INS, "fp32")),
     *(
-        _kernel("fp8_lm_head_ce_grads", (*_INS, *transposed, "fp32", "bf16", *dw), has_dw=bool(dw))
+        _kernel("fp8_lm_head_ce_grads", (*_INS, *transposed, "fp32", "bf16", *dw))
         for transposed in ((), ("e4m3",))
         for dw in ((), ("fp32",), ("bf16",))
     ),

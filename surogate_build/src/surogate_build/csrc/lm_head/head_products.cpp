@@ -8,8 +8,8 @@
 //   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
 //                                                        accumulated into; omitted if w is frozen
 //
-// With fp8, the operands of logits and dx are quantized by the caller: x_c and w in E4M3, dlogits in E5M2, each with one
-// scale. dw has dlogits and x_c in bf16: an FP8 product would read both transposed, which takes a pass of 2 bytes per logit.
+// With fp8, the operands are quantized by the caller: x_c and w in E4M3, dlogits in E5M2, each with one scale. dw reads
+// dlogits and x_c transposed.
 //
 // The host knows the number of labels in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16
 // dw is written directly if a single bf16 product computes it; otherwise it is summed in fp32 in the workspace and
@@ -17,7 +17,8 @@
 //
 // Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | rows and labels int32
 // [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there. Each part begins at a
-// multiple of 256 bytes. With fp8 also: x_c in E4M3 | 256 bytes of scales | dlogits in E5M2, if there is dw.
+// multiple of 256 bytes. With fp8 also: x_c in E4M3 | 256 bytes of scales | if there is dw,
+// x_c in E4M3 and dlogits in E5M2, transposed.
 //
 // FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 1 or 2 in begin; 2 per chunk for the
 // logits, 2 for dx, 1 for dw; 0 or 1 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
@@ -39,8 +40,8 @@ struct Layout {
     int64_t rows;       // rows of a chunk
     int64_t ld;         // row stride of the logits in elements
     bool is_dw_staged;  // dw is summed in the workspace
-    int64_t logits, row_index, labels, x, dx, dw, x_codes, scales, codes, total;  // offsets in the workspace and its size,
-                                                                                  // in bytes
+    // offsets in the workspace and its size, in bytes
+    int64_t logits, row_index, labels, x, dx, dw, x_codes, scales, x_codes_t, gradient_codes_t, total;
 };
 
 constexpr int64_t gradient_scale = 64, measured = 128;  // offsets from the scale of x
@@ -89,8 +90,9 @@ Layout layout_of(const char* op, const HeadShape& s) {
     l.dw = l.dx + (s.has_dx ? some_rows : 0);
     l.x_codes = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
     l.scales = l.x_codes + (s.fp8 ? aligned(l.rows * s.d_model) : 0);
-    l.codes = l.scales + (s.fp8 ? workspace_alignment : 0);
-    l.total = l.codes + (s.fp8 && s.has_dw ? aligned(l.rows * l.ld) : 0);
+    l.x_codes_t = l.scales + (s.fp8 ? workspace_alignment : 0);
+    l.gradient_codes_t = l.x_codes_t + (s.fp8 && s.has_dw ? aligned(l.rows * s.d_model) : 0);
+    l.total = l.gradient_codes_t + (s.fp8 && s.has_dw ? aligned(l.rows * s.vocab_size) : 0);
     return l;
 }
 
@@ -143,7 +145,7 @@ struct HeadProducts::Impl {
         product.lda = layout.ld;
         if (s.fp8) {
             scaled(product, E5M2, s.fast_dx);
-            product.lda = ld_codes();
+            product.lda = 2 * layout.ld;
             product.trans_b = b.w_t != nullptr;
         }
         dx = std::make_unique<Gemm>(product, timed_on(of_dx()), stream);
@@ -151,8 +153,13 @@ struct HeadProducts::Impl {
             return;
         }
         product = of(s.vocab_size, s.d_model, layout.rows, layout.is_dw_staged ? FP32 : s.dtype_dw);
-        product.trans_a = true;
-        product.lda = layout.ld;
+        if (s.fp8) {
+            scaled(product, E5M2, s.fast_dx);
+            product.trans_b = true;
+        } else {
+            product.trans_a = true;
+            product.lda = layout.ld;
+        }
         product.accumulate = s.accumulate_dw;
         const GemmBuffers on = timed_on(of_dw());
         dw_first = std::make_unique<Gemm>(product, on, stream);
@@ -171,10 +178,6 @@ struct HeadProducts::Impl {
     // Destination of the dw products.
     void* dw_sum() const { return layout.is_dw_staged ? at(layout.dw) : b.dw; }
 
-    // The codes of the gradient have a buffer of their own only where dw needs the gradient in bf16 too.
-    void* codes() const { return at(shape.has_dw ? layout.codes : layout.logits); }
-    int64_t ld_codes() const { return shape.has_dw ? layout.ld : 2 * layout.ld; }
-
     GemmBuffers of_logits() const {
         GemmBuffers on{at(shape.fp8 ? layout.x_codes : layout.x), b.w, at(layout.logits), nullptr, b.workspace};
         if (shape.fp8) {
@@ -187,7 +190,6 @@ struct HeadProducts::Impl {
     GemmBuffers of_dx() const {
         GemmBuffers on{at(layout.logits), b.w, at(layout.dx), nullptr, b.workspace};
         if (shape.fp8) {
-            on.a = codes();
             on.b = b.w_t != nullptr ? b.w_t : b.w;
             on.scale_a = at(layout.scales + gradient_scale);
             on.scale_b = b.w_scale;
@@ -195,7 +197,16 @@ struct HeadProducts::Impl {
         return on;
     }
 
-    GemmBuffers of_dw() const { return {at(layout.logits), at(layout.x), dw_sum(), nullptr, b.workspace}; }
+    GemmBuffers of_dw() const {
+        GemmBuffers on{at(layout.logits), at(layout.x), dw_sum(), nullptr, b.workspace};
+        if (shape.fp8) {
+            on.a = at(layout.gradient_codes_t);
+            on.b = at(layout.x_codes_t);
+            on.scale_a = at(layout.scales + gradient_scale);
+            on.scale_b = at(layout.scales);
+        }
+        return on;
+    }
 
     static void scaled(GemmShape& product, int dtype_a, bool fast) {
         product.dtype_a = dtype_a;
@@ -239,9 +250,11 @@ HeadChunk HeadProducts::gather(int64_t index, cudaStream_t stream) {
         chunk.x_codes = p.at(p.layout.x_codes);
         chunk.x_scale = p.at(p.layout.scales);
         chunk.measured = p.at(p.layout.scales + measured);
-        chunk.gradient_codes = p.codes();
         chunk.gradient_scale = p.at(p.layout.scales + gradient_scale);
-        chunk.ld_codes = p.ld_codes();
+        if (p.shape.has_dw) {
+            chunk.x_codes_t = p.at(p.layout.x_codes_t);
+            chunk.gradient_codes_t = p.at(p.layout.gradient_codes_t);
+        }
     }
     gather_rows(p.b.x, chunk.row_index, chunk.x, chunk.rows, p.row_bytes(), stream);
     return chunk;

@@ -36,8 +36,8 @@ struct HeadShape {
     bool accumulate_dw;     // dw +=, fp32 only
     int64_t library_bytes;  // workspace of cuBLASLt, a multiple of 256
     bool timed;             // algorithms of the products are chosen by timing; otherwise by cuBLASLt's heuristic
-    bool fp8 = false;       // logits and dx are products of FP8 operands, dw is one of bf16 (head_products.cpp)
-    bool fast = false, fast_dx = false;  // with fp8: sums of the logits, and of dx, may have fewer bits (gemm.h)
+    bool fp8 = false;       // products of FP8 operands (head_products.cpp)
+    bool fast = false, fast_dx = false;  // with fp8: sums of the logits, and of the gradients, may have fewer bits (gemm.h)
 };
 
 struct HeadBuffers {
@@ -62,9 +62,9 @@ struct HeadChunk {
     void* x_codes;            // E4M3 [rows, d_model]
     void* x_scale;
     void* measured;           // 8 bytes that the op which finds this scale uses
-    void* gradient_codes;     // E5M2 [rows, ld_codes]; without dw in place of the logits, which dx does not need
     void* gradient_scale;
-    int64_t ld_codes;
+    void* x_codes_t;          // [d_model, rows], for dw; null without
+    void* gradient_codes_t;   // E5M2 [vocab_size, rows], for dw; null without
 };
 
 // Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
@@ -79,7 +79,8 @@ public:
 
     // A run calls begin, then for chunk 0 and every further chunk that contains labels, in order, logits and, with dx,
     // gradients once the gradient of the logits has taken their place, then end. With fp8 it calls gather and multiply in
-    // place of logits, writes x_codes and x_scale between them, and gradient_codes and gradient_scale before gradients.
+    // place of logits, writes the codes of x and x_scale between them, and before gradients gradient_scale and the codes of
+    // the gradient: E5M2 in place of the logits, with a row stride of 2 ld, and transposed.
     void begin(cudaStream_t stream);
     HeadChunk logits(int64_t index, cudaStream_t stream);
     HeadChunk gather(int64_t index, cudaStream_t stream);
