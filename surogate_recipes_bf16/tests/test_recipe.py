@@ -222,9 +222,9 @@ def test_accumulation_of_bf16_gradients_of_a_model_is_unbiased() -> None:
     """The first micro-step stores the gradient rounded to nearest. Others add theirs to it with stochastic rounding,
     after those of products and the embedding were rounded to nearest too.
 
-    So the expected value is the fp32 sum of these gradients. The error of an addition is less
-    than one unit in the last place, with a standard deviation of at most half a unit. Over S seeds and N elements, the
-    mean error exceeds 5 / 2 sqrt(2 / (S N)) units with a probability of 1 in 2e6.
+    So the expected value is the fp32 sum of these gradients. The error of an addition is less than one unit in the last
+    place, with a standard deviation of at most half a unit. Over S seeds and N elements, the mean error exceeds
+    5 / 2 sqrt(2 / (S N)) units with a probability of 1 in 2e6.
     """
     exactly, rounded = (planned({"model_dtype": "bf16", "param_grad_dtype": d}) for d in ("fp32", "bf16"))
     rows = [[[document] for document in random_documents([16, 16], CONFIG["vocab_size"], seed=s)] for s in range(3)]

@@ -10,7 +10,8 @@
 // If a labelled row of x is not finite, so is the loss (fp8.cuh).
 //
 // lm_head.h documents a run and the workspace. Launches besides those of LossHead and head_products.cpp: 2 and a memset
-// per chunk for the codes of x, which move 5 bytes per element, 1 for the loss, 1 for the transposed codes of dlogits; 1 in chunk 0.
+// per chunk for the codes of x, which move 5 bytes per element, 1 for the loss, 1 for the transposed codes of dlogits, and
+// 1 in chunk 0.
 
 #include "head.h"
 
