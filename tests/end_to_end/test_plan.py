@@ -363,11 +363,11 @@ def test_check_exits_with_1_if_the_run_does_not_fit(run_of: Any) -> None:
     assert (codes, full.returncode, limited.returncode) == ([0, 0], 0, 1)
 
 
-def test_a_kernel_for_an_op_that_the_run_does_not_have_is_a_notice(run_of: Any) -> None:
+def test_kernels_of_ops_and_keys_of_plugins_that_the_run_does_not_have_are_notices(run_of: Any) -> None:
     choice = "kernels={lora_wgrad: surogate-lora, swiglu: surogate-recipe-bf16}"
-    done = invoke("plan", run_of("0.6B"), "--device", "h100", "--set", choice)
+    done = invoke("plan", run_of("0.6B"), "--device", "h100", "--set", choice, "--set", "lora_rank=4")
     assert done.returncode == 0 and done.stdout.count("has no effect, because this run has no such op") == 1
-    assert "kernels: lora_wgrad: has no effect" in done.stdout
+    assert "kernels: lora_wgrad: has no effect" in done.stdout and "\nlora_rank: has no effect" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Expected(NamedTuple):
 class Plan:
     """A run planned for a device: its programs, the kernels that run them, and the report of memory and time.
 
-    overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
+    overridden  lines for the user about keys without effect, and dtypes that the recipe does not use
     chosen      what is recomputed because of `recompute: auto`; None: nothing
     recompute_levels  of a sketch that does not fit: the recomputation to choose from (`recomputed`)
     recording   what other plans of the run can be made from (`sketch_run`)
@@ -303,6 +303,7 @@ def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | N
 
 def _remarks(run: Run, plan: Plan) -> Iterator[str]:
     """Yield the lines of `Plan.overridden`, also about an optimizer whose states every rank holds whole."""
+    yield from run.loaded.notices
     for field, key in DTYPE_KEYS.items():
         asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(plan.inputs.precision, field)
         if asked is not None and asked != used:

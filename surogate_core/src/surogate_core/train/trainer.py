@@ -124,7 +124,7 @@ def _load_data(
 ) -> tuple[Steps, SavedRun]:
     """Return the steps and what is saved of them. Raises ConfigError if processes differ, or are of another run."""
     processes.compare("versions and settings", _compared(run, plan))
-    for line in (*run.loaded.notices, *plan.overridden, _headline(plan)):
+    for line in (*plan.overridden, _headline(plan)):
         notice(line)
     if plan.chosen:
         notice(str(plan.chosen))
