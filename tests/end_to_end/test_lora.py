@@ -150,9 +150,9 @@ def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, Complete
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
     refused = invoke("merge", workplace.out / "adapter", workplace.root / "model", "--overwrite")
     assert_refused(refused, "model: is an input", "Name another output folder")
-    assert_refused(invoke("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder")
+    assert_refused(invoke("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder of one: ")
     other = invoke("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
-    assert_refused(other, "none")
+    assert_refused(other, "--base: ", "none")
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
 
 

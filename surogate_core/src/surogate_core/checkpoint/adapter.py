@@ -141,7 +141,9 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
         for name, adapter in adapters.items():
             readers.setdefault(adapter.config_file, []).append(name)
         wanted = ", ".join(f"{file} ({', '.join(names)})" for file, names in readers.items())
-        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}. Name the folder of one.")
+        below = sorted(str(path.parent) for file in readers for path in folder.glob(f"*/{file}"))
+        name = f"Name the folder of one{f': {below[0]}' if below else ''}."
+        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}. {name}")
     path = folder / next(iter(named.values())).config_file
     content = read_json(path, "Save the adapter again.")  # its kind, and the features that are on:
     facts = {key: value for key, value in content.items() if key == "peft_type" or (key.startswith("use_") and value)}
@@ -192,7 +194,8 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
             f"main revision. Download it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
             "give its folder: --base base."
         )
-    base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
+    where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
+    base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
     if QUANTIZATION in config:
         raise ConfigError(
