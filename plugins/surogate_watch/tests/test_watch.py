@@ -106,6 +106,10 @@ def test_runs_are_found_three_levels_below_and_missing_folders_are_refused(tmp_p
     write_run(tmp_path / "x/y/deep/er/still")
     assert find_runs([tmp_path]) == [tmp_path / "x/y/z"]
     assert find_runs([tmp_path / "x/y/z"]) == [tmp_path / "x/y/z"]
+    (tmp_path / "run.yaml").write_text("output_dir: x\n")  # a config, which a user starts
+    assert find_runs([tmp_path]) == [tmp_path / "x/y/z"]
+    (tmp_path / "x/run.yaml").write_text(f"output_dir: {tmp_path / 'x'}\nlog_file: other.jsonl\n")
+    assert find_runs([tmp_path]) == [tmp_path / "x"]
     with pytest.raises(ConfigError, match="nowhere is no folder"):
         Watched([tmp_path / "nowhere"])
 

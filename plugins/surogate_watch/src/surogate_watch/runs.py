@@ -148,11 +148,16 @@ class RunFiles:
 
 
 def _metrics_file(folder: Path) -> Path:
+    return Path(_key(folder, "log_file") or folder / METRICS)
+
+
+def _key(folder: Path, key: str) -> str:
+    """Return the text of a key in the run file of a folder; "" without one, or in a file of something else."""
     try:
-        given = yaml.safe_load((folder / RUN_FILE).read_text(encoding="utf-8"))
-        return Path(given["log_file"]) if given.get("log_file") else folder / METRICS
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
-        return folder / METRICS
+        found = yaml.safe_load((folder / RUN_FILE).read_text(encoding="utf-8"))[key]
+        return found if isinstance(found, str) else ""
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return ""
 
 
 def _has_outputs(folder: Path) -> bool:
@@ -186,7 +191,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _runs_in(folder: Path, deep: int) -> Iterator[Path]:
-    if any((folder / name).is_file() for name in (RUN_FILE, METRICS)):
+    named = _key(folder, "output_dir")  # a run.yaml that names another folder is what a user starts
+    if (folder / METRICS).is_file() or (named and Path(named).resolve() == folder.resolve()):
         yield folder
         return
     if deep == 0:
