@@ -147,7 +147,8 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     result = new("logger", tmp_path / "acme-spy")
     assert result.exit_code == 0 and "package acme-spy" in result.stdout
     assert (tmp_path / "acme-spy/src/acme_spy/plugin.py").is_file()
-    assert new("logger", tmp_path / "elsewhere", "--name", "acme-other").exit_code == 0
+    told = json.loads(new("logger", tmp_path / "elsewhere", "--name", "acme-other", "--json").stdout)
+    assert told["package"] == "acme-other" and "src/acme_other/plugin.py" in told["files"]
     assert (tmp_path / "elsewhere/src/acme_other/plugin.py").is_file()
 
 

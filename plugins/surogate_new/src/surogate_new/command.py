@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ def new(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the package. Default: that of DIRECTORY.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a package for a plugin: a small definition that works, tests, CI and a run that trains with it."""
     if kind not in LAYERS:
@@ -29,4 +31,8 @@ def new(
         raise ConfigError(f"surogate new {kind}: is no kind of plugin; {hint}")
     package = Package(kind, name or directory.resolve().name)
     written = write(package, directory)
+    if as_json:
+        files = [path.relative_to(directory).as_posix() for path in written]
+        print(json.dumps({"folder": str(directory), "package": package.distribution, "files": files}, indent=2))
+        return
     print(f"{directory}: {len(written)} files, package {package.distribution}. README.md has the first commands.")
