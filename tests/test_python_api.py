@@ -76,6 +76,7 @@ def test_what_a_callback_raises_ends_the_run(config: dict[str, Any]) -> None:
 
 def test_a_plan_takes_a_file_a_device_and_keys() -> None:
     planned = surogate.plan(ROOT / "examples/qwen3-8b.yaml", device="h200", per_device_train_batch_size=1)
+    assert len(repr(planned)) < 4000  # a cell of a notebook shows it
     assert planned.report.fits and planned.report.tokens == 4 * 4096
     assert surogate.load(ROOT / "examples/quickstart-sft.yaml", mode="sft").config.adapter == "lora"
 

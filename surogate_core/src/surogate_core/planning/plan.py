@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
@@ -56,14 +56,14 @@ class Plan:
     recording   what other plans of the run can be made from (`sketch_run`)
     """
 
-    inputs: PlanInputs
-    target: Target
-    assembly: Assembly
+    inputs: PlanInputs = field(repr=False)  # its text, with all programs, has megabytes
+    target: Target = field(repr=False)
+    assembly: Assembly = field(repr=False)
     report: Report
-    recording: RecordedPrograms
+    recording: RecordedPrograms = field(repr=False)
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
-    recompute_levels: Sequence[RecomputeLevel] = ()
+    recompute_levels: Sequence[RecomputeLevel] = field(default=(), repr=False)
 
     @property
     def kernels(self) -> KernelTable:
