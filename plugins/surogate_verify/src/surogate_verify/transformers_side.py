@@ -31,17 +31,12 @@ STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def observe(
-    subject: Subject,
-    rows: ComparedRows,
-    scratch: Path,
-    compute: torch.dtype,
-    choices: Sequence[Tensor],
-    product_error: float = 0.0,
+    subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype, choices: Sequence[Tensor], error: float
 ) -> Observed:
     """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16), with our `choices`.
 
     For float64 and float32 the weights are first rounded to the dtype that the run stores, so that only the arithmetic
-    differs. Dropout is off. `scratch` holds the weights that our side wrote. `product_error`: see RoundedProducts.
+    differs. Dropout is off. `scratch` holds the weights that our side wrote. `error`: see RoundedProducts.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     with quiet():
@@ -58,8 +53,8 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        if product_error:
-            stack.enter_context(RoundedProducts(product_error, device))
+        if error:
+            stack.enter_context(RoundedProducts(error, device))
         same = stack.enter_context(SameChoices(choices)) if choices else None
         for group in rows.groups:
             outputs = []
@@ -246,7 +241,7 @@ class RoundedProducts(TorchFunctionMode):
         super().__init__()
         self._largest = error * 1.5**0.5  # of uniform errors: rms error / sqrt(2) in each operand
         self._random = torch.Generator(device).manual_seed(0)
-        self._weights: dict[Tensor, Tensor] = {}
+        self._off_by: dict[Tensor, Tensor] = {}
 
     def _off(self, x: Tensor) -> Tensor:
         return x * torch.empty_like(x).uniform_(-self._largest, self._largest, generator=self._random)
@@ -255,9 +250,9 @@ class RoundedProducts(TorchFunctionMode):
         if func is not F.linear:
             return func(*args, **kwargs or {})
         x, weight, bias = (*args, None)[:3]
-        if weight not in self._weights:
-            self._weights[weight] = self._off(weight.detach())
-        product = func(x + self._off(x.detach()), weight + self._weights[weight])
+        if weight not in self._off_by:
+            self._off_by[weight] = self._off(weight.detach())
+        product = func(x + self._off(x.detach()), weight + self._off_by[weight])
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
         return product if bias is None else product + bias

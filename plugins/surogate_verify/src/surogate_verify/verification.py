@@ -228,8 +228,8 @@ def _compare(
     ours_in_fp32 = observe_ours(exact) if exact else None
     exactly = ours_in_fp32 or ours
 
-    def observe_theirs(dtype: torch.dtype, of: Observed, product_error: float = 0.0) -> Observed:
-        return transformers_side.observe(subject, rows, scratch, dtype, of.choices, product_error)
+    def observe_theirs(dtype: torch.dtype, of: Observed, error: float = 0.0) -> Observed:
+        return transformers_side.observe(subject, rows, scratch, dtype, of.choices, error)
 
     truth = observe_theirs(torch.float64, ours)
     layers = _layers(subject)
