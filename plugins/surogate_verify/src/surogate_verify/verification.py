@@ -248,9 +248,8 @@ def _compare(
         error = inputs.lowering.product_error(inputs.precision)
     else:
         error = inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
-    rounded = observe_theirs(torch.bfloat16, ours, error)
-    by = yardstick.quantized(rounded) if error else yardstick.bf16(rounded)
-    return verdict_in_fp32, compare(ours, truth, by, layers)
+    bf16 = yardstick.bf16(observe_theirs(torch.bfloat16, ours, error), error)
+    return verdict_in_fp32, compare(ours, truth, bf16, layers)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:

@@ -84,12 +84,12 @@ def fp32(transformers: Observed, terms: int, tokens: int) -> Yardstick:
     return Yardstick("fp32", transformers, *floors, FARTHER_IN_FP32, FARTHER_ALONE)
 
 
-def bf16(transformers: Observed) -> Yardstick:
-    """Return the yardstick for bf16. Its floor is one rounding, because sums are fp32 on both sides."""
-    return Yardstick("bf16", transformers, BF16_ROUNDING, BF16_ROUNDING, FARTHER, FARTHER_ALONE_IN_BF16)
+def bf16(transformers: Observed, product_error: float) -> Yardstick:
+    """Return the yardstick for bf16, in which products of `transformers` are off by `product_error` besides.
 
-
-def quantized(transformers: Observed) -> Yardstick:
-    """Return the yardstick for bf16 with products whose operands are rounded further, in `transformers` too."""
-    name = "bf16 with quantized products"
-    return Yardstick(name, transformers, BF16_ROUNDING, BF16_ROUNDING, FARTHER_QUANTIZED, FARTHER_ALONE)
+    Its floor is one rounding, because sums are fp32 on both sides.
+    """
+    name, farther, alone = "bf16", FARTHER, FARTHER_ALONE_IN_BF16
+    if product_error:
+        name, farther, alone = "bf16 with quantized products", FARTHER_QUANTIZED, FARTHER_ALONE
+    return Yardstick(name, transformers, BF16_ROUNDING, BF16_ROUNDING, farther, alone)
