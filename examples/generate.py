@@ -46,6 +46,9 @@ def find_problem(directory: Path) -> str | None:
     remedy = (
         f"Give a checkpoint of the run: {directory / steps[-1]}" if steps else "Train first: surogate train RUN.yaml"
     )
+    for folder in (directory, directory / "adapter"):
+        if (folder / "adapter_config.json").is_file():
+            remedy = f"Merge its adapter, and give the folder of that: surogate merge {folder} merged"
     return f"{directory} holds no checkpoint: {', '.join(missing)} not found. {remedy}"
 
 

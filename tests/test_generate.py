@@ -66,6 +66,10 @@ def test_a_directory_without_a_checkpoint_is_told_with_what_to_do(
     message = capsys.readouterr().err
     assert "config.json, tokenizer.json, *.safetensors not found" in message
     assert ("step_00000100" if steps else "surogate train") in message
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    assert load_example().main([str(tmp_path)]) == 2
+    assert f"surogate merge {tmp_path / 'adapter'} merged" in capsys.readouterr().err
 
 
 def test_a_path_that_is_no_directory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
