@@ -69,6 +69,7 @@ def test_a_command_of_another_distribution_is_listed_without_import_and_runs(ins
     install("acme-commands", "1.0", "hello", source, group="surogate.commands", head="")
     helped = CliRunner().invoke(app, ["--help"])
     assert "From acme-commands 1.0." in helped.output
+    assert "watch          Show running and finished runs" in helped.output  # the summary of surogate-watch
     assert "imported" not in helped.output
     ran = CliRunner().invoke(app, ["hello", "world"])
     assert (ran.exit_code, ran.output) == (5, "imported\nhi world\n")

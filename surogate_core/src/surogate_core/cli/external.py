@@ -70,8 +70,13 @@ def external_commands() -> Mapping[str, Command]:
 
 
 def stand_in(command: Command) -> Any:
-    """Return a command of the same name for the listing of help, which need not import the real one."""
-    return _made(command, lambda: None, help=f"From {command}.")
+    """Return a command of the same name for the listing of help, which need not import the real one.
+
+    A summary of its distribution that begins with "surogate NAME: " says what it does.
+    """
+    summary = command.entry.dist.metadata["Summary"] or "" if command.entry.dist else ""
+    _, found, text = summary.partition(f"surogate {command.name}: ")
+    return _made(command, lambda: None, help=f"{text[:1].upper()}{text[1:]}." if found else f"From {command}.")
 
 
 def _made(command: Command, function: Callable[..., Any], **how: Any) -> Any:
