@@ -1,4 +1,5 @@
-// Python bindings of grouped_gemm.h, grouped_mma.h and grouped_thin.h. Pointers are passed as integers; the stream is the last argument.
+// Python bindings of grouped_gemm.h, grouped_mma.h, grouped_narrow.h and grouped_thin.h. Pointers are passed as integers; the
+// stream is the last argument.
 #include <surogate/bind.h>
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "grouped_gemm.h"
 #include "grouped_mma.h"
+#include "grouped_narrow.h"
 #include "grouped_thin.h"
 
 namespace nb = nanobind;
@@ -32,5 +34,6 @@ void bind_grouped(nb::module_& m) {
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
     m.def("grouped_gemm_workspace", surogate::workspace_bytes, nb::arg("experts"));
     surogate::bind_launcher(m, "grouped_mma", surogate::grouped_mma);
+    surogate::bind_launcher(m, "grouped_narrow", surogate::grouped_narrow);
     surogate::bind_launcher(m, "grouped_thin", surogate::grouped_thin);
 }

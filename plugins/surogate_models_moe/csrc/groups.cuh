@@ -9,12 +9,11 @@
 
 namespace surogate {
 
-// As many tiles of `side` rows as groups can have, whatever the routes are.
-inline int64_t tiles_of_groups(int64_t rows, int64_t side, int64_t experts) {
-    return rows / side + (experts < rows ? experts : rows);
-}
+// The tiles of expert e are those from the rows before it / side + e on. Between them and those of the next one may be a tile
+// without rows.
+inline int64_t tiles_of_groups(int64_t rows, int64_t side, int64_t experts) { return rows / side + experts; }
 
-// The group of a tile of `Side` rows: its expert, -1 if no expert has the tile; its rows from `start` on; the tile in it.
+// The group of a tile of `Side` rows: its expert, -1 if the tile has no rows; its rows from `start` on; the tile in it.
 struct Group {
     int expert, start, rows, tile;
 };
@@ -22,27 +21,14 @@ struct Group {
 template <int Side>
 __device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int tile) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    int before = 0;  // tiles of the experts before these 32
+    int expert = -1;  // the last one whose first tile is not behind this one
     for (int first = 0; first < experts; first += 32) {
         const int e = first + lane;
-        const int start = e > 0 && e < experts ? ends[e - 1] : 0, end = e < experts ? ends[e] : start;
-        const int own = (end - start + Side - 1) / Side;
-        int through = own;
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int other = __shfl_sync(full_warp, through, lane >= distance ? lane - distance : 0);
-            through += lane >= distance ? other : 0;
-        }
-        const unsigned behind = __ballot_sync(full_warp, tile < before + through);
-        if (behind != 0) {
-            const int found = __ffs(behind) - 1;
-            const int at = before + through - own;
-            return {first + found, __shfl_sync(full_warp, start, found), __shfl_sync(full_warp, end - start, found),
-                    tile - __shfl_sync(full_warp, at, found)};
-        }
-        before += __shfl_sync(full_warp, through, 31);
+        const int start = e > 0 && e < experts ? ends[e - 1] : 0;
+        expert += __popc(__ballot_sync(full_warp, e < experts && start / Side + e <= tile));
     }
-    return {-1, 0, 0, 0};
+    const int start = expert > 0 ? ends[expert - 1] : 0, rows = ends[expert] - start, own = tile - (start / Side + expert);
+    return {own * Side < rows ? expert : -1, start, rows, own};
 }
 
 }  // namespace surogate

@@ -23,7 +23,7 @@ def op(kind: str, *ins: tuple[str, tuple[int, ...]], accumulate: bool = False, *
     return Op(kind, values, outs, attrs, accumulate=frozenset({0} if accumulate else ()))
 
 
-def products(n: int = 16, k: int = 24, experts: int = 3) -> list[Op]:
+def products(n: int = 48, k: int = 40, experts: int = 3) -> list[Op]:
     x, dy, w, ends = ("bf16", (8, k)), ("bf16", (8, n)), ("bf16", (experts * n, k)), ("int32", (experts,))
     return [
         op("grouped_linear", x, w, ends),
@@ -50,6 +50,14 @@ def rounded(wgrad: Op) -> Op:
 def test_products_are_by_cutlass_on_an_sm90_alone(device: str, kernels: str) -> None:
     for product in products():
         assert choose(KERNELS, product, Target(DEVICES[device])) in getattr(grouped, kernels)
+
+
+@pytest.mark.parametrize("device", ["h100", "rtx4090"])
+def test_products_of_narrow_weights_have_a_kernel_of_their_own(device: str) -> None:
+    """Whose result has few columns, or is a gradient of weights that are narrow on either side."""
+    for product in products(n=32) + products(k=32):
+        narrow = product.kind.endswith("wgrad") or product.outs[0].shape[1] == 32
+        assert (choose(KERNELS, product, Target(DEVICES[device])) in grouped.NARROW) == narrow
 
 
 @pytest.mark.parametrize(("device", "kernels"), [("h100", "ONE_KERNEL"), ("rtx4090", "TWO_KERNELS")])

@@ -42,13 +42,22 @@ MORE: dict[str, tuple[Sequence[int], int, int]] = {
     "widths of Qwen3-30B-A3B, A of adapters": ([i * 7 % 509 for i in range(32)], 16, 2048),
     "widths of Qwen3-30B-A3B, B of adapters": ([i * 7 % 509 for i in range(32)], 1536, 16),
 }
+NARROW: dict[int, tuple[Sequence[int], int]] = {
+    # rows of each expert and the wide side of a weight, for each narrow one
+    8: ([3, 0, 1, 2] * 18, 136),
+    16: ([0, 5, 130, 0, 128, 1, 0, 61, 0], 2056),
+    24: ([300], 8),
+    32: ([0, 130, 0, 5, 200], 264),
+}
 
 
 class Product:
     """An op of `kind`, its operands, and what it computes in fp64, with the sum of the magnitudes of its terms."""
 
-    def __init__(self, kind: str, name: str, *, gradient: str = "fp32", accumulate: bool = False) -> None:
-        counts, n, k = (GROUPS | MORE)[name]
+    def __init__(
+        self, kind: str, sizes: tuple[Sequence[int], int, int], *, gradient: str = "fp32", accumulate: bool = False
+    ) -> None:
+        counts, n, k = sizes
         rows, experts = sum(counts), len(counts)
         self.bounds = torch.tensor([0, *counts]).cumsum(0)
         x, dy, w = (rows, k), (rows, n), (experts * n, k)
@@ -84,13 +93,37 @@ class Product:
 @pytest.mark.parametrize(("kind", "gradient"), [(kind, "fp32") for kind in KINDS] + [(KINDS[2], "bf16")])
 @pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
 def test_products_match_fp64(kernels: Sequence[KernelDef], kind: str, gradient: str, name: str) -> None:
-    x = Product(kind, name, gradient=gradient)
+    x = Product(kind, (GROUPS | MORE)[name], gradient=gradient)
     assert_close(x.run(kernels), x.truth(), TORCH_DTYPES[x.d.dtype], x.length, x.truth(torch.abs))
+
+
+def narrow(kind: str, columns: int) -> list[tuple[Sequence[int], int, int]]:
+    """Return the sizes of products of weights with few rows, or columns, as `kind` needs them."""
+    counts, wide = NARROW[columns]
+    return [(counts, columns, wide)] * (kind != KINDS[1]) + [(counts, wide, columns)] * (kind != KINDS[0])
+
+
+@pytest.mark.parametrize(("kind", "gradient"), [(kind, "fp32") for kind in KINDS] + [(KINDS[2], "bf16")])
+@pytest.mark.parametrize("columns", [*NARROW])
+def test_products_of_narrow_weights_match_fp64(kind: str, gradient: str, columns: int) -> None:
+    for sizes in narrow(kind, columns):
+        x = Product(kind, sizes, gradient=gradient)
+        assert_close(x.run(grouped.NARROW), x.truth(), TORCH_DTYPES[x.d.dtype], x.length, x.truth(torch.abs))
+
+
+@pytest.mark.parametrize("columns", [*NARROW])
+def test_gradients_of_narrow_weights_accumulate(columns: int) -> None:
+    for sizes in narrow(KINDS[2], columns):
+        x = Product(KINDS[2], sizes, accumulate=True)
+        before = torch.randn(x.d.shape).cuda()
+        x.contents[x.d] = before
+        out = x.run(grouped.NARROW)
+        assert_close(out, x.truth() + before.double(), torch.float32, x.length + 1, x.truth(torch.abs) + before.abs())
 
 
 @KERNELS
 def test_gradients_of_weights_accumulate_and_stay_where_an_expert_has_no_rows(kernels: Sequence[KernelDef]) -> None:
-    x = Product(KINDS[2], "uneven", accumulate=True)
+    x = Product(KINDS[2], GROUPS["uneven"], accumulate=True)
     before = torch.randn(x.d.shape).cuda()
     x.contents[x.d] = before
     out = x.run(kernels)
@@ -98,17 +131,20 @@ def test_gradients_of_weights_accumulate_and_stay_where_an_expert_has_no_rows(ke
     assert same_bits(out.view(9, -1)[[0, 3, 6, 8]], before.view(9, -1)[[0, 3, 6, 8]])
 
 
-@KERNELS
+@pytest.mark.parametrize(
+    "kernels", [CUTLASS, *(pytest.param(getattr(grouped, k), id=k) for k in ("PORTABLE", "NARROW"))]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_undefined_rows_reach_no_other_row_or_expert(kernels: Sequence[KernelDef], kind: str) -> None:
     """Tiles end within experts: what lies behind their rows is that of the next one."""
-    x = Product(kind, "uneven")
-    x.contents[x.a][5 + 130] = float("nan")  # the first row of the expert behind the one with 130
-    nan = x.run(kernels).isnan()
-    if kind.endswith("wgrad"):
-        assert nan.view(9, -1).any(1).nonzero().flatten().tolist() == [4]
-    else:
-        assert nan.any(1).nonzero().flatten().tolist() == [135]
+    for sizes in narrow(kind, 16) if kernels is grouped.NARROW else [GROUPS["uneven"]]:
+        x = Product(kind, sizes)
+        x.contents[x.a][5 + 130] = float("nan")  # the first row of the expert behind the one with 130
+        nan = x.run(kernels).isnan()
+        if kind.endswith("wgrad"):
+            assert nan.view(9, -1).any(1).nonzero().flatten().tolist() == [4]
+        else:
+            assert nan.any(1).nonzero().flatten().tolist() == [135]
 
 
 @pytest.mark.skipif(not is_sm90, reason="the kernel needs an SM90")
@@ -116,7 +152,7 @@ def test_the_workspace_is_what_the_module_needs() -> None:
     from surogate_models_moe import _C
 
     for name in GROUPS:
-        x = Product(KINDS[0], name)
+        x = Product(KINDS[0], GROUPS[name])
         (scratch,) = bind_kernel(grouped.CUTLASS, x.op, x.contents).workspaces
         assert scratch.tensor.numel() == _C.grouped_gemm_workspace(len(GROUPS[name][0]))
 
@@ -134,3 +170,5 @@ def test_wrong_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             _C.grouped_mma(*arguments, 0)
+    with pytest.raises(ValueError, match="at most 32 columns, got 40"):
+        _C.grouped_narrow(p, p, p, p, 8, 48, 40, 1, 2, 1, False, 0)

@@ -1,8 +1,9 @@
 """Products of experts: by CUTLASS on an SM90 (`csrc/grouped_gemm.h`), by mma.sync elsewhere (`csrc/grouped_mma.cu`).
 
-Those that add to a base have few terms and a kernel of their own (`csrc/grouped_thin.cu`). The sum of a product and
-such a one is one kernel of CUTLASS, or a launch of each. All read the ends of the groups on the device, so that a
-launch does not depend on the routes.
+Those of narrow weights, which take as long as reading the rows, have a kernel of their own
+(`csrc/grouped_narrow.cu`), and so have those that add to a base, which have few terms (`csrc/grouped_thin.cu`). The sum
+of a product and such a one is one kernel of CUTLASS, or a launch of each. All read the ends of the groups on the
+device, so that a launch does not depend on the routes.
 """
 
 from __future__ import annotations
@@ -70,6 +71,25 @@ def _bind_portable(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.grouped_mma, *op.ins, *op.outs, *_sizes(op), *_result(op))
 
 
+MOST_NARROW = 32
+"""Most columns of a narrow weight. With 64, tiles of 256 columns take little longer than reading the rows."""
+
+
+def _narrow_supports(op: Op, target: Target) -> Support:
+    """Support a result of few columns, or of wgrad one with few rows or columns of an expert."""
+    _, n, k, _ = _sizes(op)
+    columns = min(n, k) if op.kind == "grouped_linear_wgrad" else op.outs[0].shape[1]
+    if columns > MOST_NARROW:
+        return Support(False, f"at most {MOST_NARROW} columns, got {columns}")
+    return _portable_supports(op, target)
+
+
+def _bind_narrow(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.grouped_narrow, *op.ins, *op.outs, *_sizes(op), *_result(op))
+
+
 _DTYPES = tuple(
     (kind, ("bf16", "bf16", "int32", out))
     for kind in _KINDS
@@ -97,6 +117,11 @@ CUTLASS: tuple[KernelDef, ...] = tuple(
 
 PORTABLE: tuple[KernelDef, ...] = tuple(
     KernelDef(op=kind, dtypes=dtypes, arithmetic=("bf16", 0.4), supports=_portable_supports, bind=_bind_portable)
+    for kind, dtypes in _DTYPES
+)
+
+NARROW: tuple[KernelDef, ...] = tuple(
+    KernelDef(op=kind, dtypes=dtypes, arithmetic=("bf16", 0.4), supports=_narrow_supports, bind=_bind_narrow)
     for kind, dtypes in _DTYPES
 )
 
@@ -170,5 +195,5 @@ THIN: tuple[KernelDef, ...] = tuple(
     for kind in ("grouped_linear_add", "grouped_linear_dgrad_add")
 )
 
-KERNELS: tuple[KernelDef, ...] = (*CUTLASS, *PORTABLE, *ONE_KERNEL, *TWO_KERNELS, *THIN)
+KERNELS: tuple[KernelDef, ...] = (*NARROW, *CUTLASS, *PORTABLE, *ONE_KERNEL, *TWO_KERNELS, *THIN)
 """In order of preference."""

@@ -50,6 +50,13 @@ __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], const void* ro
     }
 }
 
+// Transposes a matrix of 8 x 8. Lane l has and gets elements 2 (l % 4) and the next of row l / 4.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+}
+
 // sum [16,8] += a [16,16] b [16,8]. Lane l has elements 2 (l % 4) and the next of rows l / 4 and l / 4 + 8 of the sum.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
