@@ -33,6 +33,14 @@ void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
     check_pointer(buffers.scale_b, op_name, "scale_b", 4);
     check_pointer(buffers.ends, op_name, "ends", 4);
     check_pointer(buffers.d, op_name, "d", 16);
+    SUROGATE_REQUIRE(shape.terms2 >= 0, op_name, "terms2 must not be negative, got " + std::to_string(shape.terms2));
+    if (shape.terms2 > 0) {
+        check_multiple(shape.terms2, 8, "terms2");
+        SUROGATE_REQUIRE(shape.beside == (shape.dtype_a == E5M2), op_name,
+                         "matrices that others are added to are beside each other where a is e5m2, else one above another");
+        check_pointer(buffers.a2, op_name, "a2", 16);
+        check_pointer(buffers.b2, op_name, "b2", 16);
+    }
     check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
 }
 

@@ -1,12 +1,13 @@
 // Products of groups of rows with FP8 operands by CUTLASS, for the SM90 (H100, H200) alone: those of experts, for instance. Rows
 // are sorted by group, and group g has the rows from ends[g - 1] to ends[g].
 //
-//   d [rows,width] = a [rows,terms] b_g^T times the scales of a and b
+//   d [rows,width] = a [rows,terms] b_g^T times the scales of a and b, + a2 [rows,terms2] b2_g^T
 //
 // b_g is [width,terms]. The groups' are one above another, b [groups*width,terms], or `beside` each other, b [width,groups*terms]:
 // the transposed copy of a stack [groups*terms,width]. a is E4M3 or E5M2, b E4M3, d bf16, all row-major, contiguous, aligned to 16
 // bytes; terms is a multiple of 16, width of 8. A scale is fp32 [2], (decode, encode). Sums are fp32, or with `fast` those of the
-// tensor cores, of 14 bits, and are rounded once. Results repeat. `ends` is read on the device, so a launch is the same for all
+// tensor cores, of 14 bits, and are rounded once. a2 and b2 are those of adapters, bf16: b2_g is [width,terms2], or where a is
+// E5M2 stored as its transpose, [terms2,width]; the groups' are one above another, and terms2 is a multiple of 8. Results repeat. `ends` is read on the device, so a launch is the same for all
 // groups and can be captured.
 //
 // FLOPs: 2 rows width terms, and those of 64 rows more for each group on average, because tiles have rows of one group. Bytes: each
@@ -27,12 +28,14 @@ struct GroupedFp8Shape {
     int64_t rows, width, terms, groups;
     int dtype_a;  // of <surogate/dtype.h>
     bool beside, fast;
+    int64_t terms2;  // 0: nothing is added, and a2 and b2 are not read
 };
 
 struct GroupedFp8Buffers {
     const void *a, *b;
     const float *scale_a, *scale_b;
     const int32_t* ends;
+    const void *a2, *b2;
     void *d, *workspace;
 };
 

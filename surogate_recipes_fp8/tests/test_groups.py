@@ -56,7 +56,26 @@ def test_a_tensor_that_is_not_finite_makes_every_row_nan() -> None:
     assert found.isnan().all()
 
 
-def op(width: int = WIDTH, terms: int = TERMS, *, a: str = "e4m3", **attrs: bool) -> Op:
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_product_of_a_branch_is_added_before_the_sum_is_rounded(beside: bool) -> None:
+    """Its matrices are those of the stack that `b` is, or is the transposed copy of."""
+    ends = torch.tensor(COUNTS).cumsum(0).int()
+    a, scale_a = quantized(ROWS, TERMS, dtype="e5m2" if beside else "e4m3")
+    shape = (WIDTH, GROUPS * TERMS) if beside else (GROUPS * WIDTH, TERMS)
+    b, scale_b = quantized(*shape, dtype="e4m3")
+    gen = torch.Generator().manual_seed(5)
+    a2 = torch.randn(ROWS, 8, generator=gen).bfloat16()
+    b2 = torch.randn(GROUPS, *((8, WIDTH) if beside else (WIDTH, 8)), generator=gen).bfloat16()
+    (found,) = check_op(KINDS["fp8_grouped_linear"], a, b, scale_a, scale_b, ends, a2, b2.flatten(0, 1), beside=beside)
+    left, right = a.double() * scale_a[0].double(), b.double() * scale_b[0].double()
+    start = 0
+    for end, first, second in zip(ends.tolist(), right.chunk(GROUPS, dim=1 if beside else 0), b2.double(), strict=True):
+        expected = left[start:end] @ first.T + a2[start:end].double() @ (second if beside else second.T)
+        assert torch.allclose(found[start:end].double(), expected, rtol=2.0**-8, atol=1e-4)
+        start = end
+
+
+def op(width: int = WIDTH, terms: int = TERMS, *, a: str = "e4m3", ranks: int = 0, **attrs: bool) -> Op:
     shape = (width, GROUPS * terms) if attrs.get("beside") else (GROUPS * width, terms)
     ins = (
         Value("a", (ROWS, terms), a, "act"),
@@ -64,6 +83,9 @@ def op(width: int = WIDTH, terms: int = TERMS, *, a: str = "e4m3", **attrs: bool
         *(Value(name, (2,), "fp32", "state") for name in ("scale_a", "scale_b")),
         Value("ends", (GROUPS,), "int32", "act"),
     )
+    if ranks:
+        second = (GROUPS * ranks, width) if attrs.get("beside") else (GROUPS * width, ranks)
+        ins = (*ins, Value("a2", (ROWS, ranks), "bf16", "act"), Value("b2", second, "bf16", "act"))
     (spec,) = KINDS["fp8_grouped_linear"].infer(ins, attrs)
     return Op("fp8_grouped_linear", ins, (Value("d", spec.shape, spec.dtype, "act"),), attrs)
 
@@ -75,7 +97,7 @@ def supported(product: Op, device: str = "h100") -> Support:
 
 
 def test_the_kernel_is_for_sm90_and_names_what_it_does_not_serve() -> None:
-    for product in (op(), op(a="e5m2", beside=True)):
+    for product in (op(), op(a="e5m2", beside=True), op(ranks=8), op(ranks=8, a="e5m2", beside=True)):
         assert [name for name in ("l40s", "h100", "h200", "b200", "rtx5090") if supported(product, name).ok] == [
             "h100",
             "h200",
@@ -83,6 +105,8 @@ def test_the_kernel_is_for_sm90_and_names_what_it_does_not_serve() -> None:
     assert "for SM90 alone, not" in supported(op(), "b200").reason
     assert supported(op(terms=24)).reason == "FP8 products need a multiple of 16 as summed dimension, got 24"
     assert supported(op(width=20)).reason == "FP8 products need a multiple of 8 as columns of the result, got 20"
+    assert supported(op(ranks=4)).reason == "FP8 products need a multiple of 8 as ranks, got 4"
+    assert "to dx of e5m2" in supported(op(ranks=8, beside=True)).reason
     assert "cannot accumulate" in supported(replace(op(), accumulate=frozenset({0}))).reason
 
 
@@ -93,5 +117,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         infer((a, replace(b, shape=(12, TERMS)), *rest), {})
     with pytest.raises(ProgramError, match="a sums over 32 elements, b over 16"):
         infer((a, replace(b, shape=(10, 16)), *rest), {})
+    with pytest.raises(ProgramError, match=r"the second product is of \[136, 8\] and \[48, 8\]"):
+        infer((a, b, *rest, replace(a, shape=(ROWS, 8)), replace(b, shape=(48, 8))), {})
     with pytest.raises(ProgramError, match="int32"):
         infer((a, b, *rest[:2], replace(rest[2], dtype="fp32")), {})

@@ -32,7 +32,7 @@ void bind_grouped(nb::module_& m) {
         .def(
             "run", [](const GroupedGemm& self, uintptr_t stream) { self.run(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
-    m.def("grouped_gemm_workspace", surogate::workspace_bytes, nb::arg("experts"));
+    m.def("grouped_gemm_workspace", surogate::groups_bytes, nb::arg("experts"));
     surogate::bind_launcher(m, "grouped_mma", surogate::grouped_mma);
     surogate::bind_launcher(m, "grouped_narrow", surogate::grouped_narrow);
     surogate::bind_launcher(m, "grouped_thin", surogate::grouped_thin);

@@ -32,17 +32,12 @@ struct GroupedShape {
     int64_t terms2 = 0;  // of the second pair of operands; 0: there is none
 };
 
-// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw; `workspace` has workspace_bytes(experts).
+// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw; `workspace` has groups_bytes(experts).
 struct GroupedBuffers {
     const void *a, *b, *a2, *b2;
     const int32_t* ends;
     void *d, *workspace;
 };
-
-// Those of groups_bytes, and the descriptors, pointers and strides of a second pair. Must match kernels/grouped.py.
-constexpr int64_t workspace_bytes(int64_t experts) {
-    return groups_bytes(experts) + 160 * 2 * 128 + 4 * aligned(8 * experts);
-}
 
 class GroupedGemm {
 public:

@@ -47,6 +47,15 @@ def test_products_of_experts_are_quantized_forward_and_backward() -> None:
             assert {v.dtype for v in op.ins[:2]} == {"bf16"}
 
 
+def test_branches_are_added_by_the_products_in_fp8() -> None:
+    """Those of both projections, forward and backward. They are of bf16."""
+    program = Model(CONFIG, **adapter(*EXPERTS_OF)).assembly.programs["micro_first"]
+    products = [op for op in program.ops if op.kind == "fp8_grouped_linear"]
+    assert len(products) == 4 * LAYERS
+    assert all([v.dtype for v in op.ins[5:]] == ["bf16", "bf16"] for op in products)
+    assert not {"add", "grouped_linear_add", "grouped_linear_dgrad_add"} & kinds(program).keys()
+
+
 def test_a_checkpoint_of_one_device_has_the_states_of_any_other() -> None:
     """Those of experts too where these stay in bf16, in one order, which is that of the columns of the history."""
     targets = [{}, *({"target": Target(device(name))} for name in ("h200", "l40s", "b200"))]

@@ -315,7 +315,7 @@ def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    a, b, scale_a, scale_b, ends = ins
+    a, b, scale_a, scale_b, ends, *second = ins
     (rows, terms), groups = _operand(a, False), ends.size
     _need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
     width, found = _operand(b, False)
@@ -324,6 +324,11 @@ def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     width, found = (width, found // groups) if attrs.get("beside") else (width // groups, found)
     _need(terms == found, f"a sums over {terms} elements, b over {found}")
     _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
+    if second:
+        a2, b2 = second
+        added, terms2 = _operand(a2, False)
+        shape = (groups * terms2, width) if attrs.get("beside") else (groups * width, terms2)
+        _need(added == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
     return [OutSpec("linear", (rows, width), "bf16")]
 
 
@@ -374,7 +379,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         "fp8_grouped_linear",
         _grouped,
         attrs={"fast": (bool, False), "beside": (bool, False)},
-        flops=lambda op: 2 * op.ins[0].size * op.outs[0].shape[1],
+        flops=lambda op: 2 * sum(v.size for v in (op.ins[0], *op.ins[5:6])) * op.outs[0].shape[1],
         math=_fp8,
     ),
 )

@@ -18,6 +18,7 @@ that read them must not look finite.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import pi
 from typing import Any
 
@@ -308,6 +309,8 @@ def fp8_grouped_linear(
     scale_a: Tensor,
     scale_b: Tensor,
     ends: Tensor,
+    a2: Tensor | None = None,
+    b2: Tensor | None = None,
     *,
     fast: bool = False,
     beside: bool = False,
@@ -315,15 +318,17 @@ def fp8_grouped_linear(
     """a b^T of the rows of each group, which end at `ends`, with its matrix of b [groups N, K]: -> bf16 [rows, N].
 
     With `beside`, the matrices of the groups are beside each other: b is [N, groups K], as the transposed copy of a
-    stack [groups K, N] is. `fast` as in `fp8_linear`.
+    stack [groups K, N] is. `fast` as in `fp8_linear`. a2 and b2, a stack in bf16, are the operands of a second product,
+    of the branch of an adapter, which is added before the sum is rounded.
     """
     bounds = [0, *ends.tolist()]
+    rows = [slice(start, end) for start, end in pairwise(bounds)]
     matrices = b.chunk(len(ends), dim=1 if beside else 0)
-    products = [
-        _product(a[start:end], matrix, scale_a, scale_b, False, False)
-        for start, end, matrix in zip(bounds, bounds[1:], matrices, strict=False)
-    ]
-    return torch.cat(products).bfloat16()
+    sums = [_product(a[own], m, scale_a, scale_b, False, False) for own, m in zip(rows, matrices, strict=True)]
+    if a2 is not None and b2 is not None:
+        stack = b2.float().chunk(len(ends))
+        sums = [x + a2[own].float() @ (m if beside else m.T) for x, own, m in zip(sums, rows, stack, strict=True)]
+    return torch.cat(sums).bfloat16()
 
 
 # ---------------------------------------------------------------------------------------------------- between the steps

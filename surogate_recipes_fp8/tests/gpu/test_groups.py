@@ -53,7 +53,7 @@ MORE: dict[str, tuple[Sequence[int], int, int]] = {
 class Product:
     """An op with random operands, and its result in fp64."""
 
-    def __init__(self, name: str, mode: tuple[str, bool, bool]) -> None:
+    def __init__(self, name: str, mode: tuple[str, bool, bool], *, ranks: int = 0) -> None:
         counts, width, terms = (GROUPS | MORE)[name]
         dtype, beside, fast = mode
         rows, groups = sum(counts), len(counts)
@@ -64,12 +64,19 @@ class Product:
         held = stack.permute(1, 0, 2).reshape(width, -1).contiguous() if beside else stack.view(-1, terms)
         tensors = (codes, held, scale_a, scale_b, torch.tensor(self.bounds[1:], dtype=torch.int32))
         dtypes = (dtype, "e4m3", "fp32", "fp32", "int32")
-        names = ("a", "b", "scale_a", "scale_b", "ends")
-        values = [Value(n, tuple(t.shape), d, "act") for n, t, d in zip(names, tensors, dtypes, strict=True)]
+        names = ("a", "b", "scale_a", "scale_b", "ends", "a2", "b2")
+        self.truth = torch.cat([a[self.rows(g)] @ b[g].T for g in range(groups)])
+        if ranks:
+            size = float(self.truth.square().mean().sqrt()) / ranks**0.5
+            a2 = torch.randn(rows, ranks).cuda().bfloat16()
+            b2 = (size * torch.randn(groups, *((ranks, width) if beside else (width, ranks)))).cuda().bfloat16()
+            tensors, dtypes = (*tensors, a2, b2.flatten(0, 1)), (*dtypes, "bf16", "bf16")
+            matrices = b2.double() if beside else b2.double().mT
+            self.truth += torch.cat([a2[self.rows(g)].double() @ matrices[g] for g in range(groups)])
+        values = [Value(n, tuple(t.shape), d, "act") for n, t, d in zip(names, tensors, dtypes, strict=False)]
         self.out = Value("d", (rows, width), "bf16", "act")
         self.op = Op("fp8_grouped_linear", tuple(values), (self.out,), {"fast": fast, "beside": beside})
         self.contents: dict[Value, Tensor] = dict(zip(values, tensors, strict=True))
-        self.truth = torch.cat([a[self.rows(g)] @ b[g].T for g in range(groups)])
 
     def rows(self, group: int) -> slice:
         return slice(self.bounds[group], self.bounds[group + 1])
@@ -91,7 +98,25 @@ def quantized(shape: Sequence[int], dtype: str) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
 def test_products_of_the_dequantized_operands(name: str, mode: tuple[str, bool, bool]) -> None:
-    x = Product(name, mode)
+    assert_close(Product(name, mode))
+
+
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
+@pytest.mark.parametrize(("name", "ranks"), zip([*GROUPS, *MORE], (8, 16, 64, 40, 72, 24, 16, 32), strict=True))
+def test_products_of_branches_are_added(name: str, ranks: int, mode: tuple[str, bool, bool]) -> None:
+    assert_close(Product(name, mode, ranks=ranks))
+
+
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
+def test_a_branch_of_zeros_changes_no_bit(mode: tuple[str, bool, bool]) -> None:
+    x = Product("uneven", mode, ranks=16)
+    x.contents[x.op.ins[5]].zero_()
+    alone = Op(x.op.kind, x.op.ins[:5], x.op.outs, x.op.attrs)
+    (expected,) = run_kernel(KERNELS, alone, x.contents)
+    assert same_bits(x.run(), expected)
+
+
+def assert_close(x: Product) -> None:
     out = x.run()
     assert out.isfinite().all()
     size = float(x.truth.square().mean().sqrt())

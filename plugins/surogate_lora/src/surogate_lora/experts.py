@@ -39,6 +39,9 @@ DOWN, UP = ".lora_A_experts", ".lora_B_experts"
 _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 """Products of experts. Each has a kind `..._add`, which adds to a base, and `..._pair`, the sum of two."""
 
+_QUANTIZED = "fp8_grouped_linear"
+"""Either product in FP8, the second one with `beside`. Further inputs are the operands of a product that it adds."""
+
 COUNTS = ("num_experts", "num_local_experts")
 """Keys of config.json that may hold the number of experts."""
 
@@ -123,9 +126,9 @@ class Stacks:
 def fuse_branches(program: Program) -> Program:
     """Compute a product of experts and the branch that adds to it by one op, where nothing else reads the product.
 
-    After the recipe: it may have quantized the product, which is then none of these.
+    After the recipe, which may have quantized the product.
     """
-    products = {op.outs[0]: op for op in program.ops if op.kind in _PRODUCTS}
+    products = {op.outs[0]: op for op in program.ops if op.kind in (*_PRODUCTS, _QUANTIZED)}
     reads = Counter(v for op in program.ops for v in op.ins) + Counter(program.outputs)
     fused: dict[Op, Op] = {}
     gone: set[Op] = set()
@@ -133,8 +136,11 @@ def fuse_branches(program: Program) -> Program:
         product = products.get(op.ins[-1]) if op.kind.endswith("_add") else None
         if product is None or reads[op.ins[-1]] > 1:
             continue
-        if (op.kind, op.phase, op.block) == (f"{product.kind}_add", product.phase, product.block):
-            fused[op] = op.changed(kind=f"{product.kind}_pair", ins=(*product.ins, *op.ins[:2]))
+        is_quantized = product.kind == _QUANTIZED
+        kind = _PRODUCTS[product.attrs["beside"]] if is_quantized else product.kind
+        if (op.kind, op.phase, op.block) == (f"{kind}_add", product.phase, product.block):
+            pair = product.kind if is_quantized else f"{kind}_pair"
+            fused[op] = op.changed(kind=pair, ins=(*product.ins, *op.ins[:2]), attrs=product.attrs)
             gone.add(product)
     return replace(program, ops=tuple(fused.get(op, op) for op in program.ops if op not in gone))
 

@@ -19,10 +19,10 @@
 #include <type_traits>
 
 #include "grouped_gemm.h"
-#include "paired_groups.h"
 #include "surogate/check.h"
 #include "surogate/cutlass_groups.cuh"
 #include "surogate/dtype.h"
+#include "surogate/paired_groups.cuh"
 
 namespace surogate {
 namespace {
@@ -89,21 +89,8 @@ using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<Kind,
 template <class Kind>
 using Groups = CutlassGroups<Kernel<Kind, Below>>;
 
-// The second pair of operands of each expert.
 template <class Kind>
-struct Others {
-    const Element** a;
-    const Element** b;
-    typename Groups<Kind>::StrideA* stride_a;
-    typename Groups<Kind>::StrideB* stride_b;
-
-    Others(char*& at, int64_t experts) {
-        place(a, at, experts);
-        place(b, at, experts);
-        place(stride_a, at, experts);
-        place(stride_b, at, experts);
-    }
-};
+using Others = SecondOperands<Product<Kind, Below>>;
 
 // A thread per expert. `terms2`: of the second pair, 0 without one. Bytes: about 60 an expert, 90 with a second pair.
 template <class Kind>
@@ -185,7 +172,7 @@ struct Prepared : GroupedGemm::Impl {
             loop.second_terms = static_cast<int>(shape.terms2);
             loop.processors = arguments.hw_info.sm_count;
         }
-        initialize(gemm, arguments, at, static_cast<char*>(buffers.workspace) + workspace_bytes(shape.experts), op_name);
+        initialize(gemm, arguments, at, static_cast<char*>(buffers.workspace) + groups_bytes(shape.experts), op_name);
     }
 
     void run(cudaStream_t stream) const override {

@@ -34,7 +34,7 @@ def aligned(nbytes: int) -> int:
 
 def groups_bytes(groups: int) -> int:
     """Return the workspace of products of `groups` of rows by CUTLASS. Must match <surogate/groups.h>."""
-    return 160 * 6 * 128 + aligned(12 * groups) + 6 * aligned(8 * groups)
+    return 160 * 8 * 128 + aligned(12 * groups) + 10 * aligned(8 * groups)
 
 
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:

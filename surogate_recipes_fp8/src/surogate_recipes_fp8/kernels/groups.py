@@ -12,15 +12,23 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
     return rows, op.outs[0].shape[1], terms, ends.size
 
 
+def _second_terms(op: Op) -> int:
+    """Return the terms of the product that is added, or 0."""
+    return op.ins[5].shape[1] if op.ins[5:] else 0
+
+
 def _supports(op: Op, target: Target) -> Support:
     if target.device.sm != 90:
         return Support(False, f"FP8 products of groups are for SM90 alone, not {target.device.title}")
     if op.accumulate:
         return Support(False, "cannot accumulate into its output")
     _, width, terms, _ = _sizes(op)
-    for name, size, multiple in (("summed dimension", terms, 16), ("columns of the result", width, 8)):
+    sizes = ("summed dimension", terms, 16), ("columns of the result", width, 8), ("ranks", _second_terms(op), 8)
+    for name, size, multiple in sizes:
         if size % multiple:
             return Support(False, f"FP8 products need a multiple of {multiple} as {name}, got {size}")
+    if op.ins[5:] and bool(op.attrs.get("beside")) != (op.ins[0].dtype == "e5m2"):
+        return Support(False, "branches are added to y of e4m3, and to dx of e5m2")
     return Support(True)
 
 
@@ -32,16 +40,17 @@ def _workspace(op: Op, target: Target) -> int:
 def _bind(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    pointers = (ctx.pointer(value) for value in (*op.ins, *op.outs))
+    first, second = ([ctx.pointer(value) for value in values] for values in (op.ins[:5], op.ins[5:]))
+    pointers = (*first, *(second or (0, 0)), ctx.pointer(op.outs[0]), ctx.workspace)
     modes = (bool(op.attrs.get("beside")), bool(op.attrs.get("fast")))
-    product = _C.GroupedFp8(*pointers, ctx.workspace, *_sizes(op), DTYPES[op.ins[0].dtype].code, *modes)
+    product = _C.GroupedFp8(*pointers, *_sizes(op), DTYPES[op.ins[0].dtype].code, *modes, _second_terms(op))
     return ctx.call(product.run)
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     KernelDef(
         op="fp8_grouped_linear",
-        dtypes=(dtype, "e4m3", "fp32", "fp32", "int32", "bf16"),
+        dtypes=(dtype, "e4m3", "fp32", "fp32", "int32", *second, "bf16"),
         attrs=("fast", "beside"),
         arithmetic=("fp8", share),
         supports=_supports,
@@ -49,6 +58,7 @@ KERNELS: tuple[KernelDef, ...] = tuple(
         workspace=_workspace,
     )
     for dtype, share in (("e4m3", 0.75), ("e5m2", 0.6))
+    for second in ((), ("bf16", "bf16"))
 )
 """Shares of the rate of dense products on an H200, 16,384 tokens and 128 experts (benchmarks/h200.md): 0.60 and 0.89 by
 tiles of 128 x 256 with fast sums, 0.58 and 0.61 by tiles of 128 x 128 with exact ones."""
