@@ -7,8 +7,8 @@ arguments. Products: by CUTLASS (on an SM90), by mma.sync, torch's grouped_mm an
 widths (of wgrad: one matrix, not 128; torch's results are bf16). "share": the rate of the first of ours, of that of
 the dense one. On an SM90 then FP8 products, forward with fast sums and dgrad with exact ones, beside dense FP8 products
 by cuBLASLt; "of bf16": times as fast as ours in bf16. "with adapters of rank 16": the sum of a product and such a
-branch, by one kernel on an SM90 and by two. Before all of them the ops around them, with the bytes that they must move.
-Medians of replayed CUDA graphs.
+branch, by one kernel on an SM90 and by two. "A and B": those of these adapters, with the bytes that they must move, by
+their own kernel and by that of wide weights. Before all of them the ops around them. Medians of replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -143,9 +143,27 @@ def pairs(tokens: int, ends: Tensor, is_sm90: bool) -> None:
             print(f"{f'{name} {label}':30}", *(f"{f'{ms:.3f} ms' if ms else '-':>15}" for ms in cells))
 
 
+def of_adapters(tokens: int, ends: Tensor, is_sm90: bool) -> None:
+    """Print products of A and B alone, and their gradients in fp32."""
+    rows, kernels = tokens * K, grouped.CUTLASS if is_sm90 else grouped.PORTABLE
+    print(f"\n{'A and B of rank 16':30}{'narrow':>26}{'wide':>10}")
+    for name, (n, k) in WEIGHTS.items():
+        down, up, inner, x, dy = (EXPERTS * 16, k), (EXPERTS * n, 16), (rows, 16), (rows, k), (rows, n)
+        for label, kind, a, b, out in (
+            ("x A", PRODUCTS[0][0], x, down, inner),
+            ("dy B", PRODUCTS[1][0], dy, up, inner),
+            ("dA", WGRAD, inner, x, down),
+            ("dB", WGRAD, dy, inner, up),
+        ):
+            ins, dtype = {"a": bf16(*a), "b": bf16(*b), "ends": ends}, "fp32" if kind == WGRAD else "bf16"
+            ms, wide = (milliseconds(bound(of, kind, ins, dtype)[0]) for of in (grouped.NARROW, kernels))
+            nbytes = 2 * (ins["a"].numel() + ins["b"].numel()) + (4 if kind == WGRAD else 2) * out[0] * out[1]
+            print(f"{f'{name} {label}':30}{1000 * ms:9.1f} us {nbytes / ms / 1e6:8.0f} GB/s{1000 * wide:7.1f} us")
+
+
 def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> None:
     rows, scales = tokens * K, {name: torch.ones(2, device="cuda") for name in ("scale_a", "scale_b")}
-    print(f"\n{'FP8':30}{'cutlass':>16}{'dense':>16}  share  of bf16")
+    print(f"\n{'FP8':30}{'cutlass':>16}{'dense':>16}  share  of bf16{'with adapters':>15}")
     for name, (n, k) in WEIGHTS.items():
         for label, dtype, fast in ((f"{name} forward", "e4m3", True), (f"{name} dgrad", "e5m2", False)):
             terms, width = (k, n) if fast else (n, k)
@@ -157,7 +175,9 @@ def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> Non
             dense = milliseconds(bound(FP8_KERNELS, "fp8_linear", plain, dtype="bf16", fast=fast)[0])
             texts = [f"{ms:7.3f} {2 * rows * n * k / ms / 1e9:4.0f} TF/s" for ms in (ours, dense)]
             print(f"{f'{label} {dtype}':30}", *(f"{t:>15}" for t in texts), end="")
-            print(f" {dense / ours:6.2f} {of_bf16[label] / ours:7.2f}")
+            second = {"a2": bf16(rows, 16), "b2": bf16(EXPERTS * width, 16).view(-1, 16 if fast else width)}
+            pair = milliseconds(bound(FP8_KERNELS, "fp8_grouped_linear", ins | second, **attrs)[0])
+            print(f" {dense / ours:6.2f} {of_bf16[label] / ours:7.2f} {pair:11.3f} ms")
 
 
 def others(tokens: int, is_sm90: bool) -> Tensor:
@@ -208,6 +228,7 @@ def main() -> None:
         ends = others(tokens, is_sm90)
         of_bf16 = products(tokens, ends, is_sm90)
         pairs(tokens, ends, is_sm90)
+        of_adapters(tokens, ends, is_sm90)
         if is_sm90:
             fp8_products(tokens, ends, of_bf16)
         torch.cuda.empty_cache()

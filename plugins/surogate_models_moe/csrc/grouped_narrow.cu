@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(warps * 32, 2)
     const T* matrix = w + static_cast<int64_t>(group.expert) * terms * width;
 
     struct Step {
-        Words x[blocks][2];          // rows, rows + 8
-        uint32_t w[Octets][4];       // terms 2 j and the next one of those of the lane; in dgrad of another one
+        Words x[blocks][2];     // rows, rows + 8
+        uint32_t w[Octets][4];  // terms 2 j and the next one of those of the lane; in dgrad of another one
     };
     const auto load = [&](int at) {
         Step step;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
     __syncthreads();
     constexpr int chunk = 4;  // columns of a thread
     static_assert(side<Octets> * columns == warps * 32 * chunk);
-    const int row = static_cast<int>(threadIdx.x) / (columns / chunk), column = static_cast<int>(threadIdx.x) % (columns / chunk) * chunk;
+    const int thread = static_cast<int>(threadIdx.x), row = thread * chunk / columns, column = thread * chunk % columns;
     if (first + row < group.rows && column < width) {
         float sum[chunk] = {};
         for (int i = 0; i < warps; ++i) {
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(wgrad_warps * 32, 4 / Blocks)
     }
 
     struct Step {
-        Words wide[2][2];              // rows, rows + 8, of two rows one below the other
+        Words wide[2][2];               // rows, rows + 8, of two rows one below the other
         uint32_t narrow[Blocks][2][2];  // columns, columns + 8, then rows, rows + 8
     };
     const auto load = [&](int at) {
