@@ -8,11 +8,12 @@
 // its terms in any order, and a result its columns, so each lane loads 16 bytes of a row, and two lanes need nothing of each
 // other. No warp waits for another one before the end. Loads of the next step are issued before the products of this one.
 //
-// Forward and dgrad: a block has 64 rows, or 32 where more than 16 columns are narrow, and its warps share the terms: of 256
+// Forward and dgrad: a block has 32 rows, or 16 where more than 16 columns are narrow, and its warps share the terms: of 256
 // terms, 512 bytes of each row, a warp has 32. Their sums are added in order. Grid: rows / side + experts.
 //
-// wgrad: a warp has 64 columns of the wide operand and all rows of an expert. Grid: (columns / 256, experts). Experts without
-// rows get zeros.
+// wgrad: a warp has 64 columns of the wide operand and the rows of an expert, which up to 8 warps share where there are more
+// than 128: routers may choose a few experts for all tokens. Grid: (columns / 64, experts), of which the blocks behind those
+// that are needed return. Experts without rows get zeros.
 //
 // Sums are fp32 in one order, so results repeat. What lies outside of an expert, or of its matrix, is 0 and is not read.
 //
@@ -54,13 +55,13 @@ constexpr int step_terms = 32;  // of a warp: those of lane l are 8 (l % 4) and 
 
 // Octets: of columns of the result.
 template <int Octets>
-constexpr int blocks_of_rows = 8 / Octets;  // of 16
+constexpr int blocks_of_rows = 4 / Octets;  // of 16
 
 template <int Octets>
 constexpr int side = 16 * blocks_of_rows<Octets>;
 
 template <bool Dgrad, int Octets>
-__global__ void __launch_bounds__(warps * 32, 2)
+__global__ void __launch_bounds__(warps * 32, 3)
     rows_kernel(const T* x, const T* w, const int32_t* ends, T* y, int terms, int width, int experts) {
     constexpr int blocks = blocks_of_rows<Octets>, columns = Octets * octet;
     __shared__ float partial[warps][side<Octets>][columns];
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         }
     }
     __syncthreads();
-    constexpr int chunk = 4;  // columns of a thread
+    constexpr int chunk = 2;  // columns of a thread
     static_assert(side<Octets> * columns == warps * 32 * chunk);
     const int thread = static_cast<int>(threadIdx.x), row = thread * chunk / columns, column = thread * chunk % columns;
     if (first + row < group.rows && column < width) {
@@ -160,54 +161,33 @@ __global__ void __launch_bounds__(warps * 32, 2)
     }
 }
 
-constexpr int wgrad_warps = 4;
+template <int Blocks>
+constexpr int wgrad_warps = 8 / Blocks;
 constexpr int own_columns = 64;  // of a warp: those of lane l are 8 (l / 4) and the next 7
 constexpr int step_rows = 16;
+constexpr int own_rows = 128;    // with more, warps share them
 
-// d[i] = or += sums[i] of 8 elements that are `stride` apart.
-template <class D>
-__device__ __forceinline__ void write(D* d, int64_t stride, const float (&sums)[octet], bool accumulate) {
-    if (stride == 1) {
-        using Some = Vec<D, 4>;
-#pragma unroll
-        for (int i = 0; i < octet; i += Some::size) {
-            float some[Some::size];
-#pragma unroll
-            for (int e = 0; e < Some::size; ++e) {
-                some[e] = sums[i + e];
-            }
-            if (accumulate) {
-                float old[Some::size];
-                Some::load(d + i).to_float(old);
-#pragma unroll
-                for (int e = 0; e < Some::size; ++e) {
-                    some[e] += old[e];
-                }
-            }
-            Some::from_float(some).store(d + i);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < octet; ++i) {
-            D* to = d + i * stride;
-            *to = from_float<D>(accumulate ? sums[i] + to_float(*to) : sums[i]);
-        }
-    }
-}
-
-// Element (column of wide, column of narrow) of an expert is at their products with the strides. Blocks: of 16 columns of
-// narrow.
+// Element (column of wide, column of narrow) of an expert is at their products with the strides, of which one is 1. Blocks: of
+// 16 columns of narrow.
 template <int Blocks, class D>
-__global__ void __launch_bounds__(wgrad_warps * 32, 4 / Blocks)
+__global__ void __launch_bounds__(wgrad_warps<Blocks> * 32, Blocks + 1)
     wgrad_kernel(const T* wide, const T* narrow, const int32_t* ends, D* dw, int width, int width_narrow, int64_t stride,
                  int64_t stride_narrow, bool accumulate) {
-    const int e = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x % 32), quad = lane / 4, part = lane % 4;
-    const int first = (static_cast<int>(blockIdx.x) * wgrad_warps + static_cast<int>(threadIdx.x / 32)) * own_columns;
+    constexpr int warps = wgrad_warps<Blocks>, columns_narrow = Blocks * 16;
+    __shared__ float partial[warps][columns_narrow][own_columns + 1];
+    const int e = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int quad = lane / 4, part = lane % 4;
     const int64_t start = e == 0 ? 0 : ends[e - 1];
     const int rows = ends[e] - static_cast<int>(start);
-    if (first >= width || (rows == 0 && accumulate)) {
+    int sharing = 1;  // warps that share the rows of 64 columns
+    while (sharing < warps && sharing * own_rows < rows) {
+        sharing *= 2;
+    }
+    const int across = warps / sharing * own_columns, begin = static_cast<int>(blockIdx.x) * across;  // columns of the block
+    if (begin >= width || (rows == 0 && accumulate)) {
         return;
     }
+    const int c = begin + warp / sharing * own_columns + quad * octet;
 
     struct Step {
         Words wide[2][2];               // rows, rows + 8, of two rows one below the other
@@ -215,7 +195,6 @@ __global__ void __launch_bounds__(wgrad_warps * 32, 4 / Blocks)
     };
     const auto load = [&](int at) {
         Step step;
-        const int c = first + quad * octet;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -235,9 +214,9 @@ __global__ void __launch_bounds__(wgrad_warps * 32, 4 / Blocks)
     };
 
     float sums[Blocks][octet][4] = {};  // of column i of each lane's
-    Step step = load(0);
-    for (int at = 0; at < rows; at += step_rows) {
-        const Step next = load(at + step_rows);
+    Step step = load(warp % sharing * step_rows);
+    for (int at = warp % sharing * step_rows; at < rows; at += sharing * step_rows) {
+        const Step next = load(at + sharing * step_rows);
         uint32_t part_narrow[Blocks][4];
 #pragma unroll
         for (int block = 0; block < Blocks; ++block) {
@@ -259,20 +238,42 @@ __global__ void __launch_bounds__(wgrad_warps * 32, 4 / Blocks)
         step = next;
     }
 
-    D* matrix = dw + static_cast<int64_t>(e) * width * width_narrow;
 #pragma unroll
     for (int block = 0; block < Blocks; ++block) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int column = first + (part * 2 + i % 2) * octet, column_narrow = block * 16 + i / 2 * 8 + quad;
-            if (column < width && column_narrow < width_narrow) {
-                float own[octet];
 #pragma unroll
-                for (int j = 0; j < octet; ++j) {
-                    own[j] = sums[block][j][i];
-                }
-                write(matrix + column * stride + column_narrow * stride_narrow, stride, own, accumulate);
+            for (int j = 0; j < octet; ++j) {
+                partial[warp][block * 16 + i / 2 * 8 + quad][(part * 2 + i % 2) * octet + j] = sums[block][j][i];
             }
+        }
+    }
+    __syncthreads();
+
+    // Threads have elements beside each other, and read all old ones before they write.
+    constexpr int each = own_columns * columns_narrow / 32;
+    const int bits = 31 - __clz(across);
+    const auto place = [&](int i, int& column, int& row) {
+        const int at = i * warps * 32 + thread;
+        row = stride == 1 ? at >> bits : at % columns_narrow;
+        column = stride == 1 ? at & (across - 1) : at / columns_narrow;
+        return column < across && begin + column < width && row < width_narrow;
+    };
+    D* matrix = dw + static_cast<int64_t>(e) * width * width_narrow + begin * stride;
+    float old[each];
+    int column, row;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+        old[i] = accumulate && place(i, column, row) ? to_float(matrix[column * stride + row * stride_narrow]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+        if (place(i, column, row)) {
+            float sum = 0.0f;
+            for (int j = 0; j < sharing; ++j) {
+                sum += partial[column / own_columns * sharing + j][row][column % own_columns];
+            }
+            matrix[column * stride + row * stride_narrow] = from_float<D>(old[i] + sum);
         }
     }
 }
@@ -288,12 +289,13 @@ void grouped_narrow(const void* a, const void* b, const void* ends, void* d, int
     const int32_t* groups = static_cast<const int32_t*>(ends);
     const T *left = static_cast<const T*>(a), *right = static_cast<const T*>(b);
     if (kind == WGRAD) {
-        const dim3 grid(static_cast<unsigned>(ceil_div(width, wgrad_warps * own_columns)), static_cast<unsigned>(experts));
+        const dim3 grid(static_cast<unsigned>(ceil_div(width, own_columns)), static_cast<unsigned>(experts));
         const auto launch = [&](auto* dw) {
             using D = std::remove_pointer_t<decltype(dw)>;
             const auto kernel = narrow <= 16 ? wgrad_kernel<1, D> : wgrad_kernel<2, D>;
-            kernel<<<grid, wgrad_warps * 32, 0, stream>>>(is_k ? left : right, is_k ? right : left, groups, dw, width, narrow,
-                                                          is_k ? k : 1, is_k ? 1 : k, accumulate);
+            const int threads = 32 * (narrow <= 16 ? wgrad_warps<1> : wgrad_warps<2>);
+            kernel<<<grid, threads, 0, stream>>>(is_k ? left : right, is_k ? right : left, groups, dw, width, narrow,
+                                                 is_k ? k : 1, is_k ? 1 : k, accumulate);
         };
         dtype_d == FP32 ? launch(static_cast<float*>(d)) : launch(static_cast<T*>(d));
     } else {

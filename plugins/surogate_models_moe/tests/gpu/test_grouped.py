@@ -44,10 +44,10 @@ MORE: dict[str, tuple[Sequence[int], int, int]] = {
 }
 NARROW: dict[int, tuple[Sequence[int], int]] = {
     # rows of each expert and the wide side of a weight, for each narrow one
-    8: ([3, 0, 1, 2] * 18, 136),
+    8: ([3, 0, 1, 2] * 18 + [600], 136),
     16: ([0, 5, 130, 0, 128, 1, 0, 61, 0], 2056),
     24: ([300], 8),
-    32: ([0, 130, 0, 5, 200], 264),
+    32: ([0, 130, 0, 5, 1100], 264),
 }
 
 
