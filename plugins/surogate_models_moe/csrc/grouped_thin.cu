@@ -23,6 +23,7 @@
 #include "groups.cuh"
 #include "surogate/check.h"
 #include "surogate/mma.cuh"
+#include "surogate/reduce.cuh"
 #include "surogate/vec.cuh"
 
 namespace surogate {

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-#include "surogate/reduce.cuh"
-
 namespace surogate {
 
 // The tiles of expert e are those from the rows before it / side + e on. Between them and those of the next one may be a tile
@@ -18,14 +16,14 @@ struct Group {
     int expert, start, rows, tile;
 };
 
+// Called by all threads of a block.
 template <int Side>
 __device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int tile) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
     int expert = -1;  // the last one whose first tile is not behind this one
-    for (int first = 0; first < experts; first += 32) {
-        const int e = first + lane;
+    for (int first = 0; first < experts; first += static_cast<int>(blockDim.x)) {
+        const int e = first + static_cast<int>(threadIdx.x);
         const int start = e > 0 && e < experts ? ends[e - 1] : 0;
-        expert += __popc(__ballot_sync(full_warp, e < experts && start / Side + e <= tile));
+        expert += __syncthreads_count(e < experts && start / Side + e <= tile);
     }
     const int start = expert > 0 ? ends[expert - 1] : 0, rows = ends[expert] - start, own = tile - (start / Side + expert);
     return {own * Side < rows ? expert : -1, start, rows, own};
