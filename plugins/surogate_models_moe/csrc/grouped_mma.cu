@@ -156,7 +156,7 @@ template <bool Dgrad>
 __global__ void __launch_bounds__(threads, 2)
     rows_kernel(const T* x, const T* w, const int32_t* ends, T* y, int n, int k, int experts) {
     const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y));
-    if (group.expert < 0) {
+    if (group.tile * side >= group.rows) {
         return;
     }
     const int in = Dgrad ? n : k, out = Dgrad ? k : n;

@@ -6,14 +6,14 @@
 //
 // Their time is that of reading the wide operand once, from memory straight to the registers that mma.sync reads: a sum has
 // its terms in any order, and a result its columns, so each lane loads 16 bytes of a row, and two lanes need nothing of each
-// other. No warp waits for another one before the end. Loads of the next step are issued before the products of this one.
+// other. No warp waits for another one before the end.
 //
 // Forward and dgrad: a block has 32 rows, or 16 where more than 16 columns are narrow, and its warps share the terms: of 256
 // terms, 512 bytes of each row, a warp has 32. Their sums are added in order. Grid: rows / side + experts.
 //
-// wgrad: a warp has 64 columns of the wide operand and the rows of an expert, which up to 8 warps share where there are more
-// than 128: routers may choose a few experts for all tokens. Grid: (columns / 64, experts), of which the blocks behind those
-// that are needed return. Experts without rows get zeros.
+// wgrad: a warp has 64 columns of the wide operand and the rows of an expert, which 2 to 8 warps share where there are more
+// than 255: routers may choose a few experts for all tokens. Then as many blocks share the columns of one. Grid: (columns / 512,
+// rows / 128 + experts). Experts without rows get zeros.
 //
 // Sums are fp32 in one order, so results repeat. What lies outside of an expert, or of its matrix, is 0 and is not read.
 //
@@ -43,7 +43,7 @@ constexpr int octet = 8;
 constexpr int most_narrow = 32;
 
 __device__ __forceinline__ Words load_words(const T* from, bool exists) {
-    return exists ? Words::load(reinterpret_cast<const uint32_t*>(from)) : Words{};
+    return exists ? load_once<Words>(from) : Words{};
 }
 
 __device__ __forceinline__ uint32_t load_word(const T* from, bool exists) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(warps * 32, 3)
     constexpr int blocks = blocks_of_rows<Octets>, columns = Octets * octet;
     __shared__ float partial[warps][side<Octets>][columns];
     const Group group = group_of<side<Octets>>(ends, experts, static_cast<int>(blockIdx.x));
-    if (group.expert < 0) {
+    if (group.tile * side<Octets> >= group.rows) {
         return;
     }
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -102,7 +102,9 @@ __global__ void __launch_bounds__(warps * 32, 3)
                 }
             } else {
                 const int column = o * octet + quad;
-                const Words words = load_words(matrix + static_cast<int64_t>(column) * terms + t, column < width && t < terms);
+                const T* from = matrix + static_cast<int64_t>(column) * terms + t;
+                const bool exists = column < width && t < terms;
+                const Words words = exists ? Words::load(reinterpret_cast<const uint32_t*>(from)) : Words{};
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     step.w[o][j] = words[j];
@@ -165,115 +167,142 @@ template <int Blocks>
 constexpr int wgrad_warps = 8 / Blocks;
 constexpr int own_columns = 64;  // of a warp: those of lane l are 8 (l / 4) and the next 7
 constexpr int step_rows = 16;
-constexpr int own_rows = 128;    // with more, warps share them
+constexpr int own_rows = 128;    // with twice as many, two warps share them
 
-// Element (column of wide, column of narrow) of an expert is at their products with the strides, of which one is 1. Blocks: of
-// 16 columns of narrow.
+// 8 elements `stride` apart.
+template <class D>
+__device__ __forceinline__ void read(const D* d, int64_t stride, float (&out)[octet]) {
+    using Half = Vec<D, octet / 2>;
+    if (stride == 1) {
+        const Half low = Half::load(d), high = Half::load(d + Half::size);
+#pragma unroll
+        for (int i = 0; i < octet; ++i) {
+            out[i] = to_float(i < Half::size ? low[i % Half::size] : high[i % Half::size]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < octet; ++i) {
+            out[i] = to_float(d[i * stride]);
+        }
+    }
+}
+
+template <class D>
+__device__ __forceinline__ void write(D* d, int64_t stride, const float (&sums)[octet]) {
+    if (stride == 1) {
+        const float low[] = {sums[0], sums[1], sums[2], sums[3]}, high[] = {sums[4], sums[5], sums[6], sums[7]};
+        Vec<D, 4>::from_float(low).store(d);
+        Vec<D, 4>::from_float(high).store(d + 4);
+    } else {
+#pragma unroll
+        for (int i = 0; i < octet; ++i) {
+            d[i * stride] = from_float<D>(sums[i]);
+        }
+    }
+}
+
+// Element (column of wide, column of narrow) of an expert is at their products with the strides. Blocks: of 16 columns of
+// narrow.
 template <int Blocks, class D>
-__global__ void __launch_bounds__(wgrad_warps<Blocks> * 32, Blocks + 1)
+__global__ void __launch_bounds__(wgrad_warps<Blocks> * 32, 3)
     wgrad_kernel(const T* wide, const T* narrow, const int32_t* ends, D* dw, int width, int width_narrow, int64_t stride,
-                 int64_t stride_narrow, bool accumulate) {
-    constexpr int warps = wgrad_warps<Blocks>, columns_narrow = Blocks * 16;
-    __shared__ float partial[warps][columns_narrow][own_columns + 1];
-    const int e = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int quad = lane / 4, part = lane % 4;
-    const int64_t start = e == 0 ? 0 : ends[e - 1];
-    const int rows = ends[e] - static_cast<int>(start);
-    int sharing = 1;  // warps that share the rows of 64 columns
-    while (sharing < warps && sharing * own_rows < rows) {
+                 int64_t stride_narrow, int experts, bool accumulate) {
+    constexpr int warps = wgrad_warps<Blocks>;
+    __shared__ float partial[warps][Blocks * octet * 4][32];
+    const Group group = group_of<own_rows>(ends, experts, static_cast<int>(blockIdx.y));
+    int sharing = 1;  // warps that share rows, and blocks that share the columns of one
+    while (sharing < warps && sharing * 2 * own_rows <= group.rows) {
         sharing *= 2;
     }
-    const int across = warps / sharing * own_columns, begin = static_cast<int>(blockIdx.x) * across;  // columns of the block
-    if (begin >= width || (rows == 0 && accumulate)) {
+    if (group.tile >= sharing || (group.rows == 0 && accumulate)) {
         return;
     }
-    const int c = begin + warp / sharing * own_columns + quad * octet;
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int quad = lane / 4, part = lane % 4, turn = warp % sharing;
+    const int first = ((static_cast<int>(blockIdx.x) * sharing + group.tile) * warps + warp) / sharing * own_columns;
+    const int64_t start = group.start;
 
-    struct Step {
-        Words wide[2][2];               // rows, rows + 8, of two rows one below the other
-        uint32_t narrow[Blocks][2][2];  // columns, columns + 8, then rows, rows + 8
-    };
-    const auto load = [&](int at) {
-        Step step;
+    float sums[Blocks][4][octet] = {};  // of each of the columns of each lane
+    for (int at = turn * step_rows; at < group.rows; at += sharing * step_rows) {
+        Words part_wide[2][2];  // rows, rows + 8, of two rows one below the other
+        uint32_t part_narrow[Blocks][4];  // columns, columns + 8, then the next 8 rows
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int row = at + half * 8 + part * 2 + i;
-                step.wide[half][i] = load_words(wide + (start + row) * width + c, row < rows && c < width);
+                const int row = at + half * 8 + part * 2 + i, column = first + quad * octet;
+                part_wide[half][i] = load_words(wide + (start + row) * width + column, row < group.rows && column < width);
             }
             const int row = at + half * 8 + quad;
 #pragma unroll
             for (int i = 0; i < Blocks * 2; ++i) {
                 const int column = i * octet + part * 2;
-                step.narrow[i / 2][i % 2][half] =
-                    load_word(narrow + (start + row) * width_narrow + column, row < rows && column < width_narrow);
+                part_narrow[i / 2][half * 2 + i % 2] =
+                    load_word(narrow + (start + row) * width_narrow + column, row < group.rows && column < width_narrow);
             }
         }
-        return step;
-    };
-
-    float sums[Blocks][octet][4] = {};  // of column i of each lane's
-    Step step = load(warp % sharing * step_rows);
-    for (int at = warp % sharing * step_rows; at < rows; at += sharing * step_rows) {
-        const Step next = load(at + sharing * step_rows);
-        uint32_t part_narrow[Blocks][4];
 #pragma unroll
         for (int block = 0; block < Blocks; ++block) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                part_narrow[block][i] = transposed(step.narrow[block][i % 2][i / 2]);
+                part_narrow[block][i] = transposed(part_narrow[block][i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < octet; ++i) {
             const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;  // of a word of each of the two rows
-            const uint32_t low = __byte_perm(step.wide[0][0][i / 2], step.wide[0][1][i / 2], halves);
-            const uint32_t high = __byte_perm(step.wide[1][0][i / 2], step.wide[1][1][i / 2], halves);
+            const uint32_t low = __byte_perm(part_wide[0][0][i / 2], part_wide[0][1][i / 2], halves);
+            const uint32_t high = __byte_perm(part_wide[1][0][i / 2], part_wide[1][1][i / 2], halves);
 #pragma unroll
             for (int block = 0; block < Blocks; ++block) {
-                multiply_add(sums[block][i], part_narrow[block], low, high);
-            }
-        }
-        step = next;
-    }
-
+                float own[4] = {sums[block][0][i], sums[block][1][i], sums[block][2][i], sums[block][3][i]};
+                multiply_add(own, part_narrow[block], low, high);
 #pragma unroll
-    for (int block = 0; block < Blocks; ++block) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int j = 0; j < octet; ++j) {
-                partial[warp][block * 16 + i / 2 * 8 + quad][(part * 2 + i % 2) * octet + j] = sums[block][j][i];
+                for (int j = 0; j < 4; ++j) {
+                    sums[block][j][i] = own[j];
+                }
             }
         }
     }
-    __syncthreads();
 
-    // Threads have elements beside each other, and read all old ones before they write.
-    constexpr int each = own_columns * columns_narrow / 32;
-    const int bits = 31 - __clz(across);
-    const auto place = [&](int i, int& column, int& row) {
-        const int at = i * warps * 32 + thread;
-        row = stride == 1 ? at >> bits : at % columns_narrow;
-        column = stride == 1 ? at & (across - 1) : at / columns_narrow;
-        return column < across && begin + column < width && row < width_narrow;
+    const auto each = [&](auto&& call) {
+#pragma unroll
+        for (int i = 0; i < Blocks * 4 * octet; ++i) {
+            call(i, sums[i / (4 * octet)][i / octet % 4][i % octet]);
+        }
     };
-    D* matrix = dw + static_cast<int64_t>(e) * width * width_narrow + begin * stride;
-    float old[each];
-    int column, row;
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-        old[i] = accumulate && place(i, column, row) ? to_float(matrix[column * stride + row * stride_narrow]) : 0.0f;
+    if (sharing > 1) {
+        each([&](int i, float sum) { partial[warp][i][lane] = sum; });
+        __syncthreads();
+        if (turn > 0) {
+            return;
+        }
+        for (int other = warp + 1; other < warp + sharing; ++other) {
+            each([&](int i, float& sum) { sum += partial[other][i][lane]; });
+        }
     }
+
+    D* matrix = dw + static_cast<int64_t>(group.expert) * width * width_narrow;
+    float old[Blocks][4][octet] = {};  // all are read before the first one is written
 #pragma unroll
-    for (int i = 0; i < each; ++i) {
-        if (place(i, column, row)) {
-            float sum = 0.0f;
-            for (int j = 0; j < sharing; ++j) {
-                sum += partial[column / own_columns * sharing + j][row][column % own_columns];
+    for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll
+        for (int i = 0; i < Blocks * 4; ++i) {
+            const int column = first + (part * 2 + i % 2) * octet, column_narrow = i / 4 * 16 + i % 4 / 2 * 8 + quad;
+            D* to = matrix + column * stride + column_narrow * stride_narrow;
+            if (column >= width || column_narrow >= width_narrow || (pass == 0 && !accumulate)) {
+                continue;
             }
-            matrix[column * stride + row * stride_narrow] = from_float<D>(old[i] + sum);
+            float(&of)[octet] = old[i / 4][i % 4];
+            if (pass == 0) {
+                read(to, stride, of);
+            } else {
+#pragma unroll
+                for (int j = 0; j < octet; ++j) {
+                    of[j] += sums[i / 4][i % 4][j];
+                }
+                write(to, stride, of);
+            }
         }
     }
 }
@@ -289,13 +318,16 @@ void grouped_narrow(const void* a, const void* b, const void* ends, void* d, int
     const int32_t* groups = static_cast<const int32_t*>(ends);
     const T *left = static_cast<const T*>(a), *right = static_cast<const T*>(b);
     if (kind == WGRAD) {
-        const dim3 grid(static_cast<unsigned>(ceil_div(width, own_columns)), static_cast<unsigned>(experts));
+        const int64_t tiles = tiles_of_groups(rows, own_rows, experts);
+        SUROGATE_REQUIRE(tiles <= 65535, op_name, "too many rows, got " + std::to_string(rows));
+        const int across = own_columns * (narrow <= 16 ? wgrad_warps<1> : wgrad_warps<2>);  // columns of a block
+        const dim3 grid(static_cast<unsigned>(ceil_div(width, across)), static_cast<unsigned>(tiles));
         const auto launch = [&](auto* dw) {
             using D = std::remove_pointer_t<decltype(dw)>;
             const auto kernel = narrow <= 16 ? wgrad_kernel<1, D> : wgrad_kernel<2, D>;
-            const int threads = 32 * (narrow <= 16 ? wgrad_warps<1> : wgrad_warps<2>);
-            kernel<<<grid, threads, 0, stream>>>(is_k ? left : right, is_k ? right : left, groups, dw, width, narrow,
-                                                 is_k ? k : 1, is_k ? 1 : k, accumulate);
+            kernel<<<grid, across / own_columns * 32, 0, stream>>>(is_k ? left : right, is_k ? right : left, groups, dw, width,
+                                                                   narrow, is_k ? k : 1, is_k ? 1 : k,
+                                                                   static_cast<int>(experts), accumulate);
         };
         dtype_d == FP32 ? launch(static_cast<float*>(d)) : launch(static_cast<T*>(d));
     } else {

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads, 2)
     constexpr int pitch = tile_chunks + 1;
     __shared__ uint4 tile[tile_rows * pitch];
     const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y));
-    if (group.expert < 0) {
+    if (group.tile * side >= group.rows) {
         return;
     }
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, quad = lane / 4, part = lane % 4;

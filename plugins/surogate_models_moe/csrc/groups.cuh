@@ -11,7 +11,7 @@ namespace surogate {
 // without rows.
 inline int64_t tiles_of_groups(int64_t rows, int64_t side, int64_t experts) { return rows / side + experts; }
 
-// The group of a tile of `Side` rows: its expert, -1 if the tile has no rows; its rows from `start` on; the tile in it.
+// The group of a tile of `Side` rows: its expert; its rows from `start` on; the tile in it, which may be behind its rows.
 struct Group {
     int expert, start, rows, tile;
 };
@@ -25,8 +25,8 @@ __device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int 
         const int start = e > 0 && e < experts ? ends[e - 1] : 0;
         expert += __syncthreads_count(e < experts && start / Side + e <= tile);
     }
-    const int start = expert > 0 ? ends[expert - 1] : 0, rows = ends[expert] - start, own = tile - (start / Side + expert);
-    return {own * Side < rows ? expert : -1, start, rows, own};
+    const int start = expert > 0 ? ends[expert - 1] : 0;
+    return {expert, start, ends[expert] - start, tile - (start / Side + expert)};
 }
 
 }  // namespace surogate

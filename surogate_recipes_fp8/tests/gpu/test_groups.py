@@ -113,7 +113,7 @@ def test_a_branch_of_zeros_changes_no_bit(mode: tuple[str, bool, bool]) -> None:
     x.contents[x.op.ins[5]].zero_()
     alone = Op(x.op.kind, x.op.ins[:5], x.op.outs, x.op.attrs)
     (expected,) = run_kernel(KERNELS, alone, x.contents)
-    assert same_bits(x.run(), expected)
+    assert same_bits(x.run(), expected.cuda())
 
 
 def assert_close(x: Product) -> None:
@@ -181,13 +181,15 @@ def test_wrong_arguments_are_named() -> None:
     from surogate_recipes_fp8 import _C
 
     p = guarded((64,), torch.float32).pointer
-    pointers = (p,) * 7
+    pointers = (p,) * 9
     for arguments, message in (
-        ((*pointers, 8, 12, 16, 1, 5, False, False), "width must be a multiple of 8, got 12"),
-        ((*pointers, 8, 16, 24, 1, 5, False, False), "terms must be a multiple of 16, got 24"),
-        ((*pointers, 8, 16, 16, 0, 5, False, False), "groups must be 1 to 65535, got 0"),
-        ((*pointers, 8, 16, 16, 1, 1, False, False), "a must be e4m3 or e5m2, not bf16"),
-        ((p + 8, *pointers[1:], 8, 16, 16, 1, 5, False, False), "a must be aligned to 16 bytes"),
+        ((*pointers, 8, 12, 16, 1, 5, False, False, 0), "width must be a multiple of 8, got 12"),
+        ((*pointers, 8, 16, 24, 1, 5, False, False, 0), "terms must be a multiple of 16, got 24"),
+        ((*pointers, 8, 16, 16, 0, 5, False, False, 0), "groups must be 1 to 65535, got 0"),
+        ((*pointers, 8, 16, 16, 1, 1, False, False, 0), "a must be e4m3 or e5m2, not bf16"),
+        ((*pointers, 8, 16, 16, 1, 5, False, False, 4), "terms2 must be a multiple of 8, got 4"),
+        ((*pointers, 8, 16, 16, 1, 5, True, False, 8), "beside each other where a is e5m2"),
+        ((p + 8, *pointers[1:], 8, 16, 16, 1, 5, False, False, 0), "a must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.GroupedFp8(*arguments)

@@ -4,11 +4,24 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace surogate {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Loads 16 bytes of rows that are read once: the L1 cache does not keep them, and the L2 cache reads 128 bytes.
+template <class Words>
+__device__ __forceinline__ Words load_once(const void* from) {
+    uint4 words;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from));
+    Words out;
+    memcpy(&out, &words, sizeof(out));
+    return out;
 }
 
 // Copies 16 or 4 bytes to shared memory, or fills them with zeros and reads nothing. Both addresses are aligned to as many.

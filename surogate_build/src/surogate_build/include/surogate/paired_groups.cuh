@@ -117,7 +117,11 @@ struct PairedGroups : First {
     // Descriptors of the second pair lie behind those of the first, so their place has the same index.
     CUTLASS_DEVICE auto tensormaps_init(const Params& params, TensorMapStorage& storage, int32_t processors, int32_t at) {
         const auto first = First::tensormaps_init(params, storage.first, processors, at);
-        const auto second = Second{}.tensormaps_init(params.second, storage.second, processors, at);
+        cute::TmaDescriptor* none = nullptr;
+        auto second = cute::make_tuple(none, none);
+        if (params.second_terms > 0) {
+            second = Second{}.tensormaps_init(params.second, storage.second, processors, at);
+        }
         return cute::make_tuple(cute::get<0>(first), cute::get<1>(first), cute::get<0>(second), cute::get<1>(second));
     }
 
@@ -134,13 +138,17 @@ struct PairedGroups : First {
     template <class Maps>
     CUTLASS_DEVICE void tensormaps_cp_fence_release(TensorMapStorage& storage, const Maps& maps) {
         First::tensormaps_cp_fence_release(storage.first, first_of(maps));
-        Second{}.tensormaps_cp_fence_release(storage.second, second_of(maps));
+        if (has_second(maps)) {
+            Second{}.tensormaps_cp_fence_release(storage.second, second_of(maps));
+        }
     }
 
     template <class Maps>
     CUTLASS_DEVICE void tensormaps_fence_acquire(const Maps& maps) {
         First::tensormaps_fence_acquire(first_of(maps));
-        Second{}.tensormaps_fence_acquire(second_of(maps));
+        if (has_second(maps)) {
+            Second{}.tensormaps_fence_acquire(second_of(maps));
+        }
     }
 
 private:
@@ -148,6 +156,11 @@ private:
     static CUTLASS_DEVICE auto with_terms(Shape shape, int terms) {
         cute::get<2>(shape) = terms;
         return shape;
+    }
+
+    template <class Maps>
+    static CUTLASS_DEVICE bool has_second(const Maps& maps) {
+        return cute::get<2>(maps) != nullptr;
     }
 
     template <class Maps>
