@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
+from surogate_core.hub.config_json import read_config
 
 from .test_resume import stop_after
 
@@ -153,6 +154,8 @@ def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, Complete
     assert_refused(invoke("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder of one: ")
     other = invoke("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
     assert_refused(other, "--base: ", "none")
+    with pytest.raises(ConfigError, match=r"adapter holds an adapter: name it in adapter_path, and its base in model\."):
+        read_config(workplace.out / "adapter")
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
 
 

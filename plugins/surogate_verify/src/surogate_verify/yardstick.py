@@ -91,5 +91,5 @@ def bf16(transformers: Observed, product_error: float) -> Yardstick:
     """
     name, farther, alone = "bf16", FARTHER, FARTHER_ALONE_IN_BF16
     if product_error:
-        name, farther, alone = "bf16 with quantized products", FARTHER_QUANTIZED, FARTHER_ALONE
+        name, farther, alone = "bf16 quantized", FARTHER_QUANTIZED, FARTHER_ALONE
     return Yardstick(name, transformers, BF16_ROUNDING, BF16_ROUNDING, farther, alone)

@@ -18,7 +18,10 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     Raises ConfigError if it is missing, unreadable or not a JSON object.
     """
     path = model_dir / "config.json"
-    config = read_json(path, f"Name a directory with a Hugging Face model ({model_dir} has no config.json).")
+    remedy = f"Name a directory with a Hugging Face model ({model_dir} has no config.json)."
+    if (model_dir / "adapter_config.json").is_file():
+        remedy = f"{model_dir} holds an adapter: name it in adapter_path, and its base in model."
+    config = read_json(path, remedy)
     quantization = config.get(QUANTIZATION)
     if quantization is None:
         return {key: value for key, value in config.items() if key != QUANTIZATION}
