@@ -14,7 +14,7 @@ from .pages import find, pages
 def docs(
     topic: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TOPIC]", help="A page, a heading, or a key. Default: list the pages."),
+        typer.Argument(metavar="TOPIC", help="A page, a heading, or a key. Default: list the pages."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

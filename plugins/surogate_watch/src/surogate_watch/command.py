@@ -26,7 +26,7 @@ PIPED_WIDTH = 140
 def watch(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="Output folders, or folders that hold some. Default: this one."),
+        typer.Argument(metavar="DIR", help="Output folders, or folders that hold some. Default: this one."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the runs as they are, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the runs as one JSON document, and end.")] = False,
