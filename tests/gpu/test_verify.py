@@ -46,7 +46,7 @@ def test_large_key_biases_pass(key_bias: float, dtype: str, tmp_path: Path, monk
     workplace = make_workplace(tmp_path / "run", datasets=None)
     changes = {"model": str(model), "from_scratch": False, "sequence_len": 64, "model_dtype": dtype}
     result = verify(workplace.write(**changes), [], notice=lambda line: None)
-    assert result.passed, [(r.name, r.error, r.theirs) for v in result.verdicts for r in v.rows if not r.ok]
+    assert result.passed, [(r.name, r.error, r.transformers_error) for v in result.verdicts for r in v.rows if not r.ok]
 
 
 def test_whole_block_recomputation_and_chunks_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
