@@ -152,7 +152,7 @@ def offload(schedule: Callable[[Programs, OffloadContext], Programs]) -> Mapping
 # ---------------------------------------------------------------------------------------------------------- the passes
 
 
-def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_plugins_return_and_the_last_program_of_each_name_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[tuple[str, Program]] = []
     real = surogate_core.assembly.pass_runner.verify
 
@@ -162,9 +162,11 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
 
     monkeypatch.setattr(surogate_core.assembly.pass_runner, "verify", recording)
     assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
-    assert [(after, p.name, len(p.ops)) for after, p in verified] == [
-        (p.name, p.program, p.ops_after) for p in assembly.passed.passes
-    ]
+    passes = assembly.passed.passes
+    last = {p.program: p for p in passes}
+    found = {(after, program.name, len(program.ops)) for after, program in verified}
+    assert found >= {(p.name, p.program, p.ops_after) for p in passes if p.by or p is last[p.program]}
+    assert len(verified) < len(passes)
     assert set(assembly.programs.values()) <= {program for _, program in verified}
     assert assembly.programs.keys() == {"start", "derive", "micro_first", "micro_next", "evaluate", "update"}
 

@@ -274,8 +274,8 @@ def test_a_format_that_returns_invalid_tokens_raises_a_plugin_error(tmp_path: Pa
     ("texts", "message"),
     [
         (["a", None], r"a\.jsonl:2: column 'text' holds null"),
-        (["a", 3], r"a\.jsonl:2: column 'text' holds a number \(3\)"),
-        (["a", ["b"]], r"a\.jsonl:2: column 'text' holds a list"),
+        (["a", 3], r"a\.jsonl:2: column 'text' holds a value of type int \(3\)"),
+        (["a", ["b"]], r"a\.jsonl:2: column 'text' holds a value of type list"),
         (["\ud800"], r"a\.jsonl:1: .*surrogate"),
         (["", ""], "every row is empty"),
     ],

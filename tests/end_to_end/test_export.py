@@ -169,6 +169,7 @@ def test_what_cannot_be_exported_is_refused(here: Workplace, whole: Path, ranges
     out = here.root / "out2"
     assert_refused(invoke("export", here.root / "model", out), "is not a checkpoint: it has no manifest.json")
     assert_refused(invoke("export", here.root / "none", out), "none: does not exist. Name one that a run has saved")
+    assert_refused(invoke("export", whole, whole / "x"), "is inside of", "which its run may delete")
     assert_refused(invoke("export", here.out, out), f"is a folder of checkpoints. Name one: {whole}")
     (file,) = ranges.glob(f"{RANGES_FOLDER}/model-process-00001-*")
     content = file.read_bytes()

@@ -238,6 +238,8 @@ def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, 
     """
     from .checkpoint.model_ranges import export_model
 
+    if Path(output).resolve().is_relative_to(Path(checkpoint).resolve()):
+        raise ConfigError(f"{output}: is inside of {checkpoint}, which its run may delete. Name another output folder.")
     with writable(Path(output), overwrite, notice):
         refuse_inputs(Path(output), read=(Path(checkpoint),))
         export_model(Path(checkpoint), Path(output), partial(set_aside_outputs, Path(output)))

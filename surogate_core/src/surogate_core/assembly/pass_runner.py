@@ -87,8 +87,8 @@ class PassRunner:
             for index, (name, check) in enumerate(checks):
                 if not name or last[name] == index:
                     check()
-        except ProgramError:
-            self.checked = Checked()
+        except Exception:
+            self.checked, self.later = Checked(), checks
             for _, check in checks:
                 check()
             raise
