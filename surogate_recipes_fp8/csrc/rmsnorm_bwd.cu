@@ -12,10 +12,10 @@
 //
 // Grid: a block per 32 rows (norm_rows.cuh), with dw at most 512 blocks, independent of the GPU. Up to 1024 columns, 8
 // or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it
-// uses them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and
-// writes one partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling
-// without an initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantizes
-// dx.
+// uses them, and keeps its columns of dw in registers over all rows; it loads those of w twice a row, because registers
+// for them too would spill. A block adds the dw of its groups in order and writes one partial row; another launch adds the
+// partial rows in a fixed order. With current scaling, fallback scaling without an initialised scale, and rows that do not
+// fit in shared memory, this launch measures, and another quantizes dx.
 //
 // Bytes moved per element: 6 read + 2 + 1 + 1 written (4 + 4 without dresidual). Floor at 4.26 TB/s: 8,192 x 4,096 79 us.
 // Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape. The partial rows add 8 bytes per column
@@ -44,9 +44,10 @@ struct Buffers {
     int columns, tile_rows;
 };
 
-// Adds the dw of the groups of a block in order, and writes the sum as a partial row. `total`: C floats of shared memory.
+// Adds the dw of the groups of a block in order, and writes the sum as a partial row. `total`: C floats of shared memory,
+// the first halves of all octets before the second halves, so that adjacent threads access adjacent words.
 template <int Held, bool WarpRow>
-__device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float* total, float* partial, int columns,
+__device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float4* total, float* partial, int columns,
                                               const RowGroup<WarpRow>& group) {
     for (int turn = 0; turn < group.count; ++turn) {
         __syncthreads();
@@ -56,17 +57,21 @@ __device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float*
                 const int i = group.lane + k * group.lanes;
                 if (i < columns / 8) {
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        float& sum = total[i * 8 + j];
-                        sum = turn == 0 ? dw[k][j] : sum + dw[k][j];
+                    for (int half = 0; half < 2; ++half) {
+                        const float* mine = dw[k] + 4 * half;
+                        float4 &to = total[half * (columns / 8) + i], sum = make_float4(mine[0], mine[1], mine[2], mine[3]);
+                        if (turn != 0) {
+                            sum = make_float4(to.x + sum.x, to.y + sum.y, to.z + sum.z, to.w + sum.w);
+                        }
+                        to = sum;
                     }
                 }
             }
         }
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        partial[c] = total[c];
+    for (int i = threadIdx.x; i < columns / 4; i += blockDim.x) {
+        reinterpret_cast<float4*>(partial)[i] = total[i % 2 * (columns / 8) + i / 2];
     }
 }
 
@@ -84,14 +89,8 @@ __global__ void __launch_bounds__(512)
     const float encode = b.q != nullptr ? encode_of<E5M2>(scale) : 1.0f;
     AbsMax top;
 
-    Octet weight[Held];
     float dw[HasDw ? Held : 1][8] = {};
-#pragma unroll
-    for (int k = 0; k < Held; ++k) {
-        if (group.lane + k * group.lanes < octets) {
-            weight[k] = Octet::load(b.w + (group.lane + k * group.lanes) * 8);
-        }
-    }
+    const auto weight = [&](int k) { return Octet::load(b.w + (group.lane + k * group.lanes) * 8); };
     const int64_t stride = static_cast<int64_t>(gridDim.x) * b.tile_rows;
     for (int64_t first_row = static_cast<int64_t>(blockIdx.x) * b.tile_rows; first_row < b.rows; first_row += stride) {
         const int rows = static_cast<int>(min(static_cast<int64_t>(b.tile_rows), b.rows - first_row));
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(512)
                     float d[8], v[8], w[8];
                     dys[k].to_float(d);
                     xs[k].to_float(v);
-                    weight[k].to_float(w);
+                    weight(k).to_float(w);
 #pragma unroll
                     for (int i = 0; i < 8; ++i) {
                         const NormElement element{d[i], w[i], v[i], rstd};
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(512)
                     float d[8], v[8], w[8];
                     dys[k].to_float(d);
                     xs[k].to_float(v);
-                    weight[k].to_float(w);
+                    weight(k).to_float(w);
                     float other[8] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
                     if (b.dresidual != nullptr) {
                         rest[k].to_float(other);
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(512)
         AbsMax::raise(tops, b.amax);
     }
     if constexpr (HasDw) {
-        write_partial(dw, reinterpret_cast<float*>(bytes), b.partials + static_cast<int64_t>(blockIdx.x) * b.columns,
+        write_partial(dw, reinterpret_cast<float4*>(bytes), b.partials + static_cast<int64_t>(blockIdx.x) * b.columns,
                       b.columns, group);
     }
 }
