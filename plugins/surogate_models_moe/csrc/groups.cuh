@@ -11,7 +11,7 @@ namespace surogate {
 // without rows.
 inline int64_t tiles_of_groups(int64_t rows, int64_t side, int64_t experts) { return rows / side + experts; }
 
-// The group of a tile of `Side` rows: its expert; its rows from `start` on; the tile in it, which may be behind its rows.
+// The group of a tile of `Side` rows: its expert; its rows from `start` on; the tile in it, which may be past its rows.
 struct Group {
     int expert, start, rows, tile;
 };

@@ -139,7 +139,7 @@ def test_undefined_rows_reach_no_other_row_or_expert(kernels: Sequence[KernelDef
     """Tiles end within experts: what lies behind their rows is that of the next one."""
     for sizes in narrow(kind, 16) if kernels is grouped.NARROW else [GROUPS["uneven"]]:
         x = Product(kind, sizes)
-        x.contents[x.a][5 + 130] = float("nan")  # the first row of the expert behind the one with 130
+        x.contents[x.a][5 + 130] = float("nan")  # the first row of the expert after the one with 130
         nan = x.run(kernels).isnan()
         if kind.endswith("wgrad"):
             assert nan.view(9, -1).any(1).nonzero().flatten().tolist() == [4]

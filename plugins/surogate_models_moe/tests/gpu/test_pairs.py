@@ -92,7 +92,7 @@ def test_a_second_product_of_zeros_changes_no_bit(kind: str) -> None:
 def test_undefined_rows_reach_no_other_row(kernels: Sequence[KernelDef], kind: str, operand: int) -> None:
     """Tiles end within experts: what lies behind their rows is that of the next one."""
     op, contents = pair(kind, COUNTS)
-    contents[op.ins[operand]][5 + 130] = float("nan")  # the first row of the expert behind the one with 130
+    contents[op.ins[operand]][5 + 130] = float("nan")  # the first row of the expert after the one with 130
     (ours,) = run_kernel(kernels, op, contents)
     assert ours.isnan().any(1).nonzero().flatten().tolist() == [135]
 

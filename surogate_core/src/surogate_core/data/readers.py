@@ -195,7 +195,7 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
             try:
                 value = json.loads(line, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
-                reason = str(error).partition(";")[0]  # behind it, of a number that is too long, advice to programmers
+                reason = str(error).partition(";")[0]  # then advice to programmers, if a number is too long
                 raise ConfigError(
                     f"{where}: not one JSON object per line: {reason}. Correct or remove the line."
                 ) from error

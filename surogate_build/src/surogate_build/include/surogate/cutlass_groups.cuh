@@ -12,7 +12,7 @@ namespace surogate {
 
 using GroupProblem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 
-// Places an array with an element for each group and moves `at` behind it.
+// Places an array with an element for each group and moves `at` past it.
 template <class T>
 void place(T*& array, char*& at, int64_t groups) {
     array = reinterpret_cast<T*>(at);
@@ -37,7 +37,7 @@ struct CutlassGroups {
     StrideB* stride_b;
     StrideD* stride_d;
 
-    // Places the arrays one after another and moves `at` behind them.
+    // Places the arrays one after another and moves `at` past them.
     CutlassGroups(char*& at, int64_t groups) {
         place(shapes, at, groups);
         place(a, at, groups);

@@ -17,7 +17,7 @@ struct SecondOperands {
     typename Second::InternalStrideA* stride_a;
     typename Second::InternalStrideB* stride_b;
 
-    // Places the arrays one after another and moves `at` behind them.
+    // Places the arrays one after another and moves `at` past them.
     SecondOperands(char*& at, int64_t groups) {
         place(a, at, groups);
         place(b, at, groups);
@@ -114,7 +114,7 @@ struct PairedGroups : First {
         }
     }
 
-    // Descriptors of the second pair lie behind those of the first, so their place has the same index.
+    // Descriptors of the second pair follow those of the first, so their place has the same index.
     CUTLASS_DEVICE auto tensormaps_init(const Params& params, TensorMapStorage& storage, int32_t processors, int32_t at) {
         const auto first = First::tensormaps_init(params, storage.first, processors, at);
         cute::TmaDescriptor* none = nullptr;
