@@ -92,6 +92,9 @@ class DatasetFormatDef(Definition, Generic[Options]):
     truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
     columns     what `Encoded.columns` of each document has
     group_size  documents of a row, which stay together: losses take them as a group
+    version     raised whenever the same row and options give other tokens than before. Cached tokens of another version
+                are made anew, and a resumed run whose tokens would change is refused
+    mended      version -> the fault that it mended, for that refusal ("a prompt that ends with an answer was trained")
     """
 
     name: Name
@@ -106,3 +109,5 @@ class DatasetFormatDef(Definition, Generic[Options]):
     optional: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
     columns: Sequence[Column] = ()
     group_size: int = 1
+    version: int = 1
+    mended: Mapping[int, str] = field(default_factory=dict)
