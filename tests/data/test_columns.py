@@ -203,11 +203,15 @@ def test_columns_are_counted_once_and_then_read_from_the_cache(tmp_path: Path, m
     first = count_columns(source, tmp_path / "cache")
     assert first == Columns(2, {"text": 2, "x": 1})
     (known,) = (tmp_path / "cache/columns").iterdir()
-    for damaged in ("", "[]", '{"version": 0}', '{"version": 1, "rows": 2, "filled": 3}'):
+    whole, notices = known.read_text(), list[str]()
+    flipped = whole.replace('"x": 1', '"p": 1')  # would say that the user's rows lack a column
+    unproven = whole.replace("xxh3_128", "hash")
+    for damaged in ("", "[]", '{"version": 0}', '{"version": 1, "rows": 2, "filled": 3}', flipped, unproven):
         known.write_text(damaged)
-        assert count_columns(source, tmp_path / "cache") == first
+        assert count_columns(source, tmp_path / "cache", notices.append) == first
+        assert f"columns of the data are damaged and will be counted again: {known}: " in notices.pop()
     monkeypatch.setattr(FileSource, "count_columns", None)
-    assert count_columns(source, tmp_path / "cache") == first
+    assert count_columns(source, tmp_path / "cache", notices.append) == first and not notices
 
 
 def test_only_the_rows_of_samples_are_counted(tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, content: str) -> N
     assert read_entries(path, silent) == {"a": "1"}
 
 
+def test_a_flipped_bit_selects_no_algorithm_and_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    path, notices = tmp_path / "gpu.json", list[str]()
+    add_entries(path, {"a": "1"}, silent)
+    path.write_text(path.read_text().replace('"a": "1"', '"a": "3"'))
+    assert read_entries(path, notices.append) == {} and "hash mismatch" in notices[0]
+    path.write_text('{"a": "1"}')
+    assert read_entries(path, notices.append) == {"a": "1"} and len(notices) == 1
+    add_entries(path, {"b": "2"}, silent)
+    assert read_entries(path, silent) == {"a": "1", "b": "2"}
+
+
 def test_an_unwritable_folder_gives_a_notice_instead_of_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     notices: list[str] = []

@@ -58,12 +58,24 @@ def test_a_later_plan_on_a_card_of_the_same_name_takes_the_rates() -> None:
     assert "0.90" in comparison(before, RATES) and "600.0 TFLOP/s" in comparison(before, RATES)
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"title": 1}', "rate"])
-def test_a_damaged_file_is_not_used(damage: str) -> None:
+@pytest.mark.parametrize("damage", ["", "[]", '{"title": 1}', "bit", "rate of 0.2.0"])
+def test_a_damaged_file_is_named_and_not_used(damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_rates(RATES)
-    changed = json.dumps({**json.loads(path.read_text()), "bandwidth": 0.0}) if damage == "rate" else damage
-    path.write_text(changed)
+    whole = path.read_text()
+    assert "4000000000000.0" in whole
+    changed = {
+        "bit": whole.replace("4000000000000.0", "5000000000000.0"),
+        "rate of 0.2.0": json.dumps({**json.loads(whole)["rates"], "bandwidth": 0.0}),
+    }
+    path.write_text(changed.get(damage, damage))
     assert read_rates(TITLE) is None
+    assert f"{path}: is damaged and not used" in capsys.readouterr().err
+
+
+def test_rates_of_earlier_versions_are_read() -> None:
+    path = write_rates(RATES)
+    path.write_text(json.dumps(json.loads(path.read_text())["rates"]))
+    assert read_rates(TITLE) == RATES
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +18,9 @@ from typing import Any, Protocol
 from ..config.schema import DatasetEntry
 from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
+from ..machine.progress import print_notice
 from ..machine.replaced_file import replaced
+from ..machine.sealed import sealed, unsealed
 from .columns import Columns
 from .readers import KINDS, READABLE, Row, kind_of, missing_column, place, read_file, read_parquet_tables, without_nulls
 
@@ -237,31 +239,35 @@ class HubSource:
         return None
 
 
-_COUNTS_VERSION = 1
+_COUNTS_VERSION = 2
 
 
-def count_columns(source: Source, cache: Path) -> Columns:
+def count_columns(source: Source, cache: Path, notice: Callable[[str], None] = print_notice) -> Columns:
     """Count the columns of all rows of `source`. The first call reads every row, later calls a small file in `cache`.
 
-    Raises ConfigError naming file and line if a row cannot be read, and OSError if `cache` cannot be written.
+    A damaged file is named to `notice`, and made anew. Raises ConfigError naming file and line if a row cannot be read,
+    and OSError if `cache` cannot be written.
     """
     path = cache / "columns" / f"{source.content_hash()}.json"
-    known = _read_counts(path)
-    if known is not None:
-        return known
+    try:
+        return _read_counts(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        notice(f"the cached columns of the data are damaged and will be counted again: {path}: {error}")
     columns = source.count_columns()
     path.parent.mkdir(parents=True, exist_ok=True)
+    counts = {"version": _COUNTS_VERSION, "rows": columns.rows, "filled": columns.filled}
     with replaced(path) as fresh:
-        fresh.write_text(json.dumps({"version": _COUNTS_VERSION, "rows": columns.rows, "filled": columns.filled}))
+        fresh.write_text(json.dumps(sealed(counts)))
     return columns
 
 
-def _read_counts(path: Path) -> Columns | None:
-    """Return the counts of an earlier call; None if there are none or the file is damaged."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known["version"] != _COUNTS_VERSION:
-            return None
-        return Columns(int(known["rows"]), {str(name): int(count) for name, count in known["filled"].items()})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+def _read_counts(path: Path) -> Columns:
+    """Return the counts of an earlier call. Version 1, of 0.1.0 and 0.2.0, has no hash of itself."""
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if known["version"] != 1:
+        known = unsealed(known)
+    if known["version"] not in (1, _COUNTS_VERSION):
+        raise ValueError(f"version {known['version']!r}, this one reads 1 to {_COUNTS_VERSION}")
+    return Columns(int(known["rows"]), {str(name): int(count) for name, count in known["filled"].items()})

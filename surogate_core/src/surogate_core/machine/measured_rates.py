@@ -10,7 +10,11 @@ from pathlib import Path
 
 from ..api import DeviceInfo
 from .cache_home import device_file
+from .progress import print_notice
 from .replaced_file import replaced
+from .sealed import sealed, unsealed
+
+_RATES = "rates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +49,26 @@ def write_rates(rates: MeasuredRates) -> Path:
     path = device_file("devices", rates.title)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as fresh:
-        fresh.write_text(json.dumps(asdict(rates), indent=2) + "\n", encoding="utf-8")
+        fresh.write_text(json.dumps(sealed({_RATES: asdict(rates)}), indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def read_rates(title: str) -> MeasuredRates | None:
-    """Return the rates that were measured on a card of this name; None if there are none, or if the file is damaged."""
+    """Return the rates that were measured on a card of this name; None if there are none.
+
+    A damaged file is named on standard error and not used.
+    """
+    path = device_file("devices", title)
     try:
-        rates = MeasuredRates(**json.loads(device_file("devices", title).read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        # files of 0.1.0 and 0.2.0 hold the rates alone
+        rates = MeasuredRates(**(unsealed(content)[_RATES] if _RATES in content else content))
         numbers = (*rates.flops.values(), rates.bandwidth, rates.launch_seconds, rates.host_bandwidth)
-        whole = rates.title == title and all(math.isfinite(x) and x > 0 for x in numbers)
-    except (OSError, ValueError, TypeError, AttributeError):
+        if rates.title != title or not all(math.isfinite(x) and x > 0 for x in numbers):
+            raise ValueError("not the rates of this card")
+    except FileNotFoundError:
         return None
-    return rates if whole else None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        print_notice(f"{path}: is damaged and not used ({error}). Measure again: surogate doctor --measure")
+        return None
+    return rates

@@ -1,8 +1,8 @@
 """The cache of algorithms that kernels selected by timing: later runs use the same ones and give the same bits.
 
 Two algorithms of a matrix product sum in different orders, and which of them is faster by a small margin may change
-from run to run. So the first run on a GPU model decides, and a file keeps what it selected as {key: algorithm}. Kernels
-define the keys. Unused keys do no harm.
+from run to run. So the first run on a GPU model decides, and a file keeps what it selected as {key: algorithm}, with a
+hash of it: another algorithm would give other bits. Kernels define the keys. Unused keys do no harm.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 
 from ..machine.cache_home import device_file
 from ..machine.replaced_file import replaced
+from ..machine.sealed import sealed, unsealed
+
+_ENTRIES = "algorithms"
 
 
 class AutotuneCache:
@@ -57,9 +60,11 @@ class AutotuneCache:
 
 
 def read_entries(path: Path, notice: Callable[[str], None]) -> dict[str, str]:
-    """Return the entries of a cache file, none if it does not exist. An unreadable file is reported and ignored."""
+    """Return the entries of a cache file, none if it does not exist. A damaged file is reported and ignored."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and _ENTRIES in found:
+            found = unsealed(found)[_ENTRIES]  # files of 0.1.0 and 0.2.0 hold the entries alone
         if not isinstance(found, dict) or not all(isinstance(algorithm, str) for algorithm in found.values()):
             raise ValueError("not a mapping of strings")
     except FileNotFoundError:
@@ -82,7 +87,7 @@ def add_entries(path: Path, entries: Mapping[str, str], notice: Callable[[str], 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as fresh:
-            fresh.write_text(json.dumps(merged, indent=0, sort_keys=True), encoding="utf-8")
+            fresh.write_text(json.dumps(sealed({_ENTRIES: merged}), indent=0, sort_keys=True), encoding="utf-8")
     except OSError as error:
         notice(
             f"{path}: cannot be written ({error.strerror or error}). A later run times its algorithms again, and its "
