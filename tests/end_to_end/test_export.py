@@ -20,7 +20,7 @@ from end_to_end.test_divided_checkpoints import complete, go, restored
 from surogate_core.api import World
 from surogate_core.api.world import LocalStore
 from surogate_core.checkpoint import hf, saved_tensors
-from surogate_core.checkpoint.manifest import MANIFEST, hash_file
+from surogate_core.checkpoint.manifest import MANIFEST, hash_file, read_manifest, write_manifest
 from surogate_core.checkpoint.model_ranges import join_ranges, load_model, write_ranges
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.saved_run import SavedRun, model_export
@@ -176,19 +176,19 @@ def test_what_cannot_be_exported_is_refused(here: Workplace, whole: Path, ranges
     file.write_bytes(content[:-1])
     assert_refused(invoke("export", ranges, out), "the checkpoint is damaged", file.name)
     file.unlink()
-    manifest = json.loads((ranges / MANIFEST).read_text())
-    del manifest["files"][f"{RANGES_FOLDER}/{file.name}"]
-    (ranges / MANIFEST).write_text(json.dumps(manifest))
+    manifest = read_manifest(ranges)
+    files = dict(manifest.files)
+    del files[f"{RANGES_FOLDER}/{file.name}"]
+    write_manifest(ranges, replace(manifest, files=files))
     assert_refused(invoke("export", ranges, out), "no file holds element", "of model.embed_tokens.weight [2048, 64]")
     index = ranges / RANGES_FOLDER / "model.safetensors.index.json"
     found = json.loads(index.read_text())
     found["weight_map"]["another"] = "model.safetensors"
     index.write_text(json.dumps(found))
     file.write_bytes(content)
-    manifest["files"][f"{RANGES_FOLDER}/{file.name}"] = {"bytes": len(content), "xxh3_128": hash_file(file)}
-    entry = {"bytes": index.stat().st_size, "xxh3_128": hash_file(index)}
-    manifest["files"][f"{RANGES_FOLDER}/{index.name}"] = entry
-    (ranges / MANIFEST).write_text(json.dumps(manifest))
+    files[f"{RANGES_FOLDER}/{file.name}"] = {"bytes": len(content), "xxh3_128": hash_file(file)}
+    files[f"{RANGES_FOLDER}/{index.name}"] = {"bytes": index.stat().st_size, "xxh3_128": hash_file(index)}
+    write_manifest(ranges, replace(manifest, files=files))
     assert_refused(invoke("export", ranges, out), "differ in another")
     assert not out.exists()
 

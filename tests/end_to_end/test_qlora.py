@@ -19,6 +19,7 @@ from torch import Tensor
 from surogate_core import run
 from surogate_core.api import Merge
 from surogate_core.checkpoint import base
+from surogate_core.checkpoint.manifest import read_manifest, write_manifest
 from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.outputs.load_commands import load_commands
@@ -166,12 +167,11 @@ def test_a_run_resumes_on_the_quantized_copy_of_its_base_and_back_with_a_notice(
 
 def test_a_checkpoint_without_facts_of_its_base_resumes(place: Workplace, saved: Path, tmp_path: Path) -> None:
     older = shutil.copytree(saved, tmp_path / saved.name)
-    manifest = json.loads((older / "manifest.json").read_text())
-    assert manifest["facts"]["frozen weights"] == "nf4"
-    for name in ("base weights", "base files", "frozen weights"):
-        del manifest["facts"][name]
-    manifest["facts"]["config.json quantization_config"] = {"quant_method": "bitsandbytes"}
-    (older / "manifest.json").write_text(json.dumps(manifest))
+    manifest = read_manifest(older)
+    assert manifest.facts["base_held_as"] == "nf4"
+    facts = {fact: value for fact, value in manifest.facts.items() if not fact.startswith("base_")}
+    facts["model_config.quantization_config"] = {"quant_method": "bitsandbytes"}
+    write_manifest(older, replace(manifest, facts=facts))
     resumed_lines(place, older, "older", qlora_bnb=True)
     assert losses(place.root / "older") == losses(place.root / "saved")[2:]
 

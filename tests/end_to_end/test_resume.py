@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from end_to_end.product import environment, records, write_model
 from safetensors.torch import load_file
 
 from surogate_core import run
+from surogate_core.checkpoint.manifest import read_manifest, write_manifest
 from surogate_core.errors import ConfigError
 from surogate_core.train import loop
 
@@ -296,12 +298,12 @@ def test_keys_that_change_no_bit_are_not_reported(saved: Path, change: str) -> N
 
 
 def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here: Workplace) -> None:
-    path = here.out / "step_00000002/manifest.json"
-    manifest = json.loads(path.read_text())
+    folder = here.out / "step_00000002"
+    manifest = read_manifest(folder)
     used = {"surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw-8bit"}
-    assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
-    installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
-    path.write_text(json.dumps(manifest))
+    assert used < manifest.versions.keys() and "surogate-lora" not in manifest.versions
+    installed = manifest.versions["surogate-models"]
+    write_manifest(folder, replace(manifest, versions={**manifest.versions, "surogate-models": "0.0.1"}))
     message = go(saved, "resume_from_checkpoint=2")
     assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in message)
 

@@ -18,6 +18,7 @@ from surogate_core.checkpoint.manifest import MANIFEST, hash_file
 from surogate_core.checkpoint.resume import choose_checkpoint
 from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.machine.devices import cpu
+from surogate_core.machine.sealed import SEAL, sealed
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
 
 
 def damage(folder: Path, choice: random.Random) -> None:
-    """Damage one or two files; half of the time, write their new sizes and hashes into the manifest."""
+    """Damage one or two files; half of the time, with hashes that match."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for _ in range(choice.choice((1, 1, 2))):
         name = choice.choice((MANIFEST, *names, *(n for n in names if n.endswith("safetensors"))))
@@ -52,11 +53,13 @@ def damage(folder: Path, choice: random.Random) -> None:
             (folder / name).unlink(missing_ok=True)
         elif (folder / name).exists():
             (folder / name).write_bytes(of_file(folder / name, choice))
-            if name != MANIFEST and choice.random() < 0.6:
+            if choice.random() < 0.6:
                 content = json.loads((folder / MANIFEST).read_text())
-                entry = {"bytes": (folder / name).stat().st_size, "xxh3_128": hash_file(folder / name)}
-                content["files"][name] = entry
-                (folder / MANIFEST).write_text(json.dumps(content))
+                content.pop(SEAL)
+                if name != MANIFEST:
+                    entry = {"bytes": (folder / name).stat().st_size, "xxh3_128": hash_file(folder / name)}
+                    content["files"][name] = entry
+                (folder / MANIFEST).write_text(json.dumps(sealed(content)))
 
 
 def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list[bool]:

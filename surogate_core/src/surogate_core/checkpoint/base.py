@@ -19,7 +19,7 @@ from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
 from ..runtime.pieces import Pieces
 from .checked_form import CheckedForm
-from .resume import FILES, FROZEN, WEIGHTS
+from .facts import FILES, FROZEN, UNQUANTIZED, WEIGHTS
 from .saved_tensors import read_header
 from .stored_weights import BaseFormat, file_of, locate, open_weights, quantized_params
 
@@ -107,7 +107,7 @@ def base_facts(run: Run, plan: Plan) -> dict[str, str]:
     stored = run.model_config.get(QUANTIZATION)
     return {
         WEIGHTS: weights_identity(run.model_dir),
-        FILES: "floating point" if stored is None else str(stored.get("quant_method")),
+        FILES: UNQUANTIZED if stored is None else str(stored.get("quant_method")),
         FROZEN: plan.inputs.precision.model if run.weight_format is None else run.weight_format[0].name,
     }
 

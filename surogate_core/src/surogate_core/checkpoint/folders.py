@@ -68,10 +68,15 @@ def list_checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: (_step_of(path), path))
+    return sorted(found, key=lambda path: (_step(path), path))
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named after; None for a folder of another name."""
+    return _step(path) if _STEP.fullmatch(path.name) else None
+
+
+def _step(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
@@ -82,7 +87,7 @@ def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> 
     nor are removed, so the new one always stays. Each is renamed before it is deleted, so that every checkpoint that
     has its name is complete.
     """
-    own = [path for path in list_checkpoints(directory) if newest is None or _step_of(path) <= newest]
+    own = [path for path in list_checkpoints(directory) if newest is None or _step(path) <= newest]
     removed = own[:-keep] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + _REMOVED)
@@ -120,7 +125,7 @@ def set_aside(directory: Path, after: int) -> list[Path]:
 
     `after` is the step that a run resumes from: a later resume must not take them for its own.
     """
-    return [rename_aside(path) for path in list_checkpoints(directory) if _step_of(path) > after]
+    return [rename_aside(path) for path in list_checkpoints(directory) if _step(path) > after]
 
 
 def rename_aside(path: Path) -> Path:

@@ -1,9 +1,11 @@
 """`manifest.json`: the contents of a checkpoint and its run, with size and hash of every file.
 
-    {"format", "step", "position", "facts", "config", "versions", "files": {name: {"bytes", "xxh3_128"}}}
+    {"format", "step", "position", "facts", "config", "versions", "files": {name: {"bytes", "xxh3_128"}}, "xxh3_128"}
 
-It is the last file that is written. The hash is XXH3: 20 GB/s on one core against 0.8 GB/s of BLAKE2. It detects damage
-by a disk, not tampering.
+It is the last file that is written, and ends with a hash of itself (`machine.sealed`). The hash is XXH3: 20 GB/s on one
+core against 0.8 GB/s of BLAKE2. It detects damage by a disk, not tampering.
+
+Format 1, of 0.1.0 and 0.2.0, has no hash of itself, and `facts` by the sentences of that time. It is read as well.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from xxhash import xxh3_128
 
-FORMAT = 1
+from ..machine.sealed import BrokenSeal, sealed, unsealed
+from .facts import facts_of_format_1
+from .folders import step_of
+
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 
@@ -32,7 +38,7 @@ class Manifest:
 
     step      optimizer steps done
     position  the rest of the loop's progress
-    facts     what a resumed run must have in common with this one; see `saved_run.facts`
+    facts     what a resumed run must have in common with this one, by id; see `saved_run.facts`
     config    the resolved config; a resumed run should have the same, and so the versions
     versions  of the packages and the device
     files     path below the directory -> {"bytes", "xxh3_128"}
@@ -84,24 +90,33 @@ def list_files(
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest. Not synced to the disk: `save_checkpoint` does that for the directory."""
-    (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    (directory / MANIFEST).write_text(json.dumps(sealed(asdict(manifest)), indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest. Raises DamagedCheckpoint if it is missing or invalid or has another format."""
+    """Read the manifest. Raises DamagedCheckpoint if it is missing, invalid, of another step than the folder or of an
+    unknown format, or if its hash is missing or another one."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("format") != FORMAT:
-            raise DamagedCheckpoint(f"{path}: format {content.get('format')!r}, this version reads {FORMAT}")
-        manifest = Manifest(**content)
+        format = content.get("format")
+        if format not in (1, FORMAT):
+            raise DamagedCheckpoint(f"{path}: format {format!r}, this version reads 1 to {FORMAT}")
+        manifest = Manifest(**(unsealed(content) if format == FORMAT else content))
         _check(manifest)
+        if format == 1:
+            manifest = replace(manifest, facts=facts_of_format_1(manifest.facts))
+    except BrokenSeal as broken:
+        raise DamagedCheckpoint(f"{path}: {broken}") from None
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: missing") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path}: is not a manifest ({error})") from None
+    for folder in (directory, directory.resolve()):
+        if step_of(folder) not in (None, manifest.step):
+            raise DamagedCheckpoint(f"{path}: is of step {manifest.step}, its folder is {folder.name}")
     return manifest
 
 
