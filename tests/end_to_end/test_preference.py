@@ -119,11 +119,19 @@ def test_a_cached_reference_is_computed_once_and_gives_the_losses_of_one_that_ru
     assert "reference: computing" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"was saved with .*reference: cached"):
         train(folder, "cached-not", resume_from_checkpoint=str(out / "step_00000002"))
-    files = [*tmp_path.glob("surogate/tokens/*/reference_log_prob.*")]
-    assert sorted(path.stat().st_size for path in files) == [8 * 4, 72 * 4]
-    for path in files:
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"reference: cached: .*reference_log_prob.* is gone, and the model has been"):
+    files = sorted(
+        tmp_path.glob("surogate/tokens/references/reference_log_prob.*"), key=lambda path: path.stat().st_size
+    )
+    assert [path.stat().st_size for path in files] == [16 + 8 * 4, 16 + 72 * 4]
+    content = bytearray(files[1].read_bytes())
+    content[99] ^= 1
+    files[1].write_bytes(content)
+    _, again = train(folder, "cached-anew", reference="cached")
+    lines = capsys.readouterr().out
+    assert f"{files[1]} is damaged" in lines and "reference: computing 72" in lines and "computing 8" not in lines
+    assert [record["loss"] for record in again] == [record["loss"] for record in found]
+    files[1].write_bytes(content)
+    with pytest.raises(ConfigError, match=r"reference_log_prob.* is gone or damaged, and the model has been trained"):
         train(folder, "cached-lost", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
 
 

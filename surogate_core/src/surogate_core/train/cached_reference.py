@@ -1,4 +1,8 @@
-"""`reference: cached`: numbers of all documents by the model before its first step, kept with the cached tokens."""
+"""`reference: cached`: numbers of all documents by the model before its first step, kept beside the cached tokens.
+
+A file is `references/COLUMN.KEY` in the root of the token caches: XXH3 (128 bits) of what follows, and float32 numbers.
+0.1.0 and 0.2.0 kept the numbers alone, in the folder of the tokens. They are read as well.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+from xxhash import xxh3_128
 
 from ..checkpoint.base import weights_identity
-from ..checkpoint.saved_run import SavedRun, identity
+from ..checkpoint.saved_run import SavedRun
 from ..data.loader import micro_batch
+from ..data.old_caches import caches_before
 from ..data.pack import PackedRows
+from ..data.row_hashes import content_hash
 from ..data.tokenize import Notice, cache_error
 from ..errors import ConfigError
 from ..machine.replaced_file import replaced
@@ -31,12 +38,17 @@ def fill_reference(
     for rows in filter(None, (steps.data.train, steps.data.validation)):
         documents, tokens = rows.corpus.documents(rows.start), rows.corpus.datasets[0].path
         assert column is not None and tokens is not None, "the loss reads the column of a dataset in the token cache"
-        path, numbers = tokens / f"{column.name}.{_key(saved, rows)}", np.zeros(documents.shape, np.float32)
-        found = processes.share(path.is_file() and path.stat().st_size == numbers.nbytes, "the reference")
-        if found and world.writer:
-            numbers = np.fromfile(path, np.float32).reshape(numbers.shape)
+        key, numbers = _key(saved, rows, content_hash(rows)), np.zeros(documents.shape, np.float32)
+        path = tokens.parent / "references" / f"{column.name}.{key}"
+        kept = _kept(path, saved, rows, numbers.nbytes, begun, notice) if world.writer else None
+        found = processes.share(kept is not None, "the reference")
+        if kept is not None:
+            numbers = np.frombuffer(kept, np.float32).reshape(numbers.shape)
         elif not found and begun:
-            raise ConfigError(f"reference: cached: {path} is gone, and the model has been trained since. Start anew.")
+            raise ConfigError(
+                f"reference: cached: {path} is gone or damaged, and the model has been trained since. Copy it from "
+                "where it is whole, or start anew."
+            )
         elif not found:
             notice(f"reference: computing {numbers.size:,} documents, once; later runs use {path}")
         for at in range(0, 0 if found else rows.n_rows, size * world.size):
@@ -50,18 +62,33 @@ def fill_reference(
         rows.corpus.fill(column.name, documents, numbers)
         if world.writer and not found:
             try:
+                path.parent.mkdir(exist_ok=True)
                 with replaced(path) as fresh:
-                    numbers.tofile(fresh)
+                    fresh.write_bytes(xxh3_128(numbers.tobytes()).digest() + numbers.tobytes())
             except OSError as error:
                 raise cache_error(error, path.parent) from error
 
 
-def _key(saved: SavedRun, rows: PackedRows) -> str:
-    """Return a hash of what decides the numbers."""
+def _kept(path: Path, saved: SavedRun, rows: PackedRows, size: int, begun: bool, notice: Notice) -> bytes | None:
+    """Return the numbers in the file, of `size` bytes, or in that of an earlier version if the run has `begun`."""
+    if path.is_file():
+        content = path.read_bytes()
+        if len(content) == 16 + size and xxh3_128(content[16:]).digest() == content[:16]:
+            return content[16:]
+        notice(f"reference: {path} is damaged: its content differs from what was written (hash mismatch)")
+    for caches in caches_before(rows) if begun else ():
+        for old in path.parent.parent.glob(f"*/{path.name.split('.')[0]}.{_key(saved, rows, caches)}"):
+            if old.stat().st_size == size:
+                return old.read_bytes()
+    return None
+
+
+def _key(saved: SavedRun, rows: PackedRows, of: str) -> str:
+    """Return a hash of what decides the numbers. of: the hash of the rows, before 0.3.0 of their caches."""
     run, config, inputs = saved.run, saved.run.config, saved.plan.inputs
     adapter = sorted(Path(config.adapter_path).glob("*.safetensors")) if config.adapter_path else []
     settings = [
-        identity(rows),
+        of,
         run.model_config,
         config.train_seed if config.from_scratch else weights_identity(run.model_dir),
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in adapter],
