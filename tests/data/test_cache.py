@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ import numpy as np
 import pytest
 
 import surogate_core
-from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
+from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, proven_file
+from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile
 from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import cache
 from surogate_core.data import tokenize as module
-from surogate_core.data.cache import TokenDataset, TokenWriter, default_cache_root
+from surogate_core.data.cache import TokenDataset, default_cache_root
+from surogate_core.data.chat.conversation import CONVERSATION
 from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.token_writer import TokenWriter
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError, PluginError, RunStopped
+from surogate_core.origin import Origin
 
 
 class Entry(DatasetEntry):
@@ -81,16 +85,23 @@ def test_documents_know_their_rows_wherever_the_files_are_moved(
         assert places == ["a.jsonl:1", "a.jsonl:3", "b.jsonl:3", "b.jsonl:6"]
 
 
-def test_a_cache_of_an_earlier_format_is_made_anew(
+def test_a_newer_version_of_a_type_tokenises_again_and_moved_or_commented_code_does_not(
     tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = write_jsonl(tmp_path / "a.jsonl", [play])
-    with monkeypatch.context() as earlier:
-        for where in (module, cache):
-            earlier.setattr(where, "CACHE_FORMAT", cache.CACHE_FORMAT - 1)
-        old = tokenized(entry, tokenizer)
-    new = tokenized(entry, tokenizer)
-    assert old.path != new.path and documents(new) == documents(old)
+
+    def made(type: DatasetFormatDef) -> Path | None:
+        return tokenize_dataset(entry, type, TextOptions(), tokenizer).path
+
+    source = "def encode(row, tokenizer, options):\n    return plain(row, tokenizer, options)\n"
+    elsewhere: dict[str, Any] = {"plain": TEXT.encode, "__name__": "elsewhere"}
+    exec(f"# a comment\n{source}", elsewhere)
+    moved = replace(TEXT, encode=elsewhere["encode"])
+    assert made(TEXT) == made(moved) != made(replace(TEXT, version=2))
+    of_plugin = replace(TEXT, origin=Origin("dataset type", "acme", "acme", "1.0", "acme"))
+    before = made(of_plugin)
+    monkeypatch.setattr(module, "CONVERSATION", replace(CONVERSATION, version=CONVERSATION.version + 1))
+    assert before != made(of_plugin) and made(TEXT) == made(moved), "types of plugins may encode conversations"
 
 
 def test_cache_follows_content_tokenizer_and_settings(tmp_path: Path, tokenizer_dir: Path, play: str) -> None:
@@ -109,11 +120,14 @@ def test_cache_does_not_depend_on_sequence_len(tmp_path: Path, tokenizer: Tokeni
     dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
     assert dataset.path is not None
     settings = json.loads((dataset.path / "manifest.json").read_text())["settings"]
-    assert sorted(settings) == ["cache_format", "content", "options", "tokenizer", "tokenizers", "type", "type_code"]
+    assert sorted(settings) == ["cache_format", "content", "options", "tokenizer", "tokenizers", "type", "version"]
     assert sorted(settings["options"]) == ["add_bos", "sample_by", "text_field"]
 
 
-@pytest.mark.parametrize("damage", ["tokens.bin", "mask.bin", "offsets.npy", "places.bin", "manifest.json", "missing"])
+FILES = ("tokens.bin", "mask.bin", "offsets.npy", "hashes.bin", "places.bin", "pieces.bin", "manifest.json")
+
+
+@pytest.mark.parametrize("damage", [*FILES, "missing"])
 def test_damaged_cache_is_named_and_rebuilt(
     tmp_path: Path, tokenizer: Tokenizer, play: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +146,61 @@ def test_damaged_cache_is_named_and_rebuilt(
     assert "damaged and will be rebuilt" in notice and str(whole.path) in notice
     tokenized(entry, tokenizer)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", FILES)
+def test_a_flipped_bit_is_found_before_what_it_changed_is_used(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of tokens and places when they are first read: then the next start makes the cache anew."""
+    entry = write_jsonl(tmp_path / "a.jsonl", [play, "hear me"])
+    whole = tokenized(entry, tokenizer)
+    assert whole.path is not None
+    expected, (first, *_) = documents(whole), np.array(whole.hashes)
+    flip(whole.path / damage)
+    again = tokenized(entry, tokenizer)
+    if damage in ("tokens.bin", "places.bin"):
+        assert capsys.readouterr().err == ""
+        with pytest.raises(DamagedFile, match=rf"{damage}: bytes 0 to .* differ from what was written.*Start again"):
+            again.where(1) if damage == "places.bin" else again.tokens_at(np.arange(3))
+        again = tokenized(entry, tokenizer)
+    notice = capsys.readouterr().err
+    assert "damaged and will be rebuilt" in notice and str(whole.path / damage) in notice
+    assert documents(again) == expected and again.hashes[0] == first
+    again.verify()
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * at)] ^= 4
+    path.write_bytes(content)
+
+
+def test_each_piece_is_verified_once_and_only_when_it_is_read(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", [play] * 1200), tokenizer)
+    assert dataset.path is not None and dataset.n_tokens * 2 > 2 * PIECE_BYTES
+    flip(dataset.path / "tokens.bin", 0.999)
+    hashed: list[int] = []
+    plain = proven_file.xxh3_64_intdigest
+    monkeypatch.setattr(proven_file, "xxh3_64_intdigest", lambda data: (hashed.append(len(data)), plain(data))[1])
+    for _ in range(2):
+        assert dataset.tokens_at(np.array([1, 9, PIECE_BYTES // 2 + 1])).tolist()
+    assert hashed == [PIECE_BYTES] * 2
+    with pytest.raises(DamagedFile, match=f"bytes {PIECE_BYTES * (dataset.n_tokens * 2 // PIECE_BYTES):,} to "):
+        dataset.verify()
+
+
+def test_a_cache_with_the_manifest_of_another_is_damaged(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (tokenized(write_jsonl(tmp_path / name, [name, play]), tokenizer) for name in ("a.jsonl", "b.jsonl"))
+    assert one.path is not None and other.path is not None
+    expected = documents(other)
+    shutil.copytree(one.path, other.path, dirs_exist_ok=True)
+    assert documents(tokenized(Entry(str(tmp_path / "b.jsonl")), tokenizer)) == expected
+    assert f"is of another cache, {one.path.name}" in capsys.readouterr().err
 
 
 def test_failed_write_leaves_no_files(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
@@ -185,6 +254,7 @@ import sys, time
 from pathlib import Path
 from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize
+from surogate_core.data.chat.conversation import CONVERSATION
 from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenizer import Tokenizer
 tokenize.SHARD_TOKENS, tokenize.CHUNK_ROWS = 500, 8
@@ -223,6 +293,7 @@ def test_shards_of_a_killed_process_are_continued_to_the_same_bytes(
     monkeypatch.setattr(module, "encode_rows", lambda rows, *rest: (encoded.append(len(rows)), encode(rows, *rest))[1])
     printed: list[str] = []
     resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=printed.append)
+    resumed.verify()
     assert resumed.path is not None
     assert sum(encoded) == 5000 - whole[-1]["rows"] and whole[-1]["rows"] > 0
     assert f"continuing after {len(whole)} shards ({whole[-1]['n_tokens']:,} tokens)" in printed[0]
@@ -230,6 +301,35 @@ def test_shards_of_a_killed_process_are_continued_to_the_same_bytes(
     assert files == sorted(path.name for path in resumed.path.iterdir())
     for name in files:
         assert (straight.path / name).read_bytes() == (resumed.path / name).read_bytes(), name
+
+
+def test_a_shard_that_was_damaged_since_is_written_again(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_TOKENS", 500)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 8)
+    entry = write_jsonl(tmp_path / "a.jsonl", [play[i : i + 90] for i in range(400)])
+    straight = tokenized(entry, tokenizer)
+    assert straight.path is not None
+    partial = tmp_path / "cut" / f"{straight.path.name}.partial"
+
+    def stop(what: str) -> None:
+        if lines(partial / "shards.jsonl") > 4:
+            raise KeyboardInterrupt
+
+    printed: list[str] = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, tmp_path / "cut", moved=stop, notice=printed.append)
+        kept = json.loads((partial / "shards.jsonl").read_text().splitlines()[2])
+    content = bytearray((partial / "hashes.bin").read_bytes())
+    content[kept["n_docs"] * 8 + 3] ^= 1  # in the fourth shard
+    (partial / "hashes.bin").write_bytes(content)
+    printed.clear()
+    resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, tmp_path / "cut", notice=printed.append)
+    assert "continuing after 3 shards" in printed[0]
+    for file in straight.path.iterdir():
+        assert resumed.path is not None and file.read_bytes() == (resumed.path / file.name).read_bytes(), file.name
 
 
 def lines(path: Path) -> int:
@@ -274,8 +374,8 @@ def test_a_format_that_returns_invalid_tokens_raises_a_plugin_error(tmp_path: Pa
     ("texts", "message"),
     [
         (["a", None], r"a\.jsonl:2: column 'text' holds null"),
-        (["a", 3], r"a\.jsonl:2: column 'text' holds a value of type int \(3\)"),
-        (["a", ["b"]], r"a\.jsonl:2: column 'text' holds a value of type list"),
+        (["a", 3], r"a\.jsonl:2: column 'text' holds a number \(3\)"),
+        (["a", ["b"]], r"a\.jsonl:2: column 'text' holds a list"),
         (["\ud800"], r"a\.jsonl:1: .*surrogate"),
         (["", ""], "every row is empty"),
     ],
@@ -309,6 +409,7 @@ from types import SimpleNamespace
 from pathlib import Path
 sys.modules["datasets"] = None
 from surogate_core.data import checks, loader, pack, tokenize
+from surogate_core.data.chat.conversation import CONVERSATION
 from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenizer import Tokenizer
 write = tokenize._write

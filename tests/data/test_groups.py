@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,12 @@ from pydantic import BaseModel
 
 from surogate_core.api import Column, DatasetFormatDef, Encoded, NoOptions, PrepareContext, Prepared
 from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize
 from surogate_core.data.asked import Asked
 from surogate_core.data.loader import Loader, micro_batch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack, split_validation
 from surogate_core.data.spans import truncate
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.errors import ConfigError, PluginError
-from surogate_core.origin import Origin
 
 COLUMNS = (Column("weight"), Column("score", "document"))
 PAIRS = Asked("acme", COLUMNS, group=2)
@@ -175,23 +172,6 @@ def test_a_type_that_returns_other_than_it_declares_is_named(
     wrong = replace(TYPE, encode=lambda row, t, o: result(encode(row, t, o)))
     with pytest.raises(PluginError, match=rf"rows.jsonl:1: dataset type 'acme' returned .*{message}"):
         tokenized(tmp_path, wrong)
-
-
-def test_types_of_plugins_tokenize_again_if_the_code_that_encodes_conversations_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`tokenizer.encode_conversation` is not in the package of a type that calls it."""
-    plain = tokenize._own_files
-
-    def changed(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
-        return plain(module, found) | ({"new": tmp_path / "new.py"} if module.__name__.endswith("conversation") else {})
-
-    (tmp_path / "new.py").write_text("changed = True\n")
-    of_plugin = replace(TYPE, origin=Origin("dataset type", "acme", "acme", "1.0", "acme"))
-    before, again = (tokenized(tmp_path, of_plugin).corpus.datasets[0].path for _ in range(2))
-    monkeypatch.setattr(tokenize, "_own_files", changed)
-    after = tokenized(tmp_path, of_plugin).corpus.datasets[0].path
-    assert before == again != after
 
 
 @pytest.mark.parametrize(

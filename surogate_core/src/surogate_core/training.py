@@ -85,6 +85,11 @@ def train(
         checkpoints = Path(config.resolved_checkpoint_dir)
         folders = {checkpoints: "checkpoint_dir: ", Path(config.output_dir): "output_dir: "}
         with locked(folders, notice):
+            if config.resume_with_saved_tokens and config.resume_from_checkpoint is False:
+                raise ConfigError(
+                    f"{loaded.source}: resume_with_saved_tokens: true, but resume_from_checkpoint: false starts a new "
+                    "run. Set resume_from_checkpoint, or remove the key."
+                )
             resumed = choose_checkpoint(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
             processes.checkpoint = resumed.directory.name if resumed else ""
             refuse_earlier_work(loaded, resumed)

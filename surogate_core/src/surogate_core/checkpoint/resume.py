@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import DTYPE_KEYS, RECOMPUTE_KEYS
+from ..data.saved_tokens import KEY, SavedTokens
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from ..planning.ranks import kept_rows_text
+from .facts import (
+    DATA,
+    DATASETS,
+    FILES,
+    FROZEN,
+    MODEL_CONFIG,
+    ROWS,
+    TOTAL_STEPS,
+    WEIGHTS,
+    fact_text,
+    value_text,
+)
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
 LAST_GOOD = "last-good"
-
-TOTAL_STEPS = "steps in all (max_steps or num_epochs)"
-ROWS = "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)"
-"""Facts of a run: its number of steps, and the rows of each."""
 
 Choice = bool | int | str
 """`resume_from_checkpoint`: false, true (the newest), a step, a checkpoint's directory, or LAST_GOOD."""
@@ -45,7 +54,7 @@ _REPORTS = (
     "hub_model_id",
     "hub_private",
 )
-_SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
+_SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint", KEY)
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "eval_samples", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
@@ -58,14 +67,8 @@ _MEMORY = (
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
-WEIGHTS, FILES, FROZEN = "base weights", "base files", "frozen weights"
-"""Facts of an adapter's base: a hash of its weights, the form of its files, and the form that the run holds."""
-
-DATA, CONTENT = "training data", "hash of its tokens"
-"""Facts of the data: how much there is, with the names of its caches, and what these hold."""
-
-_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, CONTENT, f"config.json {QUANTIZATION}"))
-"""Facts that may differ: those of base and data are compared apart, and older checkpoints have the last one."""
+_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, DATASETS, f"{MODEL_CONFIG}{QUANTIZATION}"))
+"""Facts that may differ: those of a base are compared apart, and older checkpoints have the last one."""
 
 
 @dataclass(frozen=True)
@@ -161,23 +164,48 @@ def refuse_checkpoints(checkpoints: Path, key: str, source: str) -> None:
         )
 
 
+def saved_tokens(resumed: Resumed) -> SavedTokens:
+    """Return which token caches the checkpoint trains."""
+    facts, manifest = resumed.manifest.facts, resumed.manifest
+    remedy = (
+        "Copy it from where it is, resume with the version that saved the checkpoint (surogate-core "
+        f"{manifest.versions.get('surogate-core', 'of its time')}), or train its weights further on the tokens of now: "
+        f"a new run in another output_dir, with resume_from_checkpoint: false and {_key(facts)}: {resumed.directory}."
+    )
+    caches = [str(each["cache"]) for each in facts.get(DATASETS, ())]
+    hash = facts.get(DATA, {}).get("identity", "")
+    return SavedTokens(checkpoint=str(resumed.directory), remedy=remedy, caches=caches, hash=hash)
+
+
+def _key(facts: Mapping[str, Any]) -> str:
+    return "adapter_path" if "adapter" in facts else "model"  # a checkpoint of an adapter holds no model
+
+
 def refuse_another_run(
-    resumed: Resumed, facts: Mapping[str, Any], defaults: Mapping[str, Any], source: str, ranks: int, batch_size: int
+    resumed: Resumed,
+    facts: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    source: str,
+    ranks: int,
+    batch_size: int,
+    other_tokens: str = "",
 ) -> None:
     """Raise ConfigError naming the facts that differ from the saved run's, with both values.
 
     A saved run that lacks an option, because its version did not have it, has the value in `defaults`.
-    For another number of rows, it says with which accumulation `ranks` ranks take the saved one, in micro-batches of at
-    most `batch_size` rows.
+    `other_tokens`: why the tokens may differ. For another number of rows, it says with which accumulation `ranks` ranks
+    take the saved one, in micro-batches of at most `batch_size` rows.
     """
     now = json.loads(json.dumps(facts))
     saved = {name: value for name, value in defaults.items() if name in now} | dict(resumed.manifest.facts)
-    key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
     differing = [found for found in _differing(saved, now) if found[0] not in _NOT_COMPARED]
-    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in differing]
+    changed = [
+        f"{fact_text(fact)}: {value_text(fact, old)} (this run: {value_text(fact, new)})"
+        for fact, old, new in differing
+    ]
     if _known(saved, now, WEIGHTS) and saved[WEIGHTS] != now[WEIGHTS] and saved.get(FILES) == now.get(FILES):
         base = resumed.manifest.config.get("model")
-        changed.append(f"{WEIGHTS} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
+        changed.append(f"{fact_text(WEIGHTS)} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
     longer = any(name == TOTAL_STEPS for name, _, _ in differing)
     rows = next((old for name, old, _ in differing if name == ROWS and isinstance(old, int) and old > 0), None)
     how = f": {kept_rows_text(rows, ranks, batch_size)}" if rows else ""
@@ -185,7 +213,8 @@ def refuse_another_run(
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
             f"settings to resume{how}. To train its weights further, start a new run in another output_dir, with "
-            f"resume_from_checkpoint: false and {key}: {resumed.directory}."
+            f"resume_from_checkpoint: false and {_key(saved)}: {resumed.directory}."
+            + (f" {other_tokens}" if other_tokens and any(name == DATA for name, _, _ in differing) else "")
             + (" Only a run with lr_scheduler_type: constant and no cooldown can get more steps." if longer else "")
         )
 
@@ -197,8 +226,9 @@ def another_form(resumed: Resumed, facts: Mapping[str, Any]) -> Iterator[str]:
     """
     saved = resumed.manifest.facts
     if _known(saved, facts, FILES) and saved[FILES] != facts[FILES]:
+        now, then = value_text(FILES, facts[FILES]), value_text(FILES, saved[FILES])
         yield (
-            f"resuming on base files in {facts[FILES]} (saved: {saved[FILES]}), which cannot be compared with those of "
+            f"resuming on base files in {now} (saved: {then}), which cannot be compared with those of "
             f"model: {resumed.manifest.config.get('model')}: bit-identical if both are the same base in "
             f"{saved[FROZEN]}"
         )

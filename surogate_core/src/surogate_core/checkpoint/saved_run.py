@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
-from xxhash import xxh3_128
 
 from ..config.errors import keys_of
 from ..config.load import resolved
 from ..config.schema import DTYPE_KEYS
+from ..data.cache import TokenDataset
 from ..data.loader import Loader
-from ..data.pack import PackedRows
+from ..data.row_hashes import content_hash
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from ..planning.plan import Plan
@@ -29,15 +27,13 @@ from ..runtime.pieces import Pieces
 from . import hf
 from .adapter import adapter_params, write_adapter
 from .base import base_facts, load_base
+from .facts import DATA, DATASETS, MODEL_CONFIG, ROWS, TOTAL_STEPS
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
+from .other_tokens import other_tokens
 from .progress import Progress
 from .resume import (
-    CONTENT,
-    DATA,
-    ROWS,
-    TOTAL_STEPS,
     Resumed,
     another_form,
     differences,
@@ -67,6 +63,7 @@ class SavedRun:
     facts     what a resumed run must have in common with the saved one; see `facts`
     versions  of the packages that the run uses, and the device
     metrics   the run's metrics file
+    before    () -> the hashes of the caches of its data that checkpoints of 0.1.0 may have
     """
 
     run: Run
@@ -75,6 +72,7 @@ class SavedRun:
     extends: Callable[[int], bool]
     versions: Mapping[str, str]
     metrics: Path
+    before: Callable[[], Collection[str]] = frozenset
 
     @cached_property
     def weights(self) -> list[Value]:
@@ -158,10 +156,12 @@ class SavedRun:
         saved_total, common = saved.get(TOTAL_STEPS), dict(self.facts)
         if common[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total):
             common[TOTAL_STEPS] = saved_total
-        if saved.get(CONTENT) == common[CONTENT]:  # caches have other names where the code that wrote them has changed
-            common[DATA] = saved.get(DATA)
+        if self._trains(saved.get(DATA, {})):
+            common[DATA] = saved[DATA]
         inputs, defaults = self.plan.inputs, option_defaults(self.run, self.plan)
-        refuse_another_run(resumed, common, defaults, self.run.loaded.source, inputs.world_size, inputs.batch_size)
+        asked, formats = self.run.config.resume_with_saved_tokens, self.run.registry.dataset_formats()
+        why, source = other_tokens(saved, common, formats, asked), self.run.loaded.source
+        refuse_another_run(resumed, common, defaults, source, inputs.world_size, inputs.batch_size, why)
         config = resolved(self.run.loaded)
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
@@ -171,6 +171,15 @@ class SavedRun:
             neutral.add("attn_bwd_chunks")  # the same bits where gradients are deterministic without it
         lines = differences(resumed, config, self.versions, without_effect=neutral)
         return [*another_form(resumed, self.facts), *lines]
+
+    def _trains(self, data: Mapping[str, Any]) -> bool:
+        """Return whether the tokens, labels and rows are those of the fact DATA of a checkpoint.
+
+        Before 0.2.0 there is no hash of them, but the hash of their caches by the names of that time.
+        """
+        if "content" in data:
+            return bool(data["content"] == self.facts[DATA]["content"])
+        return data.get("identity") in self.before()
 
     def restore(self, resumed: Resumed, worker: AnyWorker) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
@@ -239,7 +248,7 @@ def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces]) -> hf.Model
 
 
 def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, Any]:
-    """Return the settings that a resumed run must share with the saved one, keyed by the text that errors show.
+    """Return the settings that a resumed run must share with the saved one, by id (`facts`) or by their config key.
 
     They determine samples, schedule and buffers. The keys are part of the checkpoint's format.
     """
@@ -247,7 +256,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
     ignored = {QUANTIZATION, "dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
     return {
         "model": run.model.name,
-        **{f"config.json {key}": value for key, value in run.model_config.items() if key not in ignored},
+        **{f"{MODEL_CONFIG}{key}": value for key, value in run.model_config.items() if key not in ignored},
         "recipe": config.recipe,
         "optimizer": config.optimizer,
         # not of a loss of core, which older checkpoints do not name
@@ -261,9 +270,15 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "sequence_len": config.sequence_len,
         "train_seed": config.train_seed,
         TOTAL_STEPS: total_steps,
-        DATA: f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {identity(loader.rows)}",
-        CONTENT: _content(loader.rows),
+        DATA: {"rows": loader.rows.n_rows, "tokens": loader.rows.n_tokens, "content": content_hash(loader.rows)},
+        DATASETS: [_cache_facts(dataset) for dataset in loader.rows.corpus.datasets],
     }
+
+
+def _cache_facts(dataset: TokenDataset) -> dict[str, Any]:
+    """Return which cache a dataset is in, and the versions of what made its tokens."""
+    made_by = {key: dataset.settings[key] for key in ("type", "version", "conversation") if key in dataset.settings}
+    return {"cache": dataset.path.name if dataset.path else "", "version": 1, **made_by}
 
 
 def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
@@ -273,30 +288,3 @@ def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
         changed = options.model_dump(exclude_defaults=True).keys()
         defaults |= options.model_dump(mode="json", exclude=set(changed))
     return defaults
-
-
-def identity(rows: PackedRows) -> str:
-    """Return a hash of which tokens of which dataset lie in which row."""
-    sets = rows.corpus.datasets  # a cache directory is named after the hash of what decides its content
-    return _hash((f"{each.path.name if each.path else ''} {each.n_tokens}\n".encode() for each in sets), rows)
-
-
-def _content(rows: PackedRows) -> str:
-    """Return a hash of the tokens of each document, of labels, and of the columns of dataset types, in their rows.
-
-    Columns that a loss makes have facts of their own.
-    """
-    parts: list[npt.NDArray[Any]] = []
-    for dataset in rows.corpus.datasets:
-        columns = [] if dataset.facts else [dataset.columns[name] for name in sorted(dataset.columns)]
-        documents = dataset.hashes if len(dataset.hashes) else dataset.tokens
-        parts += [documents, dataset.offsets, dataset.mask, *columns]
-    return _hash((np.ascontiguousarray(part).data for part in parts), rows)
-
-
-def _hash(parts: Iterable[bytes | memoryview], rows: PackedRows) -> str:
-    """Return a hash of `parts` and of where the rows are in them."""
-    digest = xxh3_128()
-    for part in (*parts, *(np.ascontiguousarray(part).data for part in (rows.start, rows.stop, rows.row_offsets))):
-        digest.update(part)
-    return digest.hexdigest()[:16]

@@ -85,6 +85,11 @@ class RunKeys(Keys):
         description="Continue from a checkpoint: true (the newest in `checkpoint_dir`; if there is none, start anew), "
         "a step, the folder of a checkpoint, or last-good (the newest one that is not damaged).",
     )
+    resume_with_saved_tokens: Flag = Field(
+        False,
+        description="Resume with the tokens of the checkpoint, from the token cache that it names, where a mended "
+        "fault of a dataset type gives other tokens. false: such a run is refused, with the name of the fault.",
+    )
     verify_outputs: Flag = Field(
         True, description="Load every output once, in transformers or PEFT, before the run reports success."
     )

@@ -32,6 +32,8 @@ class Asked:
             return dataset
         import numpy as np  # which a plan does not need
 
+        dataset.verify()  # `prepare` reads the arrays itself
+
         context = PrepareContext(
             options=self.options,
             tokens=dataset.tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from ..api import DatasetFormatDef, Encoded
+from ..api.proven_file import DamagedFile
 from ..config.schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
+from ..machine.progress import print_notice
 from .asked import ASKS_NOTHING, Asked
 from .cache import TokenDataset, default_cache_root
 from .chat.row_tokenizer import RowTokenizer
@@ -21,6 +24,8 @@ from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .columns import Columns, unused_columns
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .readers import Wanted, missing_column, with_columns
+from .row_hashes import caches_hash
+from .saved_tokens import SavedCaches, SavedTokens, with_saved
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset
@@ -104,11 +109,35 @@ def load_corpora(
     notice: Callable[[str], None],
     moved: Callable[[str], None] = lambda what: None,
     asked: Asked = ASKS_NOTHING,
+    saved: SavedTokens | None = None,
 ) -> Corpora:
     """Tokenise (or map from the cache), split, pack and check the data. Raises ConfigError naming key, file, line.
 
-    `moved` is called with what is being tokenised, again and again. `asked`: what the run's loss reads.
+    `moved` is called with what is being tokenised, again and again. `asked`: what the run's loss reads. Cached files
+    that turn out to be damaged are made anew. `saved`: the caches that are used for `datasets` in place of the present
+    ones.
     """
+    found = ""
+    load = partial(_load, config, formats, model_dir, vocab_size, notice, moved, asked)
+    while True:
+        try:
+            return load() if saved is None else with_saved(load, saved, lambda corpora: caches_hash(corpora.train))
+        except DamagedFile as damage:
+            if not damage.made_anew or damage.what == found:
+                raise
+            found = damage.what
+
+
+def _load(
+    config: TrainConfig,
+    formats: Mapping[str, DatasetFormatDef],
+    model_dir: Path,
+    vocab_size: int,
+    notice: Callable[[str], None],
+    moved: Callable[[str], None],
+    asked: Asked,
+    caches: SavedCaches | None = None,
+) -> Corpora:
     moved("loading the data")
     # The tokenizers library reads its number of threads from the environment on first use.
     if config.dataloader_num_workers == 0:
@@ -117,7 +146,7 @@ def load_corpora(
         os.environ["RAYON_NUM_THREADS"] = str(config.dataloader_num_workers)
     tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
-    documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved, asked)
+    documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved, asked, caches)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
@@ -170,15 +199,16 @@ def _documents(
     notice: Callable[[str], None],
     moved: Callable[[str], None],
     asked: Asked,
+    caches: SavedCaches | None = None,
 ) -> DocumentSpans:
     parts = []
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
         source = _source(entry, where)
-        chosen, options = _format(source, entry, formats, config.loss_scale, where)
+        chosen, options = _format(source, entry, formats, config.loss_scale, where, notice)
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
-        columns = _columns(source)
+        columns = _columns(source, notice)
         for column in _named(options, chosen.optional(options)):
             if column not in columns.filled:  # the key that names it is wrong
                 raise missing_column(f"{where}: path: {entry.path}", column, list(columns.filled))
@@ -193,6 +223,7 @@ def _documents(
             source=source,
             rows=columns.rows,
             skip_bad=entry.bad_rows == "skip",
+            saved=partial(caches.open, index, where) if caches else None,
         )
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
@@ -208,10 +239,10 @@ def _documents(
     return DocumentSpans.joined(parts)
 
 
-def _columns(source: Source) -> Columns:
+def _columns(source: Source, notice: Callable[[str], None]) -> Columns:
     root = default_cache_root()
     try:
-        return count_columns(source, root)
+        return count_columns(source, root, notice)
     except OSError as error:
         raise cache_error(error, root) from error
 
@@ -243,12 +274,17 @@ def _source(entry: DatasetEntry, where: str) -> Source:
 
 
 def _format(
-    source: Source, entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
+    source: Source,
+    entry: DatasetEntry,
+    formats: Mapping[str, DatasetFormatDef],
+    loss_scale: str,
+    where: str,
+    notice: Callable[[str], None] = print_notice,
 ) -> tuple[DatasetFormatDef, BaseModel]:
     """Return the dataset type of an entry (for `auto`, the one that fits the columns), and its options."""
     named = formats.get(entry.type)
     asks = named is None or named.found is not DatasetFormatDef.found
-    found = _columns(source) if asks else None
+    found = _columns(source, notice) if asks else None
     if found is not None and not found.rows:
         raise ConfigError(f"{where}: path: {entry.path}: contains no rows. Remove it, or create it again.")
     columns = sorted(found.holding_something()) if found else []

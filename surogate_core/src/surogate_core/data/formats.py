@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..api import DatasetFormatDef, Encoded, Tokenizer
 from ..errors import ConfigError
+from .readers import kind_of_value
 
 
 class TextOptions(BaseModel):
@@ -52,11 +53,6 @@ def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOp
     if tokenizer.eos_id is not None:
         tokens.append(tokenizer.eos_id)
     return Encoded(tokens, [True] * len(tokens))
-
-
-def kind_of_value(value: object) -> str:
-    """Return what a cell holds, for messages."""
-    return "null" if value is None else f"a value of type {type(value).__name__} ({str(value)[:40]})"
 
 
 TEXT = DatasetFormatDef(

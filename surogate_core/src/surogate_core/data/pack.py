@@ -75,7 +75,7 @@ class Corpus:
         tokens = np.empty(len(positions), np.int32)
         trained = np.empty(len(positions), np.bool_)
         for own, dataset, local in self._by_dataset(positions, self.bases):
-            tokens[own] = dataset.tokens[local]
+            tokens[own] = dataset.tokens_at(local)
             trained[own] = dataset.trained_at(local)
         return tokens, trained
 

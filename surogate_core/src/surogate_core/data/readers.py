@@ -87,9 +87,7 @@ def with_columns(row: Row, wanted: Wanted) -> Row:
 
 
 def kind_of_value(value: object) -> str:
-    """Return what a cell holds, for messages. `formats.py` has its own: it stays as it was in 0.1.0, whose runs go on
-    only with data that the same bytes of code encode.
-    """
+    """Return what a cell holds, for messages."""
     return "null" if value is None else f"{_VALUES.get(type(value), type(value).__name__)} ({str(value)[:40]})"
 
 

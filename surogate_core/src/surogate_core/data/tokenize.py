@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import inspect
-import json
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,20 +24,21 @@ from ..errors import ConfigError, PluginError, RunStopped
 from ..machine.progress import Progress, print_notice
 from .cache import (
     CACHE_FORMAT,
-    Counts,
     DamagedCache,
     TokenDataset,
-    TokenWriter,
     cache_lock,
+    cache_name,
     default_cache_root,
     open_cache,
     token_dtype,
 )
-from .chat.conversation import encode_conversation
+from .chat.conversation import CONVERSATION
 from .chat.row_tokenizer import RowTokenizer
 from .encoded import arrays_of, documents_of
+from .old_caches import name_before
 from .readers import Row
 from .sources import Source, open_source
+from .token_writer import Counts, TokenWriter
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
@@ -54,6 +50,8 @@ SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
 Notice = Callable[[str], None]
+OpenSaved = Callable[[Path, Mapping[str, Any], BaseModel], TokenDataset]
+"""(root of the caches, settings, options) -> the tokens of a checkpoint in place of those of the settings."""
 OnProgress = Callable[[Counts], None]
 """Called with what is done so far."""
 
@@ -71,12 +69,14 @@ def tokenize_dataset(
     source: Source | None = None,
     rows: int | None = None,
     skip_bad: bool = False,
+    saved: OpenSaved | None = None,
 ) -> TokenDataset:
     """Return the documents of `entry` as tokens, memory-mapped from the cache in `cache_root`.
 
     source: the rows, if they are already open. rows: their number, if it is known. skip_bad: leave out rows that the
     type refuses, and count them. notice: called with lines for the user, among them the parts of rows that are not in
     the tokens, also if the tokens come from the cache. moved: called with what is being tokenised, again and again.
+    saved: opens another cache in place of that of the settings.
 
     The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
     If the dataset is missing or damaged, the rows are streamed and tokenised in threads, starting after the last shard
@@ -88,8 +88,8 @@ def tokenize_dataset(
     opened = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     with Progress(f"{where}: tokenizing", "rows", rows, notice) as shown:
         settings = _settings(opened, format_def, options, tokenizer) | ({"bad_rows": "skip"} if skip_bad else {})
-        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-        directory = (cache_root or default_cache_root()) / key
+        root = cache_root or default_cache_root()
+        directory = root / cache_name(settings)
 
         def write(writer: TokenWriter) -> None:
             def show(done: Counts) -> None:
@@ -101,14 +101,18 @@ def tokenize_dataset(
                 raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
             writer.publish(settings)
 
-        dataset = _open(directory, notice=None)  # damage is checked again and reported under the lock
+        before = name_before(settings)
+        # damage is checked again and reported under the lock
+        dataset = saved(root, settings, options) if saved else _open(directory, notice=None)
+        if dataset is None and before is not None:
+            dataset = _open(directory.with_name(before), notice)
         if dataset is None:
             dtype, columns = token_dtype(tokenizer.vocab_size), {c.name: c.per for c in format_def.columns}
             writer = partial(TokenWriter, directory, dtype, columns, format_def.group_size)
             dataset = _written(directory, writer, write, where, notice, moved)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
-    return replace(dataset, where=lambda document: opened.place(*dataset.places[document].tolist()))
+    return replace(dataset, where=lambda document: opened.place(*dataset.place(document)))
 
 
 def omission_lines(found: Iterable[tuple[Omission, str]]) -> Iterator[str]:
@@ -178,35 +182,12 @@ def _settings(
         "cache_format": CACHE_FORMAT,
         "content": source.content_hash(),
         "type": format_def.name,
-        "type_code": _code_hash(inspect.unwrap(format_def.encode)),
-        **({"chat_code": _code_hash(encode_conversation)} if format_def.origin else {}),  # types of plugins may call it
+        "version": format_def.version,
+        **({"conversation": CONVERSATION.version} if format_def.origin else {}),  # types of plugins may call it
         "options": options.model_dump(mode="json"),
         "tokenizer": tokenizer.fingerprint,
         "tokenizers": tokenizers.__version__,
     }
-
-
-def _code_hash(function: Callable[..., Any]) -> str:
-    """Return a sha256 of the source files of `function` in its package: changed code must not reuse cached tokens."""
-    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
-    if module is None or not getattr(module, "__file__", None):
-        return ""
-    digest = hashlib.sha256()
-    for _, path in sorted(_own_files(module, {}).items()):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _own_files(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
-    """Collect in `found` the source files of `module` and of the modules in its package that it imports from."""
-    if module.__file__ is None or module.__name__ in found:
-        return found
-    found[module.__name__] = Path(module.__file__)
-    for value in list(vars(module).values()):
-        origin = sys.modules.get(getattr(value, "__module__", None) or "")
-        if origin is not None and module.__package__ and origin.__package__ == module.__package__:
-            _own_files(origin, found)
-    return found
 
 
 def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..api import World
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader
+from ..data.saved_tokens import SavedTokens
 from ..planning.run import Run, asked_by
 from .schedule import Schedule
 
@@ -22,14 +23,21 @@ class Steps:
     total: int
 
 
-def load_steps(run: Run, world: World, notice: Callable[[str], None], moved: Callable[[str], None]) -> Steps:
+def load_steps(
+    run: Run,
+    world: World,
+    notice: Callable[[str], None],
+    moved: Callable[[str], None],
+    saved: SavedTokens | None = None,
+) -> Steps:
     """Tokenise and pack the run's data and derive its steps; batches are those of the ranks of this process.
 
-    `moved` is called with what is being tokenised, again and again.
+    `moved` is called with what is being tokenised, again and again. `saved`: the tokens that are trained in
+    place of the present ones.
     """
     config, formats = run.config, run.registry.dataset_formats()
     asked = asked_by(run.loaded, run.registry)
-    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice, moved, asked)
+    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice, moved, asked, saved)
     loader = Loader(
         data.train,
         config.per_device_train_batch_size,

@@ -6,17 +6,21 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api import Comm, Report
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
+from ..checkpoint.facts import DATA, fact_text, value_text
 from ..checkpoint.progress import Progress
-from ..checkpoint.resume import DATA, FOLDERS, Resumed
+from ..checkpoint.resume import FOLDERS, Resumed, saved_tokens
 from ..config.load import resolved
 from ..data.checks import bits_per_byte
 from ..data.loader import MicroBatch, eval_batches
+from ..data.old_caches import caches_before
+from ..data.saved_tokens import SavedTokens
 from ..machine.devices import GIB
 from ..machine.timing import mark
 from ..outputs.check import OutputCheck
@@ -128,12 +132,16 @@ def _load_data(
         notice(line)
     if plan.chosen:
         notice(str(plan.chosen))
-    steps = load_steps(run, processes.world, notice, lambda what: processes.at(what, START_SECONDS))
+    kept = asdict(saved_tokens(resumed)) if resumed and run.config.resume_with_saved_tokens else None
+    kept = processes.share(kept, "the tokens of the checkpoint") if run.config.resume_with_saved_tokens else None
+    saved = SavedTokens(**kept) if kept else None
+    steps = load_steps(run, processes.world, notice, lambda what: processes.at(what, START_SECONDS), saved)
     for line in _data_lines(steps):
         notice(line)
     mark("data")
     saved_run = _saved_run(run, plan, steps)
-    processes.compare("data", {DATA: saved_run.facts[DATA], "steps": str(steps.total)})
+    data = value_text(DATA, saved_run.facts[DATA])
+    processes.compare("data", {fact_text(DATA): data, "steps": str(steps.total)})
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
@@ -175,6 +183,7 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         plan=plan,
         extends=steps.schedule.extends,
         facts=facts(run, plan, steps.loader, steps.total),
+        before=partial(caches_before, steps.loader.rows),
         versions=run_versions(run, plan) | {"device": _devices(plan)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
     )
