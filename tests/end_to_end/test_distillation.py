@@ -137,6 +137,43 @@ def test_what_is_cached_is_what_the_teacher_says_of_each_document_alone(folder: 
             torch.testing.assert_close(q.gather(1, top), q.topk(6, -1).values, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("name", ["ids.bin", "log_probs.bin", "pieces.bin", "manifest.json"])
+def test_a_flipped_bit_of_the_cache_is_named_and_the_teacher_is_run_anew(
+    folder: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keys = {"max_steps": 1, "save_steps": 0}
+    before = train(folder, "whole", overwrite_output_dir=True, **keys)
+    assert "is damaged" not in capsys.readouterr().out
+    (path,) = tmp_path.glob(f"surogate/tokens/*.distillation/*/{name}")
+    whole = path.read_bytes()
+    at = next(index for index in range(len(whole) // 2, len(whole)) if whole[index])
+    path.write_bytes(bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]))
+    again = train(folder, "whole", overwrite_output_dir=True, **keys)
+    assert [record["loss"] for record in again] == [record["loss"] for record in before]
+    assert "the cache of the teacher is damaged: " in capsys.readouterr().out and path.read_bytes() == whole
+
+
+def test_a_cache_of_an_earlier_version_is_read_without_hashes(folder: Path, straight: list[dict[str, Any]]) -> None:
+    assert cache_of(folder).open() is not None and cache_of(folder).checks()
+    manifest = cache_of(folder).directory / "manifest.json"
+    now = manifest.read_text()
+    manifest.write_text(json.dumps(cache_of(folder).identity))
+    assert cache_of(folder).open() is not None and cache_of(folder).checks() == {}
+    manifest.write_text(now)
+
+
+def cache_of(folder: Path) -> teacher.Cache:
+    """The cache of the run `straight`."""
+    for path in (folder / "cache").glob("surogate/tokens/*.distillation/*/manifest.json"):
+        content = json.loads(path.read_text())
+        identity = {key: value for key, value in content.items() if key not in ("files", "xxh3_128")}
+        if (identity["top_k"], identity["temperature"]) == (6, 2.0):
+            tokens = (path.parent / "log_probs.bin").stat().st_size // 28
+            return teacher.Cache(path.parent, tokens, 6, identity["vocabulary"], identity)
+    raise LookupError("no such cache")
+
+
 def test_a_process_reads_the_teacher_once_and_says_so(folder: Path) -> None:
     other, said = shutil.copytree(folder / "teacher", folder / "read"), list[str]()
     first = teacher.content_hash(other, said.append)

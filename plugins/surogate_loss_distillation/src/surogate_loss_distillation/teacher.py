@@ -5,7 +5,11 @@ A cache is a directory `<token cache>/<hash of the tokens>.distillation/<key>/`:
     ids.bin        uint16 (vocabularies of at most 65,536) or uint32 [n_tokens, k]: the teacher's likeliest tokens in
                    the place of each token, given those before it in its document
     log_probs.bin  float32 [n_tokens, k + 1]: the logarithms of their probabilities, and of that of all other tokens
-    manifest.json  what the key is a hash of
+    pieces.bin     uint64: a hash of every 64 KiB of both files
+    manifest.json  what the key is a hash of, for each file the hash of its hashes, and a hash of itself
+
+Both files are verified piece by piece, before their rows are first read. damaged.txt names damage that was found so:
+the next start makes the cache anew. Caches of 0.2.0 and before have no hashes.
 
 Rows of tokens that are not trained are holes in the files, which take no room on disk. A document longer than
 `sequence_len` is read in pieces of that length, as rows hold them.
@@ -30,6 +34,8 @@ from filelock import FileLock, Timeout
 from xxhash import xxh3_128
 
 from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped
+from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile, PieceHashes, ProvenFile, digest_of
+from surogate_core.api.sealed import sealed, unsealed
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +53,7 @@ SAVE_SECONDS = 30.0
 """Between two records of what is done, from which an interrupted run goes on."""
 LEAST_LOG = -80.0
 """Smallest logarithm that is kept, so that a reverse divergence stays finite."""
+_DAMAGED = "damaged.txt"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -73,6 +80,8 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
     key = xxh3_128(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     cache = Cache(context.folder / key, len(context.tokens), o.distillation_top_k, vocabulary, identity)
     with _explaining(cache.directory):
+        if cache.damage():
+            context.notice(f"{KEY}: the cache of the teacher is damaged: {cache.damage()}")
         found = cache.open()
         if found is None:
             if o.distillation_run_teacher == "never":
@@ -88,8 +97,10 @@ def prepared_by(context: PrepareContext[DistillationOptions]) -> Prepared:
                     _write(cache, context, directory)
                     found = cache.open()
     assert found is not None, "it was just written"
-    # a resumed run needs the same teacher, wherever it lies, and not that it is run at the same time
-    return Prepared(found, facts={KEY: f"files of hash {identity['teacher'][:16]}", "distillation_run_teacher": None})
+    # A resumed run needs the same teacher, wherever it lies, and not that it is run at the same time. Checkpoints keep
+    # these words: others would refuse older ones.
+    facts = {KEY: f"files of hash {identity['teacher'][:16]}", "distillation_run_teacher": None}
+    return Prepared(found, facts=facts, check=cache.checks())
 
 
 def refuse_other_tokenizer(model: Path, teacher: Path, name: str) -> None:
@@ -181,15 +192,70 @@ class Cache:
             "teacher_log_probs": ("log_probs.bin", np.dtype("<f4"), self.k + 1),
         }
 
+    def damage(self) -> str:
+        """Return what is damaged by the hashes that are read at a start; "" if nothing is."""
+        if (self.directory / _DAMAGED).is_file():
+            return (self.directory / _DAMAGED).read_text(encoding="utf-8")
+        try:
+            self._hashes()
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            return f"{self.directory}: {error}" if self.directory.is_dir() else ""
+        return ""
+
+    def _hashes(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the hashes of the pieces of each file; none of a cache of 0.2.0. Raises if they are damaged."""
+        manifest = json.loads((self.directory / "manifest.json").read_text(encoding="utf-8"))
+        if manifest == self.identity:
+            return {}
+        files = unsealed(manifest)["files"]
+        hashes, at, found = np.fromfile(self.directory / "pieces.bin", "<u8"), 0, {}
+        for name, file in files.items():
+            own = hashes[at : at + -(-file["bytes"] // PIECE_BYTES)]
+            at += len(own)
+            if digest_of(own) != file["pieces"]:
+                raise ValueError(f"pieces.bin: the hashes of {name} differ from what was written")
+            found[name] = own
+        return found
+
+    def checks(self) -> dict[str, Callable[[Any], None]]:
+        """Return for each column a function that verifies rows of it."""
+        hashes = self._hashes()
+        return {
+            column: _check_of(ProvenFile(self.directory / name, hashes[name], PIECE_BYTES, self._damaged), width)
+            for column, (name, dtype, numbers) in self.files().items()
+            if name in hashes and (width := numbers * dtype.itemsize)
+        }
+
+    def _damaged(self, path: Path, what: str) -> DamagedFile:
+        note = self.directory / _DAMAGED
+        with suppress(OSError):
+            note.write_text(f"{path}: {what}", encoding="utf-8")
+        remedy = (
+            "Start again: the teacher is run anew." if note.exists() else f"Remove {self.directory}, and start again."
+        )
+        return DamagedFile(f"cache of the teacher {path}: {what}", remedy, made_anew=note.exists())
+
     def open(self) -> dict[str, Any] | None:
         """Map the columns into memory. None if they are not there, or their files are not whole."""
         columns = {}
+        if self.damage():
+            return None
         for column, (name, dtype, width) in self.files().items():
             path = self.directory / name
             if not path.is_file() or path.stat().st_size != self.tokens * width * dtype.itemsize:
                 return None
             columns[column] = np.memmap(path, dtype, "r", shape=(self.tokens, width))
         return columns
+
+
+def _check_of(proof: ProvenFile, width: int) -> Callable[[Any], None]:
+    """Return a function that verifies rows of `width` bytes."""
+    within = np.array([*range(0, width, PIECE_BYTES), width - 1])
+
+    def check(rows: np.ndarray[Any, Any]) -> None:
+        proof.check((rows.reshape(-1, 1) * width + within).ravel())
+
+    return check
 
 
 @contextmanager
@@ -321,7 +387,7 @@ def _write(cache: Cache, context: PrepareContext[DistillationOptions], directory
                 f"{KEY}: {name} does not fit on {device}. Run surogate tokenize with this config where it fits, and "
                 "use the token cache of that machine."
             ) from error
-    (cache.partial / "manifest.json").write_text(json.dumps(cache.identity, indent=1))
+    _prove(cache, context)
     (cache.partial / "done.json").unlink(missing_ok=True)
     if cache.directory.exists():  # damaged
         shutil.rmtree(cache.directory)
@@ -331,6 +397,21 @@ def _write(cache: Cache, context: PrepareContext[DistillationOptions], directory
     if device == "cuda":
         torch.cuda.empty_cache()
     context.notice(f"{KEY}: {reads:,} tokens read in {time.monotonic() - began:,.0f} s")
+
+
+def _prove(cache: Cache, context: PrepareContext[DistillationOptions]) -> None:
+    """Hash the files, which are written in no order, and write the manifest."""
+    files = {}
+    with (cache.partial / "pieces.bin").open("wb") as pieces:
+        for name, dtype, width in cache.files().values():
+            hashes, size = PieceHashes(), cache.tokens * width * dtype.itemsize
+            with (cache.partial / name).open("rb") as file:
+                while hashes.bytes < size:
+                    context.progress(f"hashing {cache.partial / name}")
+                    hashes.read(file, 1 << 28)
+            pieces.write(hashes.array().tobytes())
+            files[name] = {"bytes": size, "pieces": hashes.digest()}
+    (cache.partial / "manifest.json").write_text(json.dumps(sealed({**cache.identity, "files": files}), indent=1))
 
 
 def _run(teacher: Teacher, batch: list[_Piece], files: _Files, context: PrepareContext[DistillationOptions]) -> None:

@@ -99,11 +99,14 @@ class PrepareContext(Generic[Options]):
 @dataclass(frozen=True)
 class Prepared:
     """The result of `LossDef.prepare`: columns, numpy arrays with a row for each token or document, and of all datasets
-    facts, {option: what a resumed run must have in common in place of its value, None for nothing}."""
+    facts, {option: what a resumed run must have in common in place of its value, None for nothing}. Facts are kept in
+    checkpoints: reworded, they refuse older ones. check, {column: called with the rows (int64) that are about to be
+    read}, raises `api.proven_file.DamagedFile` if they are damaged."""
 
     columns: Mapping[str, Any]
     _: KW_ONLY
     facts: Mapping[str, str | None] = field(default_factory=dict)
+    check: Mapping[str, Callable[[Any], None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class Asked:
             of, kinds = found.get(c.name), {"int32": "iu", "fp32": "f"}[c.dtype]
             if not isinstance(of, np.ndarray) or of.dtype.kind not in kinds or of.shape != wanted:
                 raise PluginError(f"loss {self.loss}: prepare gave no array {c.name} of {c.dtype} {list(wanted)}")
-        return replace(dataset, columns=found, facts=made.facts)
+        return replace(dataset, columns=found, facts=made.facts, checks=made.check)
 
     def check(self, chosen: DatasetFormatDef, formats: Iterable[DatasetFormatDef], where: str, strategy: str) -> None:
         """Raise ConfigError if documents of a dataset type cannot be trained with the loss."""

@@ -62,7 +62,7 @@ class Corpus:
         like = self.datasets[0].columns[name]
         found = np.empty((*index.shape, *like.shape[1:]), np.float32 if like.dtype.kind == "f" else np.int32)
         for own, dataset, local in self._by_dataset(index, bases):
-            found[own] = dataset.columns[name][local]
+            found[own] = dataset.column_at(name, local)
         return found
 
     def fill(self, name: str, index: Int64s, numbers: npt.NDArray[Any]) -> None:
