@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from surogate_core.api.sealed import BrokenSeal, sealed, unsealed
 from surogate_core.checkpoint import facts
 from surogate_core.checkpoint.manifest import DamagedCheckpoint, Manifest, read_manifest, write_manifest
 from surogate_core.checkpoint.resume import Resumed, refuse_another_run
 from surogate_core.errors import ConfigError
-from surogate_core.machine.sealed import BrokenSeal, sealed, unsealed
 
 UPGRADE = Path(__file__).parent / "upgrade"
 DATA = {"rows": 1074, "tokens": 9, "content": "ab"}

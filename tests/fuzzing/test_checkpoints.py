@@ -14,11 +14,11 @@ from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 
 from surogate_core import run
+from surogate_core.api.sealed import SEAL, sealed
 from surogate_core.checkpoint.manifest import MANIFEST, hash_file
 from surogate_core.checkpoint.resume import choose_checkpoint
 from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.machine.devices import cpu
-from surogate_core.machine.sealed import SEAL, sealed
 
 
 @pytest.fixture

@@ -110,11 +110,10 @@ class ProvenFile:
             self._verify(np.flatnonzero(self._left))
 
     def _verify(self, pieces: npt.NDArray[Any]) -> None:
-        whole = memoryview(self._data)
         for piece in pieces.tolist():
             first = piece * PIECE_BYTES
-            data = whole[first : first + PIECE_BYTES]
-            if xxh3_64_intdigest(data) != int(self._hashes[piece]):
+            data = self._data[first : first + PIECE_BYTES]
+            if xxh3_64_intdigest(data.data) != int(self._hashes[piece]):
                 raise self._damaged(
                     self._path,
                     f"bytes {first:,} to {first + len(data):,} differ from what was written (hash mismatch)",

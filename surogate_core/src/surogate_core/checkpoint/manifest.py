@@ -2,7 +2,7 @@
 
     {"format", "step", "position", "facts", "config", "versions", "files": {name: {"bytes", "xxh3_128"}}, "xxh3_128"}
 
-It is the last file that is written, and ends with a hash of itself (`machine.sealed`). The hash is XXH3: 20 GB/s on one
+It is the last file that is written, and ends with a hash of itself (`api.sealed`). The hash is XXH3: 20 GB/s on one
 core against 0.8 GB/s of BLAKE2. It detects damage by a disk, not tampering.
 
 Format 1, of 0.1.0 and 0.2.0, has no hash of itself, and `facts` by the sentences of that time. It is read as well.
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from xxhash import xxh3_128
 
-from ..machine.sealed import BrokenSeal, sealed, unsealed
+from ..api.sealed import BrokenSeal, sealed, unsealed
 from .facts import facts_of_format_1
 from .folders import step_of
 

@@ -36,8 +36,8 @@ import numpy.typing as npt
 
 from ..api import Omission
 from ..api.proven_file import PIECE_BYTES, DamagedFile, ProvenFile, digest_of
+from ..api.sealed import unsealed
 from ..machine.cache_home import cache_home
-from ..machine.sealed import unsealed
 
 CACHE_FORMAT = 4
 """Part of the settings that a cache is named after."""
@@ -107,8 +107,8 @@ class TokenDataset:
     document. places: int64 [n_docs, 2], for `Source.place`, which `where` calls. columns: by name, [n_tokens] or
     [n_docs], or [n_tokens, ...] of those that the loss makes; facts: see `Prepared`. Others: as in `Manifest`.
 
-    proofs: by file name. The methods verify what they read. Whoever reads `tokens` or `places` itself calls `verify`
-    before; the other arrays were verified when they were opened.
+    checks: see `Prepared`. proofs: by file name. The methods verify what they read. Whoever reads `tokens` or `places`
+    itself calls `verify` before; the other arrays were verified when they were opened.
     """
 
     tokens: npt.NDArray[Any]
@@ -128,6 +128,7 @@ class TokenDataset:
     where: Callable[[int], str] = lambda document: f"document {document + 1:,}"
     settings: Mapping[str, Any] = field(default_factory=dict)
     proofs: Mapping[str, ProvenFile] = field(default_factory=dict)
+    checks: Mapping[str, Callable[[Int64s], None]] = field(default_factory=dict)
 
     @property
     def n_docs(self) -> int:
@@ -148,6 +149,11 @@ class TokenDataset:
     def trained_at(self, index: Int64s) -> Bools:
         bits: Bools = (self.mask[index >> 3] >> (index & 7).astype(np.uint8)) & 1 == 1
         return bits
+
+    def column_at(self, name: str, index: Int64s) -> npt.NDArray[Any]:
+        if name in self.checks:
+            self.checks[name](index)
+        return self.columns[name][index]
 
     def place(self, document: int) -> tuple[int, int]:
         """Return the file and the number of the row of a document."""
@@ -215,7 +221,7 @@ def open_cache(directory: Path, made_anew: bool = True) -> TokenDataset:
 
 
 def read_cache_manifest(directory: Path) -> Manifest:
-    """Raises DamagedCache if it is missing or damaged, or not that of a directory of this name."""
+    """Read the manifest. Raises DamagedCache if it is missing or damaged, or of a directory of another name."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ _OF_CODE = frozenset(("cache_format", "version", "conversation", "type_code", "c
 
 def name_before(settings: Mapping[str, Any]) -> str | None:
     """Return the name of the old cache with these settings; None if it is not known which code made it."""
-    code = _CODE.get((settings.get("type"), settings.get("version")))
+    code = _CODE.get((settings["type"], settings["version"]))
     if code is None:
         return None
     same = {key: value for key, value in settings.items() if key != "version"}
@@ -71,7 +71,9 @@ def _names_before(dataset: TokenDataset) -> list[str]:
 def _equal(path: Path, dataset: TokenDataset) -> bool:
     with suppress(DamagedCache):
         old = open_cache(path)
-        arrays = ((old.hashes, dataset.hashes), (old.offsets, dataset.offsets), (old.mask, dataset.mask))
-        columns = ((values, dataset.columns[name]) for name, values in old.columns.items())
-        return all(np.array_equal(*both) for both in (*arrays, *columns))
+        of_both = (
+            (each.hashes, each.offsets, each.mask, *(each.columns[name] for name in old.columns))
+            for each in (old, dataset)
+        )
+        return all(map(np.array_equal, *of_both))
     return False

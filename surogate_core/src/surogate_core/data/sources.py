@@ -15,12 +15,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..api.sealed import sealed, unsealed
 from ..config.schema import DatasetEntry
 from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
 from ..machine.progress import print_notice
 from ..machine.replaced_file import replaced
-from ..machine.sealed import sealed, unsealed
 from .columns import Columns
 from .readers import KINDS, READABLE, Row, kind_of, missing_column, place, read_file, read_parquet_tables, without_nulls
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from ..api import Omission
 from ..api.proven_file import PieceHashes
+from ..api.sealed import sealed, unsealed
 from ..errors import RunStopped
-from ..machine.sealed import sealed, unsealed
 from .cache import (
     CACHE_FORMAT,
     HASHES,
@@ -180,7 +180,7 @@ class TokenWriter:
         with (self._partial / OFFSETS).open("wb") as offsets:
             files[OFFSETS] = _HashedFile(offsets, PieceHashes())
             ends = np.cumsum(self._document_lengths())
-            np.lib.format.write_array(files[OFFSETS], np.concatenate([np.zeros(1, np.int64), ends]))  # type: ignore[arg-type]
+            np.lib.format.write_array(files[OFFSETS], np.concatenate([np.zeros(1, np.int64), ends]))
             _sync(offsets)
         with (self._partial / PIECES).open("wb") as pieces:
             for file in files.values():

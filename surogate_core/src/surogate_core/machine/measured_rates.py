@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..api import DeviceInfo
+from ..api.sealed import sealed, unsealed
 from .cache_home import device_file
 from .progress import print_notice
 from .replaced_file import replaced
-from .sealed import sealed, unsealed
 
 _RATES = "rates"
 

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ..api.sealed import sealed, unsealed
 from ..machine.cache_home import device_file
 from ..machine.replaced_file import replaced
-from ..machine.sealed import sealed, unsealed
 
 _ENTRIES = "algorithms"
 
