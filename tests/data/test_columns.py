@@ -18,10 +18,12 @@ from chat_formats import QWEN25, chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from surogate_core.api.proven_file import DamagedFile
 from surogate_core.config.schema import DatasetEntry, TrainConfig
 from surogate_core.data import corpora
 from surogate_core.data.columns import Columns, unused_columns
 from surogate_core.data.corpora import load_corpora
+from surogate_core.data.loader import Loader
 from surogate_core.data.readers import Row
 from surogate_core.data.sources import FileSource, count_columns
 from surogate_core.data.tokenizer import Tokenizer
@@ -349,3 +351,45 @@ def test_the_content_of_a_row_is_trained_or_reported_as_left_out(
     )
     empty = sum(row.get("text") == "" for row in table)
     assert any(f"{empty} of {len(table)} rows are empty" in line for line in notices) == bool(empty)
+
+
+# ----------------------------------------------------------------------------------------------------- damage
+
+
+def test_damage_that_a_start_finds_is_made_anew_and_later_damage_ends_the_run_at_the_row(
+    tmp_path: Path, chat: Tokenizer
+) -> None:
+    path = write([{"text": f"{n} and {n}"} for n in range(200)], tmp_path / "a.jsonl")
+    config = TrainConfig(
+        model=str(chat.directory),
+        datasets=[DatasetEntry(path=str(path), type="text")],
+        validation_split_ratio=0.1,
+        sequence_len=64,
+    )
+    notices: list[str] = []
+
+    def load() -> corpora.Corpora:
+        return load_corpora(config, FORMATS, chat.directory, chat.vocab_size, notices.append)
+
+    (dataset,) = load().train.corpus.datasets
+    assert dataset.path is not None
+    file = dataset.path / "tokens.bin"
+    whole = file.read_bytes()
+    flipped = bytes([*whole[:-9], whole[-9] ^ 1, *whole[-8:]])
+    file.write_bytes(flipped)
+    assert load().train.n_tokens and file.read_bytes() == whole
+    assert [f"will be rebuilt: {file}: bytes 0" in line for line in notices if "damaged" in line] == [True]
+
+    config = config.model_copy(update={"validation_split_ratio": 0})  # no start reads all of its tokens
+    notices.clear()
+    data = load()
+    (dataset,) = data.train.corpus.datasets
+    tokens = dataset.proofs["tokens.bin"]
+    tokens._left[:] = tokens._any_left = True  # as if no piece had been read
+    file.write_bytes(flipped)
+    loader = Loader(data.train, 2, 1, 1)
+    with pytest.raises(
+        DamagedFile, match=r"tokens.bin: bytes 0 to .*hash mismatch.*Start again: the cache is made anew"
+    ):
+        loader.step(0)
+    assert load().train.n_tokens and file.read_bytes() == whole and "will be rebuilt" in notices[0]
