@@ -1,4 +1,4 @@
-"""Why a checkpoint may have other tokens than the present code makes of the same data, and how to go on with them."""
+"""Reasons why a checkpoint has other tokens than the present code makes of the same data, and the way to go on."""
 
 from __future__ import annotations
 
