@@ -76,6 +76,7 @@ def tokenize_row(
         if row is None:
             continue
         chosen, options = _format(source, entry, formats, config.loss_scale, key)
+        _refuse_unread_variables(tokenizer, options, key)
         columns = chosen.fields(options)
         row = with_columns(row, Wanted(columns, chosen.optional(options)))
         found = encode_rows([row], columns, chosen, options, tokenizer, skip_bad=False)
@@ -176,6 +177,7 @@ def _documents(
         where = f"{key}.{index}"
         source = _source(entry, where)
         chosen, options = _format(source, entry, formats, config.loss_scale, where)
+        _refuse_unread_variables(tokenizer, options, where)
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
         columns = _columns(source)
@@ -263,6 +265,16 @@ def _format(
         )
     guessed = {**fitting[0].found(columns), **fitting[0].guess(columns)}
     return fitting[0], _options(entry, fitting[0], guessed, loss_scale, where)
+
+
+def _refuse_unread_variables(tokenizer: Tokenizer, options: BaseModel, where: str) -> None:
+    """Raise ConfigError, once and not for every row, for variables that the chat template does not read."""
+    variables, template = getattr(options, "chat_template_kwargs", None), tokenizer.chat_template
+    if variables and template is not None:
+        try:
+            template.with_variables(variables)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
 
 def _options(
