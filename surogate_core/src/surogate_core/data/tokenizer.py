@@ -80,6 +80,11 @@ class Tokenizer:
         return tuple(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
+    def added_ids(self) -> tuple[int, ...]:
+        """The ids of `added_texts`."""
+        return tuple(self._backend.get_added_tokens_decoder())
+
+    @cached_property
     def special_texts(self) -> tuple[str, ...]:
         """The texts of the special tokens, which are no part of what is said."""
         added = self._backend.get_added_tokens_decoder().values()
