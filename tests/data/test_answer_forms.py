@@ -149,6 +149,17 @@ def test_every_type_that_renders_the_template_takes_its_variables(qwen3: Tokeniz
         assert r"</think>\n\n[[b<|im_end|>]]" in marked(found.documents[0], found.tokenizer), name
 
 
+@pytest.mark.parametrize("thought", ["A test.", "Another test."])
+def test_reasoning_that_a_template_writes_twice_leaves_the_row_out(thought: str, qwen3: Tokenizer) -> None:
+    said = {"role": "assistant", "content": "<think>A test.</think>yes"}
+    found = encoded(qwen3, [NO_THINK[0], {**said, "reasoning_content": thought}])
+    assert not found.tokens and found.left_out.startswith(
+        "the reasoning of an answer is in a key of its own and in its"
+    )
+    assert encoded(qwen3, [NO_THINK[0], said]).tokens
+    assert encoded(qwen3, [NO_THINK[0], {**said, "reasoning_content": ""}]).tokens
+
+
 def test_tool_calls_may_end_with_a_special_token_of_their_own(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path / "model", HARMONY, special=HARMONY_TOKENS)
     call = '<|channel|>commentary json<|message|>{"city": "Oslo"}<|call|>'
