@@ -119,8 +119,8 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
         print()
     for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
         print(line, flush=True)  # one by one: suggestions take seconds to find
-    if line := run.unknown_turn_ends(opened):
-        print(paragraph(line, output_width()))
+    if ends := run.unknown_turn_ends(opened):
+        print(paragraph(ends, output_width()))
     return plan.report.fits
 
 
