@@ -175,3 +175,21 @@ def test_tokens_past_the_models_vocabulary_are_refused(run: Path) -> None:
     (run.parent / "model/config.json").write_text(json.dumps({"vocab_size": 300}))
     result = tokenize(run)
     assert result.returncode == 2 and "is outside the model's vocab_size of 300" in result.stderr
+
+
+def test_debug_shows_what_rows_hold_and_not_what_is_left_out_or_cut(run: Path) -> None:
+    long = "1 2 3 4 5 6 7 8 9 " * 40
+    write(run.parent, [{"messages": conversation(text)} for text in (long, "A friend.", "A friend. " * 3)])
+    run.write_text(run.read_text().replace("256", "128"))
+    shown = tokenize(run, "--debug").stdout
+    assert "document 1," not in shown and "rows.jsonl:2" in shown and "rows.jsonl:3" in shown
+    run.write_text(run.read_text() + "truncation_strategy: right\n")
+    assert re.search(
+        r"rows.jsonl:1 \(conversation\), document 1, 128 of \d{3,} tokens", tokenize(run, "--debug").stdout
+    )
+    documents = json.loads(tokenize(run, "--debug", "--json").stdout)["documents"]
+    assert [d["tokens"] < d["whole_tokens"] for d in sorted(documents, key=lambda d: d["document"])] == [
+        True,
+        False,
+        False,
+    ]

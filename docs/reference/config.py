@@ -40,7 +40,8 @@ an error that names the nearest one.
 - Names of recipes, optimizers, dataset types and the like: any case, `-` or `_`.
 - Numbers and booleans may be written as strings; YAML 1.2 rules apply, so `2e-4` is a number and `no` is text.
 - A dotted key is one of a section: `distributed.num_nodes` is `distributed: {num_nodes: 2}`.
-- `null` means the default.
+- `null` means the default. In an entry of `datasets`, a key of the type that takes null gets it: `system_field: null`
+  is no column, also where the default names one.
 - `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign.
 - `run.yaml` in the output folder is a config with every key that has an effect, and with absolute paths.
 """

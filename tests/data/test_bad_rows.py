@@ -12,6 +12,7 @@ from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize as module
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.skipped_rows import cause
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
@@ -32,6 +33,22 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(tmp_path: Path, token
     assert [line.split(": ")[0].rsplit(":")[-1] for line in lines[1:]] == ["8", "108", "208", "308", "408"]
 
 
+def test_one_bad_row_is_told_how_to_be_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a.jsonl:2: column 'text' .*Or set bad_rows: skip, which leaves such rows out"
+    ):
+        tokenized(tmp_path / "a.jsonl", ["Speak.", 1], tokenizer, [], skip=False)
+
+
+def test_causes_do_not_quote_rows_and_are_few(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    notes: list[str] = []
+    tokenized(tmp_path / "a.jsonl", ["Speak.", *range(200)], tokenizer, notes, skip=True)
+    (note,) = notes
+    assert "200 of 201 rows" in note
+    error = ConfigError("message 3 (assistant) has weight 'a (b) \\' c' in column 'text': more. Correct 1 row.")
+    assert cause(error, ["text"]).endswith("refuses them: message N has weight '...' in column 'text': more")
+
+
 def test_counting_ends_at_a_limit(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BAD", 300)
     with pytest.raises(ConfigError, match="at least 512 rows cannot be used"):
@@ -43,6 +60,9 @@ def test_skipped_rows_are_counted_also_from_the_cache(tmp_path: Path, tokenizer:
     for _ in range(2):
         notes: list[str] = []
         assert tokenized(tmp_path / "a.jsonl", texts, tokenizer, notes, skip=True).n_docs == 2
-        assert len(notes) == 1 and "2 of 4 rows" in notes[0] and "(first: a.jsonl:2)" in notes[0]
+        assert [note.partition("refuses them: ")[2] for note in notes] == [
+            "column 'text' holds a value of type int, not text (first: a.jsonl:2)",
+            "column 'text' holds null, not text (first: a.jsonl:4)",
+        ]
     with pytest.raises(ConfigError, match="2 rows cannot be used"):
         tokenized(tmp_path / "a.jsonl", texts, tokenizer, [], skip=False)

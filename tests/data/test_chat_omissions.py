@@ -50,13 +50,19 @@ def printed(encoded: Encoded) -> dict[tuple[str, str], tuple[int, int]]:
 # ----------------------------------------------------------------------------------------------------------- weights
 
 
-@pytest.mark.parametrize(("key", "no", "yes"), [("weight", 0, 1), ("train", False, True), ("loss", False, True)])
+@pytest.mark.parametrize(
+    ("key", "no", "yes"),
+    [
+        *[("weight", 0, 1), ("train", False, True), ("loss", False, True), ("trainable", False, True)],
+        *[("loss_mask", 0, 1), ("train_on_turn", False, True), ("training", False, True), ("loss_weight", 0.0, 1.0)],
+    ],
+)
 def test_answers_with_weight_zero_are_not_trained(key: str, no: Any, yes: Any, tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "openhermes")
     more = [{"role": "user", "content": "Stand!"}, {"role": "assistant", "content": "I stand.", key: yes}]
     messages = [HELLO[0], {**HELLO[1], key: no}, *more]
     encoded = encode(tokenizer, messages)
-    assert trained_text(encoded, tokenizer) == "I stand.<|im_end|>" and not encoded.omissions
+    assert trained_text(encoded, tokenizer) == "I stand.<|im_end|>" and not printed(encoded)
     whole = trained_text(encode(tokenizer, messages, loss_scale="all"), tokenizer)
     assert "Who goes there?" in whole and "A friend." not in whole and "I stand." in whole
     nothing = encode(tokenizer, messages[:2])
@@ -70,8 +76,15 @@ def test_answers_with_weight_zero_are_not_trained(key: str, no: Any, yes: Any, t
     [
         ({"weight": 0.5}, r"message 1 \(assistant\) has weight 0.5: an answer is trained or not, 1 or 0"),
         ({"weight": "0"}, "has weight '0'"),
-        ({"train": "no"}, "has train 'no': an answer is trained or not, True or False"),
+        ({"train": "no"}, "has train 'no': an answer is trained or not, 1 or 0"),
         ({"weight": 0, "train": True}, "has contradictory keys"),
+        (
+            {"mask": 1},
+            r"message 1 \(assistant\) has mask 1, which may say what is trained, or what is not. Write train",
+        ),
+        ({"label_mask": [0, 1]}, "has label_mask .*, which may say what is trained"),
+        ({"masked": True}, "has masked True, which may"),
+        ({"trainable": "no"}, "has trainable 'no': an answer is trained or not"),
         ({"train_detail": []}, "has train_detail: parts of an answer cannot be trained alone"),
     ],
 )
@@ -102,7 +115,8 @@ def test_a_system_prompt_that_a_template_drops_is_reported(tmp_path: Path) -> No
     """Mistral's v3 templates write it into the last message only if that is the user's, hence never in training."""
     tokenizer = published_tokenizer(tmp_path / "model", "mistral-v3-tekken")
     encoded = encode(tokenizer, [{"role": "system", "content": "Be brief."}, *HELLO])
-    assert printed(encoded) == {("the text", "messages with role system"): (1, 1)}
+    of_server = ("the prompt of a server", "answers")  # it has the system prompt
+    assert printed(encoded) == {("the text", "messages with role system"): (1, 1), of_server: (1, 1)}
     assert trained_text(encoded, tokenizer) == "A friend.</s>"
 
 
@@ -150,7 +164,11 @@ def test_omissions_are_reported_with_counts_also_from_the_cache(tmp_path: Path) 
     thought = {**HELLO[1], "reasoning_content": "A test."}
     rows = [HELLO, [*HELLO, *HELLO], [HELLO[0], {**thought, "weight": 0}], [HELLO[0], thought, HELLO[0], thought]]
     expected = [
-        "datasets.0: left out: 1 of 4 rows: weight, train or loss excludes every answer from training "
+        "datasets.0: left out: the empty think block of 1 of 3 answers without reasoning: the chat template writes it "
+        "in other answers of the same conversation, so the model learns both forms. To train one, end a row after each "
+        "answer, and set loss_scale: last_round. chat_template_kwargs (such as enable_thinking: false) may make the "
+        "block a part of the prompt (first: rows.jsonl:2)",
+        "datasets.0: left out: 1 of 4 rows: a key such as weight, train or loss excludes every answer from training "
         "(first: rows.jsonl:3)",
         "datasets.0: left out: the reasoning of 1 of 2 answers with reasoning: the chat template does not write it "
         "(first: rows.jsonl:4)",
@@ -177,7 +195,9 @@ def test_a_dataset_of_which_every_row_is_left_out_is_refused(tmp_path: Path) -> 
     tokenizer = published_tokenizer(tmp_path / "model", "openhermes")
     with pytest.raises(ConfigError, match="every row is left out: the chat template does not write the tool calls"):
         load(tmp_path, tokenizer, [{"messages": CALLED}] * 3, [])
-    with pytest.raises(ConfigError, match=r"weight, train or loss excludes .*Correct the rows or the chat template"):
+    with pytest.raises(
+        ConfigError, match=r"such as weight, train or loss excludes .*Correct the rows or the chat template"
+    ):
         load(tmp_path, tokenizer, [{"messages": [HELLO[0], {**HELLO[1], "weight": 0}]}] * 3, [])
 
 
@@ -262,6 +282,9 @@ def test_every_part_of_a_row_is_in_its_tokens_or_reported_with_counts(tmp_path: 
     assert min(outcomes["whole"], outcomes["named"], outcomes["left out"]) > 20, outcomes
 
 
+_NOT_MISSING = ("the training", "the tools", "the prompt of a server", "the empty think block")
+
+
 def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
     """Return "whole", "named" (parts are missing and reported), "left out" or "refused", after checking that claim."""
     template = tokenizer.chat_template
@@ -281,9 +304,7 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
             missing = missing_of(row, text)
             assert missing["the text", "messages with role assistant"], encoded.left_out
         return "left out"
-    named = Counter(
-        {key: count for key, (count, _) in printed(encoded).items() if key[0] not in ("the training", "the tools")}
-    )
+    named = Counter({key: count for key, (count, _) in printed(encoded).items() if key[0] not in _NOT_MISSING})
     assert named == missing_of(row, tokenizer.decode(encoded.tokens))
     trained = trained_text(encoded, tokenizer)
     for message in row["messages"]:

@@ -51,6 +51,13 @@ def test_share_gpt_names_are_understood(chat: Tokenizer) -> None:
     assert '{"name": "add", "arguments": {"a": 1}}' in both({"messages": plain}, chat)[1]
 
 
+def test_the_keys_of_messages_may_be_half_those_of_share_gpt(chat: Tokenizer) -> None:
+    expected = both({"messages": HELLO}, chat)
+    for role, content in (("role", "value"), ("from", "content")):
+        mixed = [{role: message["role"], content: message["content"]} for message in HELLO]
+        assert both({"messages": mixed}, chat) == expected
+
+
 def test_messages_may_have_other_names_be_json_or_lists_of_parts(chat: Tokenizer) -> None:
     expected = both({"messages": HELLO}, chat)
     named = [{"who": message["role"], "said": message["content"]} for message in HELLO]

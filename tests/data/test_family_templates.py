@@ -328,5 +328,6 @@ def test_text_before_a_call_of_ministral_3_is_trained_with_it(tmp_path: Path) ->
 def test_the_system_prompt_that_mistral_v3_writes_into_a_last_question_alone_is_reported(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "mistral-v3-tekken")
     encoded = encode(tokenizer, PLAIN)
-    assert [omission.unit for omission in encoded.omissions if omission.count] == ["messages with role system"]
+    units = [omission.unit for omission in encoded.omissions if omission.count]
+    assert units == ["answers", "messages with role system"]  # the prompt of a server has it
     assert brackets(encoded, tokenizer).startswith("<s>[INST]Who?[/INST][[A friend.</s>]]")

@@ -7,8 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
+from chat_formats import QWEN25, chat_tokenizer
 
 from surogate_core.api import ConfigError, Encoded
 from surogate_core.config.schema import DatasetEntry, TrainConfig
@@ -16,6 +18,7 @@ from surogate_core.data.asked import Asked
 from surogate_core.data.chat.row_tokenizer import RowTokenizer as Tokenizer
 from surogate_core.data.corpora import load_corpora
 from surogate_core.plugins.discovery import load_registry
+from surogate_loss_preference.kto import LABELLED, mismatched
 from surogate_loss_preference.pairs import PREFERENCE
 
 MODEL = Path(__file__).parents[2] / "examples/tiny-qwen3"
@@ -127,7 +130,7 @@ def test_a_long_prompt_keeps_its_end_and_is_counted(tokenizer: Tokenizer) -> Non
     for before, after in zip(whole, cut, strict=True):
         assert list(after.tokens) == list(before.tokens[len(before.tokens) - len(after.tokens) :])
         assert list(after.trained).index(True) == 12 and sum(after.trained) == sum(before.trained)
-    assert [(o.what, o.count, o.of) for o in cut[0].omissions] == [("the start of the prompt", 1, 1)]
+    assert [(o.what, o.count, o.of) for o in cut[0].omissions if o.count] == [("the start of the prompt", 1, 1)]
     (left,) = pair_of(row, tokenizer, max_tokens=4)
     assert left.left_out == "an answer is longer than max_tokens: 4"
 
@@ -151,3 +154,61 @@ def test_a_long_prompt_keeps_its_end_and_is_counted(tokenizer: Tokenizer) -> Non
 def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], message: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=message):
         pair_of(row, tokenizer)
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]}
+RESULT = {"role": "tool", "content": "4"}
+AGENT = [USER, CALL, RESULT]
+"""A prompt that ends with the result of a tool, as in data of agents."""
+
+PREFILLED = [USER, said("assistant", "Let me see.")]
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(chat_tokenizer(tmp_path_factory.mktemp("calling") / "model", QWEN25).directory)
+
+
+@pytest.mark.parametrize("asked", [AGENT, PREFILLED], ids=["a result of a tool", "a message of the assistant"])
+def test_the_answer_begins_where_the_messages_of_the_prompt_end(asked: list[Any], calling: Tokenizer) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "a column": {"prompt": asked, "chosen": [GOOD_ONE], "rejected": [BAD_ONE]},
+        "implicit": {"chosen": [*asked, GOOD_ONE], "rejected": [*asked, BAD_ONE]},
+    }
+    for name, row in rows.items():
+        chosen, rejected = pair_of(row, calling)
+        assert texts(chosen, calling)[1] == f"{GOOD}<|im_end|>", name
+        assert texts(rejected, calling)[1] == f"{BAD}<|im_end|>", name
+    options = LABELLED.options()
+    row = {"prompt": asked, "completion": [GOOD_ONE], "label": True}
+    (alone,) = LABELLED.encode(row, calling, options)  # type: ignore[misc]
+    assert isinstance(alone, Encoded) and texts(alone, calling)[1] == f"{GOOD}<|im_end|>"
+
+
+def test_the_length_of_a_prompt_counts_calls_in_it(calling: Tokenizer) -> None:
+    row = {"prompt": AGENT, "chosen": [GOOD_ONE], "rejected": [BAD_ONE]}
+    whole, cut = pair_of(row, calling), pair_of(row, calling, max_prompt_tokens=20)
+    assert list(whole[0].trained).index(True) > 20
+    assert all(list(one.trained).index(True) == 20 for one in cut)
+
+
+def test_every_answer_of_a_conversation_after_the_prompt_is_trained(calling: Tokenizer) -> None:
+    more = [said("user", "Sure?"), said("assistant", "Yes.")]
+    chosen, rejected = pair_of({"prompt": [USER], "chosen": [GOOD_ONE, *more], "rejected": [BAD_ONE]}, calling)
+    assert texts(chosen, calling)[1] == f"{GOOD}<|im_end|>Yes.<|im_end|>"
+    assert texts(rejected, calling)[1] == f"{BAD}<|im_end|>"
+
+
+def test_a_mismatched_answer_of_kto_follows_the_whole_prompt(calling: Tokenizer) -> None:
+    def document(asked: list[Any], answer: str) -> tuple[Any, Any]:
+        row = {"prompt": asked, "completion": answer, "label": True}
+        (one,) = LABELLED.encode(row, calling, LABELLED.options())  # type: ignore[misc]
+        assert isinstance(one, Encoded)
+        tokens = np.array(one.tokens)
+        return tokens, np.where(np.roll(one.trained, -1), np.roll(tokens, -1), -1)
+
+    first, second = mismatched([document(AGENT, GOOD), document([USER], BAD)])
+    prompt = texts(pair_of({"prompt": AGENT, "chosen": GOOD, "rejected": BAD}, calling)[0], calling)[0]
+    text = calling.decode(first[0].tolist())
+    assert text.startswith(prompt.removesuffix("\n")) and text.rstrip().endswith(f"{BAD}<|im_end|>")
+    assert GOOD in calling.decode(second[0].tolist())

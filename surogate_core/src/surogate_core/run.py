@@ -98,6 +98,27 @@ def plan(
     return plan_run(opened, target, count_ranks(opened.config, target, gpus, nodes), nodes=nodes)
 
 
+def unknown_turn_ends(opened: Run) -> str | None:
+    """Return a line if the model does not stop at the token that ends the turns of the run's chats; None if it does.
+
+    `tokenize` looks at the data, this at the chat template alone. None as well if no dataset is known to be rendered by
+    it, or if the tokenizer's files are not there.
+    """
+    formats, folder = opened.registry.dataset_formats(), opened.model_dir
+    rendered = [e for e in opened.config.datasets if e.type in formats and e.options.get("use_chat_template", True)]
+    keys = {key for entry in rendered for key in formats[entry.type].options.model_fields}
+    if "chat_template_kwargs" not in keys or not (folder / TOKENIZER_FILES[0]).is_file():
+        return None
+    from .data.chat.row_tokenizer import RowTokenizer
+    from .data.turn_ends import template_ends, unknown_ends
+
+    try:
+        tokenizer = RowTokenizer(folder)
+        return unknown_ends(template_ends(tokenizer), tokenizer, folder)
+    except ConfigError:  # a run refuses these files; a plan needs none of them
+        return None
+
+
 @dataclass(frozen=True)
 class Fit:
     """Settings of a run for a device. before: the plan without changes."""

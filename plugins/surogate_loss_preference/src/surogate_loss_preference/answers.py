@@ -1,8 +1,8 @@
 """Prompts and answers of a row, in the forms that TRL, axolotl and LLaMA-Factory use, as documents.
 
 The answers are text, a message, or a list of messages. The prompt is text or messages in a column of its own, or the
-messages with which the answers begin. What is trained is what fine-tuning with `loss_scale: last_round` trains: the
-answer after the user's last message.
+messages with which the answers begin. The prompt ends where its messages end, whoever says the last one. What follows
+is the answer, and all that the assistant says there is trained.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from surogate_core.api import ConfigError, Encoded, Omission
 
@@ -23,6 +23,9 @@ _SPEAKERS = ("assistant", "gpt", "bot", "model", "tool", "function_call", "tool_
 """Roles of the messages of an answer."""
 
 Message = Mapping[str, Any]
+
+VERSION, MENDED = 2, {2: "messages of the assistant in a prompt, such as calls of tools, counted as the answer"}
+"""Of the types that are made of these documents."""
 
 
 class AnswerOptions(BaseModel):
@@ -47,6 +50,15 @@ class AnswerOptions(BaseModel):
     max_tokens: int | None = Field(
         None, ge=2, description="Cut off the start of the prompt of longer documents, and count them."
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="Values of variables of the chat template, as in type conversation."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> AnswerOptions:
+        if self.chat_template_kwargs and self.text_as == "text":
+            raise ValueError("chat_template_kwargs has no effect with text_as: text; remove one of them")
+        return self
 
 
 def encode_answers(
@@ -72,7 +84,8 @@ def encode_answers(
                 completion_field=column,
                 system_field="system" if options.system_field else None,
                 tools_field="tools" if options.tools_field else None,
-                loss_scale="last_round",
+                loss_scale="completion",
+                chat_template_kwargs=options.chat_template_kwargs,
             )
             for column, answer in zip(columns, answers, strict=True)
         ]

@@ -31,7 +31,7 @@ from surogate_core.api import (
     Value,
 )
 
-from .answers import AnswerOptions, encode_answers, named
+from .answers import MENDED, VERSION, AnswerOptions, encode_answers, named
 from .losses import document_sums, loss_of_groups
 
 DESIRABLE = Column("desirable", "document")
@@ -166,4 +166,6 @@ LABELLED = DatasetFormatDef(
     encode=_encode,
     truncation="delete",
     columns=(DESIRABLE,),
+    version=VERSION,
+    mended=MENDED,
 )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from surogate_core.api import ConfigError, DatasetFormatDef, Encoded
 
-from .answers import AnswerOptions, encode_answers, guessed_prompt, named
+from .answers import MENDED, VERSION, AnswerOptions, encode_answers, guessed_prompt, named
 
 _ANSWERS = {"chosen": ("chosen", "chosen_response"), "rejected": ("rejected", "rejected_response")}
 
@@ -46,4 +46,6 @@ PREFERENCE = DatasetFormatDef(
     found=_found,
     truncation="delete",
     group_size=2,
+    version=VERSION,
+    mended=MENDED,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, read_config, read_json
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
+from ..hub.generation_config import GENERATION_CONFIG, stop_ids
 from ..planning.run import Run
 from ..plugins.registry import Registry
 from ..program.value import Value
@@ -107,9 +108,15 @@ def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[st
     return tensors
 
 
-def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
-    """Write the run's adapter and tokenizer into an empty folder."""
-    from .hf import copy_tokenizer
+def write_adapter(
+    folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor], turn_ends: Sequence[int] = ()
+) -> None:
+    """Write the run's adapter and tokenizer into an empty folder.
+
+    turn_ends: tokens that end trained turns. If the base's generation config does not stop at one of them, the folder
+    gets one that does, which a merge reads.
+    """
+    from .hf import copy_tokenizer, write_stops
 
     assert run.adapter is not None
     adapter, options = run.adapter
@@ -118,6 +125,10 @@ def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[st
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise adapter.failed("save", f"wrote {found}, expected the config_file {adapter.config_file} among the files")
     copy_tokenizer(run.model_dir, folder)
+    if set(turn_ends) - {*stop_ids(run.model_dir)}:
+        given, written = run.model_dir / GENERATION_CONFIG, folder / GENERATION_CONFIG
+        written.write_bytes(given.read_bytes() if given.is_file() else b"{}")
+        write_stops(written, turn_ends, run.model_dir)
 
 
 def kind_of_adapter(registry: Registry, folder: Path) -> str:
@@ -162,6 +173,7 @@ class Merging:
 
     base_dir: Path
     merge: Merge
+    adapter_dir: Path | None = None
 
     def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
         """Write the merged model into a folder. A model in it is replaced, unless `make_room` moves it away.
@@ -173,7 +185,7 @@ class Merging:
         merge = self.merge
         save_files(
             output,
-            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack),
+            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack, self.adapter_dir),
             CONFIG,
             make_room=make_room,
         )
@@ -203,4 +215,4 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
             "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
         )
     merge.check(config)
-    return Merging(base_dir, merge)
+    return Merging(base_dir, merge, folder)

@@ -21,6 +21,7 @@ from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import read_json
 from ..hub.files import SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTORY
+from ..hub.generation_config import GENERATION_CONFIG, stop_ids, with_stops
 from ..machine.progress import Progress
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
@@ -44,6 +45,7 @@ class ModelExport:
     config           the model's parsed config.json
     source_dir       the folder that tokenizer, chat template and generation config are copied from; None: none
     dtype            of the stored weights: fp32 or bf16
+    turn_ends        tokens that end trained turns, at which the model's generation config stops, too
     max_shard_bytes  largest size of a weights file; larger models have several and an index, a larger tensor its own
     """
 
@@ -52,6 +54,7 @@ class ModelExport:
     config: Mapping[str, Any]
     source_dir: Path | None
     dtype: str
+    turn_ends: Sequence[int] = ()
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
@@ -71,7 +74,7 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
 
 def write_rest(directory: Path, model: ModelExport) -> None:
     """Write the files of a model besides its weights."""
-    _write_companions(directory, model.config, model.source_dir)
+    _write_companions(directory, model.config, model.source_dir, model.turn_ends)
     dtype = _SAVED[model.dtype][1]  # under both names in use; references to code are left out
     kept = {key: value for key, value in model.config.items() if key not in ("auto_map", "_name_or_path")}
     _write_json(directory / CONFIG, {**kept, "dtype": dtype, "torch_dtype": dtype})
@@ -144,14 +147,27 @@ def weight_index(shards: Mapping[str, Sequence[Writable]]) -> dict[str, Any]:
     return {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
 
 
-def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:
+def _write_companions(
+    directory: Path, config: Mapping[str, Any], source_dir: Path | None, turn_ends: Sequence[int] = ()
+) -> None:
+    written = directory / GENERATION_CONFIG
     if source_dir is not None:
         copy_tokenizer(source_dir, directory)
-        if (source_dir / "generation_config.json").is_file():
-            shutil.copyfile(source_dir / "generation_config.json", directory / "generation_config.json")
-    if not (directory / "generation_config.json").exists():
+        if (source_dir / GENERATION_CONFIG).is_file():
+            shutil.copyfile(source_dir / GENERATION_CONFIG, written)
+    if not written.exists():
         ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
-        _write_json(directory / "generation_config.json", {"_from_model_config": True, **ids})
+        _write_json(written, {"_from_model_config": True, **ids})
+    if turn_ends:
+        write_stops(written, turn_ends, source_dir)
+
+
+def write_stops(path: Path, turn_ends: Sequence[int], source_dir: Path | None) -> None:
+    """Let a generation_config.json stop at the tokens `turn_ends`, too. It is left as it is if it does."""
+    given = read_json(path, AGAIN)
+    content = with_stops(given, turn_ends, source_dir)
+    if content != given:
+        _write_json(path, content)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -181,8 +197,11 @@ def write_merged(
     base_dir: Path,
     changes: Mapping[str, Callable[[Tensor], Tensor]],
     may_lack: Sequence[str] = (),
+    adapter_dir: Path | None = None,
 ) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed, as `write_changed` does.
+
+    It stops at the tokens at which the generation config in `adapter_dir` does, too.
 
     `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
     them. Raises ConfigError for any other changed tensor that the base lacks.
@@ -193,6 +212,8 @@ def write_merged(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
     write_changed(directory, base_dir, changes.keys(), lambda name, tensor: {name: changes[name](tensor)})
+    if adapter_dir is not None and (adapter_dir / GENERATION_CONFIG).is_file():
+        write_stops(directory / GENERATION_CONFIG, stop_ids(adapter_dir), base_dir)
 
 
 def write_changed(

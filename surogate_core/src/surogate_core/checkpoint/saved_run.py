@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,7 @@ class SavedRun:
     versions  of the packages that the run uses, and the device
     metrics   the run's metrics file
     before    () -> the hashes of the caches of its data that checkpoints of 0.1.0 may have
+    turn_ends tokens that end trained turns, of which the outputs tell those who generate
     """
 
     run: Run
@@ -73,6 +74,7 @@ class SavedRun:
     versions: Mapping[str, str]
     metrics: Path
     before: Callable[[], Collection[str]] = frozenset
+    turn_ends: Sequence[int] = ()
 
     @cached_property
     def weights(self) -> list[Value]:
@@ -114,7 +116,8 @@ class SavedRun:
         params = {v.name: own[v] for v in self.weights if v in own}
         hashes = {} if self.run.adapter else self.write_model(directory, params, process, processes)
         if self.run.adapter and process == 0:
-            write_adapter(directory, self.run, self.plan.assembly, {name: p.tensor() for name, p in params.items()})
+            tensors = {name: p.tensor() for name, p in params.items()}
+            write_adapter(directory, self.run, self.plan.assembly, tensors, self.turn_ends)
         kept = [Stored(v.name, own[v], TORCH_DTYPES[v.dtype]) for v in self._kept_values if v in own]
         return hashes | write_state(directory, kept, process)
 
@@ -122,7 +125,7 @@ class SavedRun:
         self, directory: Path, params: Mapping[str, Pieces], process: int, processes: int
     ) -> dict[str, str]:
         """Write the model as Hugging Face has it, or `in_ranges`."""
-        export = model_export(self.run, self.plan, params)
+        export = model_export(self.run, self.plan, params, self.turn_ends)
         if self.in_ranges(processes):
             return write_ranges(directory, export, process)
         return hf.write_model(directory, export) if process == 0 else {}
@@ -236,7 +239,7 @@ def _progress(resumed: Resumed) -> Progress:
         ) from None
 
 
-def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces]) -> hf.ModelExport:
+def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces], turn_ends: Sequence[int] = ()) -> hf.ModelExport:
     """Return the model of a run, of whose weights a process has `params`, ready to be written."""
     return hf.ModelExport(
         weights=plan.assembly.weights,
@@ -244,6 +247,7 @@ def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces]) -> hf.Model
         config=run.model.saved(run.model_config),
         source_dir=run.model_dir,
         dtype=plan.inputs.precision.model,
+        turn_ends=turn_ends,
     )
 
 

@@ -26,7 +26,7 @@ from ..reporting.program_listing import op_line
 from .json_output import print_json
 from .options import RunArguments
 from .plan_text import plan_text
-from .render import paint
+from .render import output_width, paint, paragraph
 
 _PARTS = ("waiting", "copy", "product", "attention", "memory")
 
@@ -119,6 +119,8 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
         print()
     for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
         print(line, flush=True)  # one by one: suggestions take seconds to find
+    if ends := run.unknown_turn_ends(opened):
+        print(paragraph(ends, output_width()))
     return plan.report.fits
 
 

@@ -100,6 +100,7 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found]) -> 
         },
         "documents": [
             {"document": number, "row": where, "path": entry.path, "type": entry.type}
+            | {"whole_tokens": _whole(data, number)}
             | _pieces(_read(data, *span), data.tokenizer)
             for number, where, entry, *span in documents
         ],
@@ -163,18 +164,34 @@ def _legend() -> str:
 
 
 def _documents(loaded: LoadedConfig, data: Corpora) -> Iterator[Found]:
-    """Yield the shortest, the median and the longest document of each entry."""
-    corpus, before = data.train.corpus, 0
-    for entry, dataset, base in zip(loaded.config.datasets, corpus.datasets, corpus.bases, strict=False):
-        by_length = np.argsort(np.diff(dataset.offsets), kind="stable")
-        for number in dict.fromkeys(by_length[[0, len(by_length) // 2, -1]].tolist()):
-            start, stop = (dataset.offsets[number : number + 2] + base).tolist()
-            yield before + number + 1, dataset.where(number), entry, start, stop
-        before += dataset.n_docs
+    """Yield the shortest, the median and the longest document of each entry, as the rows of the run have them.
+
+    A document that is left out or held out is in none; of one that is cut, a row has a part.
+    """
+    corpus = data.train.corpus
+    _, starts, stops = data.train.documents(np.arange(data.train.n_rows))
+    starts, first = np.unique(starts, return_index=True)
+    stops = stops[first]
+    bases = zip(corpus.bases, corpus.bases[1:], corpus.document_bases, strict=False)
+    for entry, dataset, (base, end, before) in zip(loaded.config.datasets, corpus.datasets, bases, strict=True):
+        own = slice(*np.searchsorted(starts, [base, end]))
+        by_length = np.argsort(stops[own] - starts[own], kind="stable")
+        for at in dict.fromkeys(by_length[[0, len(by_length) // 2, -1]].tolist() if len(by_length) else ()):
+            start, stop = int(starts[own][at]), int(stops[own][at])
+            number = int(corpus.documents(np.array([start]))[0, 0])
+            yield number + 1, dataset.where(number - int(before)), entry, start, stop
+
+
+def _whole(data: Corpora, number: int) -> int:
+    """Return the tokens of a document, of which a row may have a part."""
+    start, stop = data.train.corpus.bounds[number - 1 : number + 1].tolist()
+    return int(stop - start)
 
 
 def _document(data: Corpora, number: int, where: str, entry: DatasetEntry, start: int, stop: int) -> Text:
-    shown = Text(f"{where} ({entry.type}), document {number:,}, {stop - start:,} tokens\n", style="bold")
+    whole = _whole(data, number)
+    part = f" of {whole:,}" if stop - start < whole else ""
+    shown = Text(f"{where} ({entry.type}), document {number:,}, {stop - start:,}{part} tokens\n", style="bold")
     return shown.append(_tokens(_read(data, start, stop), data.tokenizer, _SHOWN_TOKENS))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from .errors import Findings, fold, keys_of, shown, unknown_key, validate
 from .keys import foreign
@@ -29,10 +31,8 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
         return None
     within = f"{place}."
     known = DatasetEntry.model_fields.keys() - {"options"}
-    values = {key: value for key, value in given.items() if value is not None}
-    entry, problems = validate(
-        DatasetEntry, {key: value for key, value in values.items() if key in known}, within=within
-    )
+    values = {key: value for key, value in given.items() if key in known and value is not None}
+    entry, problems = validate(DatasetEntry, values, within=within)
     findings.problems += problems
     if entry is None:
         return None
@@ -43,9 +43,8 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
     )
     if name is None:
         return None
-    options = _format_options(
-        name, {key: values[key] for key in values if key not in known}, within, registry, findings
-    )
+    others = {key: value for key, value in given.items() if key not in known}
+    options = _format_options(name, others, within, registry, findings)
     return entry.model_copy(update={"type": name, "options": options})
 
 
@@ -56,7 +55,11 @@ def _meant(key: object) -> str | None:
 def _format_options(
     name: str, given: Mapping[str, Any], within: str, registry: Registry, findings: Findings
 ) -> dict[str, Any]:
-    """Validate the keys of a dataset's type. With `auto`, at least one type must accept all of them."""
+    """Validate the keys of a dataset's type. With `auto`, at least one type must accept all of them.
+
+    A null is kept for a key that takes null: `system_field: null` is no column, also where the default names one. For
+    any other key it is the default.
+    """
     formats = registry.dataset_formats()
     candidates = [formats[name]] if name != "auto" else list(formats.values())
     legal = {key for candidate in candidates for key in keys_of(candidate.options)}
@@ -66,9 +69,19 @@ def _format_options(
         findings.problems.append(unknown_key(key, words, within=within, meant=_meant(key)))
     if unknown or not candidates or (name == "auto" and not given):
         return {}
-    results = [validate_options(("format", c.name), c.options, given, registry, within) for c in candidates]
+    results = [
+        validate_options(("format", c.name), c.options, _without_defaults(given, c.options), registry, within)
+        for c in candidates
+    ]
     for options, _ in results:
         if options is not None:
             return options.model_dump(mode="json", by_alias=True, exclude_unset=True)
     findings.problems += min((problems for _, problems in results), key=lambda found: len(list(found)))
     return {}
+
+
+def _without_defaults(given: Mapping[str, Any], options: type[BaseModel]) -> dict[str, Any]:
+    """Return `given` without the keys that are null and whose field takes no null: these have their default."""
+    fields = zip(keys_of(options), options.model_fields.values(), strict=True)
+    filled = {key for key, info in fields if type(None) not in get_args(info.annotation) and info.annotation is not Any}
+    return {key: value for key, value in given.items() if value is not None or key not in filled}

@@ -30,6 +30,7 @@ from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset
 from .tokenizer import Tokenizer
+from .turn_ends import trained_ends, unknown_ends
 
 _MOST_NAMES = 5  # tokens that a notice spells out
 
@@ -38,13 +39,15 @@ _MOST_NAMES = 5  # tokens that a notice spells out
 class Corpora:
     """Rows to train on and, unless `validation` is None, to validate on.
 
-    unigram_loss: nats per validation label of a model that knows only token frequencies. validation_labels,
-    validation_bytes: labels of the whole validation set, and the bytes of text they stand for.
+    turn_ends: added tokens with which trained parts end. unigram_loss: nats per validation label of a model that knows
+    only token frequencies. validation_labels, validation_bytes: labels of the whole validation set, and the bytes of
+    text they stand for.
     """
 
     tokenizer: RowTokenizer
     train: PackedRows
     validation: PackedRows | None
+    turn_ends: tuple[int, ...] = ()
     unigram_loss: float | None = None
     validation_labels: int = 0
     validation_bytes: int = 0
@@ -81,6 +84,7 @@ def tokenize_row(
         if row is None:
             continue
         chosen, options = _format(source, entry, formats, config.loss_scale, key)
+        _refuse_unread_variables(tokenizer, options, key)
         columns = chosen.fields(options)
         row = with_columns(row, Wanted(columns, chosen.optional(options)))
         found = encode_rows([row], columns, chosen, options, tokenizer, skip_bad=False)
@@ -162,15 +166,19 @@ def _load(
     weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
     train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing, asked)
     check_rows(train, vocab_size, "datasets")
+    ends = trained_ends(train.corpus.datasets, tokenizer)
+    if line := unknown_ends(ends, tokenizer, model_dir):
+        notice(line)
     validation = pack(held_out, config.sequence_len, config.sample_packing, asked)
     if validation.n_rows == 0:
-        return Corpora(tokenizer=tokenizer, train=train, validation=None)
+        return Corpora(tokenizer=tokenizer, train=train, validation=None, turn_ends=ends)
     check_rows(validation, vocab_size, "validation_datasets" if config.validation_datasets else "datasets")
     counts = label_counts(validation, vocab_size)
     return Corpora(
         tokenizer=tokenizer,
         train=train,
         validation=validation,
+        turn_ends=ends,
         unigram_loss=unigram_loss(label_counts(train, vocab_size), counts, vocab_size),
         validation_labels=int(counts.sum()),
         validation_bytes=label_bytes(counts, tokenizer.token_bytes),
@@ -206,6 +214,7 @@ def _documents(
         where = f"{key}.{index}"
         source = _source(entry, where)
         chosen, options = _format(source, entry, formats, config.loss_scale, where, notice)
+        _refuse_unread_variables(tokenizer, options, where)
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
         columns = _columns(source, notice)
@@ -299,6 +308,16 @@ def _format(
         )
     guessed = {**fitting[0].found(columns), **fitting[0].guess(columns)}
     return fitting[0], _options(entry, fitting[0], guessed, loss_scale, where)
+
+
+def _refuse_unread_variables(tokenizer: Tokenizer, options: BaseModel, where: str) -> None:
+    """Raise ConfigError, once and not for every row, for variables that the chat template does not read."""
+    variables, template = getattr(options, "chat_template_kwargs", None), tokenizer.chat_template
+    if variables and template is not None:
+        try:
+            template.with_variables(variables)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
 
 def _options(

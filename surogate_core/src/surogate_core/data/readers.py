@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ConfigError
+from .repeated_keys import RepeatedKey, first_repeated, unique_keys
 
 CHUNK_BYTES = 1 << 20
 PARQUET_ROWS = 1024
@@ -99,27 +100,9 @@ def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigE
     )
 
 
-class _RepeatedKey(Exception):
-    """A JSON object has a key twice. json.loads would silently keep the last."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"key {key!r} appears twice in one object")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _RepeatedKey(_first_repeated([key for key, _ in pairs]) or "")
-    return found
-
-
-def _first_repeated(names: Sequence[str]) -> str | None:
-    return next((name for index, name in enumerate(names) if name in names[:index]), None)
-
-
 def refuse_repeated_columns(where: str, names: Sequence[str]) -> None:
     """Raise ConfigError if a table has two columns of one name: only one of them could be read."""
-    repeated = _first_repeated(names)
+    repeated = first_repeated(names)
     if repeated is not None:
         raise ConfigError(f"{where}: column {repeated!r} appears twice. Rename or remove one of them.")
 
@@ -191,13 +174,13 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
                 continue
             where = f"{path}:{number}"
             try:
-                value = json.loads(line, object_pairs_hook=_unique_keys)
+                value = json.loads(line, object_pairs_hook=unique_keys)
             except (ValueError, RecursionError) as error:
                 reason = str(error).partition(";")[0]  # then advice to programmers, if a number is too long
                 raise ConfigError(
                     f"{where}: not one JSON object per line: {reason}. Correct or remove the line."
                 ) from error
-            except _RepeatedKey as error:
+            except RepeatedKey as error:
                 raise ConfigError(f"{where}: {error}. Correct or remove the line.") from error
             yield Row(where, _object(value, where), number)
 
@@ -220,7 +203,7 @@ def _is_array(path: Path) -> bool:
 
 def _read_json_array(path: Path) -> Iterator[Row]:
     """Yield the elements of a top-level array, with one chunk of the file in memory at a time."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     with _opened(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
         text, line, index = _read_text(file, path, CHUNK_BYTES).lstrip(), 1, 0
         at = 1  # after the bracket
@@ -243,7 +226,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
                 line += text.count("\n", 0, at)
                 text, at = text[at:] + more, 0
                 continue
-            except _RepeatedKey as error:
+            except RepeatedKey as error:
                 raise ConfigError(f"{path}[{index}]: {error}. Correct or remove the element.") from error
             where = f"{path}[{index}]"
             yield Row(where, _object(value, where), index)
@@ -296,9 +279,19 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
     number = 0
     with _naming_parquet(path):
         for batch in _batches(path, wanted):
-            for values in batch.to_pylist():
+            for values in _cells(batch, f"{path} rows {number} to {number + batch.num_rows - 1}"):
                 yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()}, number)
                 number += 1
+
+
+def _cells(batch: Any, where: str) -> Any:
+    """Return a record batch as a list of dicts. A map, which Spark writes for an object, is a dict too."""
+    try:
+        return batch.to_pylist(maps_as_pydicts="strict")
+    except (KeyError, ValueError) as error:  # inside of a struct the second
+        if isinstance(error, ValueError) and "duplicate" not in str(error):
+            raise
+        raise ConfigError(f"{where}: a map has a key twice. Correct or remove such rows.") from error
 
 
 def read_parquet_tables(path: Path) -> Iterator[Any]:

@@ -37,6 +37,7 @@ from .chat.row_tokenizer import RowTokenizer
 from .encoded import arrays_of, documents_of
 from .old_caches import name_before
 from .readers import Row
+from .skipped_rows import cause
 from .sources import Source, open_source
 from .token_writer import Counts, TokenWriter
 
@@ -45,7 +46,6 @@ CHUNK_CHARS = 1 << 20
 _MOST_BAD = 1000
 """Rows that are refused before tokenizing ends."""
 _SHOWN_BAD = 5
-_SKIPPED = "their type refuses them, and bad_rows is skip; bad_rows: error says why"
 SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
@@ -274,7 +274,7 @@ def _refused(bad: Sequence[ConfigError]) -> ConfigError:
     """Return the error to raise for the rows that are refused, in the order of the rows."""
     remedy = "Correct these rows, or leave them out and count them (bad_rows: skip)."
     if len(bad) == 1:
-        return bad[0]
+        return ConfigError(f"{bad[0]} Or set bad_rows: skip, which leaves such rows out and counts them.")
     count = f"{'at least ' if len(bad) >= _MOST_BAD else ''}{len(bad):,}"
     shown = "\n".join(f"  {error}" for error in bad[:_SHOWN_BAD])
     return ConfigError(f"{count} rows cannot be used. {remedy} The first:\n{shown}")
@@ -321,7 +321,7 @@ def encode_rows(
             if not skip_bad:
                 bad.append(ConfigError(f"{row.where}: {error}"))
                 continue
-            documents = [Encoded((), (), left_out=_SKIPPED)]
+            documents = [Encoded((), (), left_out=cause(error, columns))]
         except PluginError as error:
             raise PluginError(f"{row.where}: {error}") from error.__cause__
         except Exception as error:  # an error in a format of core

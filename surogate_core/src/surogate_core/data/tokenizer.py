@@ -80,6 +80,17 @@ class Tokenizer:
         return tuple(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
+    def added_ids(self) -> tuple[int, ...]:
+        """The ids of `added_texts`."""
+        return tuple(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of the special tokens, which are no part of what is said."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    @cached_property
     def added_by_transformers(self) -> tuple[str, ...]:
         """Tokens that tokenizer.json lacks and transformers adds from the other files in the directory."""
         settings = self._settings or {}

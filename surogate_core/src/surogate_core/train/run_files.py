@@ -188,7 +188,7 @@ class RunFiles(PartFiles):
         open_output(run.loaded, run_versions(run, self.plan), self.notice)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
-                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params())
+                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)
         loggers = Loggers()
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
@@ -245,7 +245,7 @@ class RunFiles(PartFiles):
         else:
             self._refuse_nonfinite((tensor for held in params.values() for tensor in held.tensors), step)
             if run.adapter is None:
-                hf.save_model(self.output, model_export(run, plan, params))
+                hf.save_model(self.output, model_export(run, plan, params, self.saved_run.turn_ends))
             else:
                 self._write_adapter({v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)})
         mark("outputs written")
@@ -256,7 +256,8 @@ class RunFiles(PartFiles):
     def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
         assert self.run.adapter is not None
         adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
-        write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained)
+        ends = self.saved_run.turn_ends
+        write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained, turn_ends=ends)
         hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
         if self.config.merge_adapter:
             open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)

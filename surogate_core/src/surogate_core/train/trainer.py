@@ -186,6 +186,7 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         before=partial(caches_before, steps.loader.rows),
         versions=run_versions(run, plan) | {"device": _devices(plan)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
+        turn_ends=steps.data.turn_ends,
     )
 
 

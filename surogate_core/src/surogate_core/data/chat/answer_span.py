@@ -10,14 +10,14 @@ block would be.
 
 End: the answer ends with its end-of-turn token, the first added token after the content. The content is located by
 rendering the conversation again with a marker in its place: as the text of the message, or in the names of its tool
-calls.
+calls. Calls end with the token that ends text, or, as with gpt-oss, with a special token of their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,13 +43,18 @@ class Untrainable(Exception):
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation and its rendering. added: texts of the tokenizer's added tokens; one of them ends a turn."""
+    """A conversation and its rendering.
+
+    added: texts of the tokenizer's added tokens; one of them ends a turn. special: those of them that are no text.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Any] | None
     template: ChatTemplate
     added: Sequence[str]
+    special: Sequence[str]
     text: str
+    _prompts: dict[int, str | None] = field(default_factory=dict)
 
     def answer(self, index: int) -> tuple[Span, str]:
         """Return the span of the answer in message `index`, and its end-of-turn token.
@@ -75,6 +80,14 @@ class RenderedChat:
             return end, stop
         headers = _headers(self.template.generation_prompt(self.tools))
         return next((start + len(header) for header in headers if self.text.startswith(header, start)), start), stop
+
+    def follows_prompt(self, index: int, start: int) -> bool:
+        """Return whether the text before answer `index`, which starts at `start`, is the prompt of a server.
+
+        White space may differ. True as well if the template makes no prompt of the messages before.
+        """
+        prompt = self._prompt(index) if index else None
+        return prompt is None or _same(prompt, self.text[:start])
 
     @cached_property
     def marker(self) -> str:
@@ -104,11 +117,17 @@ class RenderedChat:
 
     def _prompt_stop(self, index: int) -> int | None:
         """Return where the prompt of answer `index` ends; None if the text does not start with it."""
-        prompt = self.attempt(self.messages[:index], prompt=True)
+        prompt = self._prompt(index)
         if prompt is None or not self.text.startswith(prompt):
             return None
         # A template that writes the prompt behind the last message writes none where there is no message.
         return len(prompt) if index or prompt.endswith(self.template.generation_prompt(self.tools)) else None
+
+    def _prompt(self, index: int) -> str | None:
+        """Return what a server renders before it asks for answer `index`; None if the template refuses that."""
+        if index not in self._prompts:
+            self._prompts[index] = self.attempt(self.messages[:index], prompt=True)
+        return self._prompts[index]
 
     def _start_after(self, before: int, index: int) -> int | None:
         """Return the start of answer `index`, found by the text after message `before`; None if it cannot be found."""
@@ -158,20 +177,49 @@ class RenderedChat:
         message = self.messages[index]
         named = [_renamed(call, self.marker) for call in message["tool_calls"]]
         probe = self._marked(index, {**message, "tool_calls": named})
-        before, found, following = probe.rpartition(self.marker)
-        if not found:
-            raise Untrainable("the chat template does not write the tool calls of an answer")
-        after = self._content_end(start, before.partition(self.marker)[0], following)
-        end = self._end_of_turn(index)
         alone = self.template.render([*self.messages[:index], {**message, "tool_calls": named}], self.tools)
-        rest, found, _ = alone.rpartition(self.marker)[2].partition(end)
-        if not found:
-            raise Untrainable("the chat template does not end the turn after tool calls")
-        if not following.startswith(rest + end):  # the last message of a conversation may end otherwise
-            end = self._end_of_turn(index, {"role": "user", "content": "a"})
-        if not following.startswith(rest + end):
-            raise Untrainable("the end of an answer's turn depends on what follows", MARK_ANSWERS)
+        before, *parts = probe.split(self.marker)
+        count = alone.count(self.marker)  # some templates write the name again, before the result
+        if not 0 < count <= len(parts):
+            raise Untrainable("the chat template does not write the tool calls of an answer")
+        following = "".join(parts[count - 1 :])
+        after = self._content_end(start, before, following)
+        last = alone.rpartition(self.marker)[2]
+        rest, end = self._end_of_text(index, last, following) or self._own_end(last, following, self.text[start:after])
         return self._checked(index, start, after + len(rest) + len(end), end)
+
+    def _end_of_text(self, index: int, alone: str, following: str) -> tuple[str, str] | None:
+        """Return what is written from the name of the last call up to the token that ends text, and that token.
+
+        alone, following: the text after that name, if the calls are the last message and as they are. None if no such
+        token is there.
+        """
+        last, earlier = self._end_of_turn(index), self._end_of_turn(index, {"role": "user", "content": "a"})
+        rest, found, _ = alone.partition(last) if last else (alone, "", "")
+        if not found:
+            return None
+        for end in (last, earlier):  # the last message of a conversation may end otherwise
+            if end and following.startswith(rest + end):
+                return rest, end
+        raise Untrainable("the end of an answer's turn depends on what follows", MARK_ANSWERS)
+
+    def _own_end(self, alone: str, following: str, said: str) -> tuple[str, str]:
+        """As `_end_of_text`, of the special token that ends calls alone: the last one in both texts.
+
+        said: the answer up to that name.
+        """
+        pairs = enumerate(zip(alone, following, strict=False))
+        shared = alone[: next((at for at, (one, other) in pairs if one != other), len(alone))]
+        for at in range(len(shared), 0, -1):
+            end = max((token for token in self.special if shared.endswith(token, 0, at)), key=len, default="")
+            if end and not self._without_special(alone[at:]).strip() and end not in said:
+                return shared[: at - len(end)], end
+        raise Untrainable("the chat template does not end the turn after tool calls")
+
+    def _without_special(self, text: str) -> str:
+        for token in sorted(self.special, key=len, reverse=True):
+            text = text.replace(token, "")
+        return text
 
     def _marked(self, index: int, message: Message) -> str:
         """Render the conversation with `message` in place of answer `index`."""
@@ -189,14 +237,11 @@ class RenderedChat:
             raise Untrainable("the text around an answer depends on its content", MARK_ANSWERS)
         return after
 
-    def _end_of_turn(self, index: int, *later: Message) -> str:
+    def _end_of_turn(self, index: int, *later: Message) -> str | None:
         """Return the token that would end the turn of a plain text answer at `index`, with these messages after it."""
         said = {"role": "assistant", "content": self.marker}
         text = self.attempt([*self.messages[:index], said, *later]) or ""
-        end = self._token_at(text.partition(self.marker)[2])
-        if end is None:
-            raise Untrainable("the chat template does not end the turn after tool calls")
-        return end
+        return self._token_at(text.partition(self.marker)[2])
 
     def _token_at(self, text: str) -> str | None:
         """Return the added token that `text` starts with, after white space; None if there is none."""
@@ -221,6 +266,11 @@ class RenderedChat:
 
     def _name(self, index: int) -> str:
         return f"{self.template.where}: message {index} (assistant)"
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether two texts are equal but for white space."""
+    return one == other or "".join(one.split()) == "".join(other.split())
 
 
 def _headers(prompt: str) -> Iterator[str]:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...api import DatasetFormatDef, Encoded, Omission
 from ...errors import ConfigError
 from ..readers import kind_of_value
-from .mask import LossScale, encode_chat
+from .mask import ConversationScale, encode_chat
 from .omissions import REASONING_KEYS
+from .tool_calls import Dropped, calls_of, from_json, others, tools_of, unseen_tools
+from .trained_messages import NOT_ANSWERS, is_trained
 
 if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
     from ..tokenizer import Tokenizer
@@ -35,29 +37,23 @@ ROLES = {
 
 _CALLS = ("function_call", "tool_call")
 _PART = ("type", "text")
-_FUNCTION = ("name", "arguments")
-_NOT_ANSWERS = "messages that are not the assistant's"
 _WHY_DROPPED = {
-    _NOT_ANSWERS: "only answers are trained. To train all text, set loss_scale: all",
+    NOT_ANSWERS: "only answers are trained. To train all text, set loss_scale: all",
     **dict.fromkeys(
         ("messages", "parts of messages", "tool calls", "functions of tool calls"),
         "chat templates have no place for it",
     ),
 }
-_WHY_UNSEEN = (
-    "the row does not show a function that it calls, so the model learns to call what it never sees. Add the column "
-    "`tools`, or set tools_field"
-)
 _COLUMNS = ("messages", "conversations", "conversation")
-
-_TRAINS = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}
-"""Keys that say whether an answer is trained (OpenAI, axolotl, ms-swift) -> values for no and yes."""
-_TRAINS_IN_PART = ("train_detail", "training_detail")
-"""Keys of axolotl that select characters of an answer."""
 
 LOSS_SCALE = (
     "What is trained. default: every answer, except answers whose reasoning the template drops while it keeps that of "
     "a later answer; last_round: the answers after the user's last message; all: all text."
+)
+
+TEMPLATE_KWARGS = (
+    "Values of variables of the chat template, as a server gets them: `{enable_thinking: false}`. They apply to rows "
+    "and to prompts."
 )
 
 
@@ -91,7 +87,16 @@ class ConversationOptions(BaseModel):
         description="Names of the keys `role`, `content`, `tool_calls` in messages; "
         "null: these names, or `from` and `value` if a message has them.",
     )
-    loss_scale: LossScale = Field("default", description=LOSS_SCALE)
+    loss_scale: ConversationScale = Field(
+        "default", description=f"{LOSS_SCALE} completion: the answers in `completion_field`."
+    )
+    chat_template_kwargs: dict[str, Any] = Field({}, description=TEMPLATE_KWARGS)
+
+    @model_validator(mode="after")
+    def _check(self) -> ConversationOptions:
+        if self.loss_scale == "completion" and self.completion_field is None:
+            raise ValueError("loss_scale: completion needs completion_field")
+        return self
 
 
 def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options: ConversationOptions) -> Encoded:
@@ -100,8 +105,9 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
     Raises ConfigError if the row is not a conversation, or if the chat template refuses it.
     """
     names = options.message_property_mappings
-    dropped: Counter[tuple[str, str]] = Counter()
+    dropped: Dropped = Counter()
     messages = _messages(row[options.messages_field], options.messages_field, names, dropped)
+    prompt = len(messages)
     if options.completion_field is not None:
         given = row[options.completion_field]
         if isinstance(given, str) and not given.lstrip().startswith("["):
@@ -118,51 +124,34 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
             )
         if messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
+            prompt += 1
         elif messages[0]["content"].strip() != system.strip():
             raise ConfigError(
                 f"column {options.system_field!r} holds a system prompt, and the messages begin with another. Remove "
                 "one, or set system_field: null."
             )
-    tools = _tools(row.get(options.tools_field), options.tools_field) if options.tools_field else None
+    tools = tools_of(row.get(options.tools_field), options.tools_field) if options.tools_field else None
     for index, message in enumerate(messages):
         _check_text(message, f"message {index} ({message['role']})")
     _check_text(tools, f"column {options.tools_field!r}")
-    untrained = [index for index, message in enumerate(messages) if not _is_trained(message, index, dropped)]
-    encoded = encode_chat(messages, tools, tokenizer, options.loss_scale, untrained)
-    unseen = _unseen_tools(messages, tools) if encoded.tokens else []
+    untrained = [index for index, message in enumerate(messages) if not is_trained(message, index, dropped)]
+    encoded = encode_chat(
+        messages,
+        tools,
+        tokenizer,
+        options.loss_scale,
+        untrained,
+        prompt=prompt,
+        template_kwargs=options.chat_template_kwargs,
+    )
+    unseen = unseen_tools(messages, tools) if encoded.tokens else []
     ignored = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
     return replace(encoded, omissions=(*encoded.omissions, *unseen, *ignored))
 
 
-def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str, str]]) -> bool:
-    """Return whether a message is trained according to the keys of `_TRAINS`, and remove these keys from it."""
-    where = f"message {index} ({message['role']})"
-    partly = next((key for key in _TRAINS_IN_PART if key in message), None)
-    if partly is not None:
-        raise ConfigError(f"{where} has {partly}: parts of an answer cannot be trained alone. Remove it, or use train.")
-    found = {}
-    for key, (no, yes) in _TRAINS.items():
-        value = message.pop(key, None)
-        if value is None:
-            continue
-        if not isinstance(value, bool | int | float) or value not in (no, yes):
-            raise ConfigError(
-                f"{where} has {key} {value!r}: an answer is trained or not, {yes!r} or {no!r}. Correct such rows."
-            )
-        found[key] = value == yes
-    if len(set(found.values())) > 1:
-        raise ConfigError(f"{where} has contradictory keys: {found}. Remove one of them.")
-    for key, trained in found.items():
-        if trained and message["role"] != "assistant":
-            dropped[f"the key {key!r}", _NOT_ANSWERS] += 1
-    return all(found.values())
-
-
-def _messages(
-    value: object, column: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
-) -> list[dict[str, Any]]:
+def _messages(value: object, column: str, names: MessageProperties | None, dropped: Dropped) -> list[dict[str, Any]]:
     """Return the messages of a cell with the keys that chat templates read."""
-    value = _from_json(value)
+    value = from_json(value)
     if not isinstance(value, list | tuple):
         raise ConfigError(
             f"column {column!r} holds {kind_of_value(value)}, not a list of messages. Set messages_field."
@@ -174,15 +163,13 @@ def _messages(
     ]
 
 
-def _message(
-    value: object, where: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
-) -> dict[str, Any]:
+def _message(value: object, where: str, names: MessageProperties | None, dropped: Dropped) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} is {kind_of_value(value)}, not an object with role and content. Correct such rows.")
     given = {str(key): item for key, item in value.items() if item is not None}  # tables fill missing keys with null
     if names is None:
-        is_share = "role" not in given and "from" in given
-        names = MessageProperties(role="from", content="value") if is_share else MessageProperties()
+        found = (_named(given, "role", "from"), _named(given, "content", "value"))
+        names = MessageProperties(role=found[0], content=found[1])
     said = given.pop(names.role, None)
     role = ROLES.get(said) if isinstance(said, str) else None
     if role is None:
@@ -207,17 +194,22 @@ def _message(
     if calls:
         if role != "assistant":
             raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
-        message["tool_calls"] = _tool_calls(calls, where, dropped)
+        message["tool_calls"] = calls_of(calls, where, dropped)
     return message
 
 
-def _content(content: object, calls: object, where: str, name: str, dropped: Counter[tuple[str, str]]) -> str:
+def _named(given: Mapping[str, Any], name: str, of_share: str) -> str:
+    """Return the name of a key in a message: ours, or that of ShareGPT if the message has only that one."""
+    return of_share if name not in given and of_share in given else name
+
+
+def _content(content: object, calls: object, where: str, name: str, dropped: Dropped) -> str:
     """Return the text, or the joined text parts of a list of parts. Empty only if the message calls tools."""
     if isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
     ):
-        dropped.update((f"the key {key!r}", "parts of messages") for part in content for key in _others(part, _PART))
+        dropped.update((f"the key {key!r}", "parts of messages") for part in content for key in others(part, _PART))
         content = "".join(part["text"] for part in content)
     if content is None and calls:
         return ""
@@ -226,63 +218,6 @@ def _content(content: object, calls: object, where: str, name: str, dropped: Cou
             f"{where} has {name} {kind_of_value(content)}, not text. Correct such rows: only text is trained."
         )
     return content
-
-
-def _others(value: Mapping[Any, Any], known: Sequence[str]) -> list[Any]:
-    """Return the keys that are neither known nor null."""
-    return [key for key, item in value.items() if key not in known and item is not None]
-
-
-def _tool_calls(value: object, where: str, dropped: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return calls in the form of templates: {"type", "function": {"name", "arguments"}}, the arguments an object."""
-    value = _from_json(value)
-    calls = [value] if isinstance(value, Mapping) else value
-    if not isinstance(calls, list | tuple):
-        raise ConfigError(f"{where} has tool_calls {kind_of_value(value)}, not a list of calls. Correct such rows.")
-    found = []
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ConfigError(
-                f"{where} has a tool call without the name of a function: {kind_of_value(call)}. Correct it."
-            )
-        own = {key: call[key] for key in _others(call, _FUNCTION)}
-        if "function" in call:
-            dropped.update((f"the key {key!r}", "functions of tool calls") for key in _others(function, _FUNCTION))
-            dropped.update((f"the key {key!r}", "tool calls") for key in _FUNCTION if call.get(key) is not None)
-        arguments = _from_json(function.get("arguments", {}))
-        found.append({"type": "function", **own, "function": {"name": function["name"], "arguments": arguments}})
-    return found
-
-
-def _tools(value: object, column: str) -> list[Any] | None:
-    value = _from_json(value)
-    if value is None or value in ("", []):
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise ConfigError(
-            f"column {column!r} holds {kind_of_value(value)}, not a list of tools (JSON schemas). Correct it."
-        )
-    return value
-
-
-def _unseen_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[Omission]:
-    """Count a conversation that calls a function which neither its tools nor a message that is no answer names."""
-    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
-    given = [message["content"] for message in messages if message["role"] not in ("assistant", "tool")]
-    shown = "\n".join([json.dumps(tools, ensure_ascii=False), *given])
-    unseen = any(name not in shown for name in called)
-    return [Omission("the tools", "conversations with calls", _WHY_UNSEEN, int(unseen), 1)] if called else []
-
-
-def _from_json(value: object) -> object:
-    """Parse the text of a JSON object or list; return anything else unchanged."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _check_text(value: object, where: str) -> None:
@@ -319,4 +254,8 @@ CONVERSATION = DatasetFormatDef(
     encode=encode_conversation,  # type: ignore[arg-type]  # of core's tokenizer it needs the chat template
     guess=_guess,
     truncation="delete",
+    version=2,
+    mended={
+        2: "arguments of tool calls that are no object, and answers with a key such as trainable: false, were trained"
+    },
 )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ...api import DatasetFormatDef, Encoded
 from ...errors import ConfigError
 from ..readers import kind_of_value
-from .conversation import LOSS_SCALE
+from .conversation import LOSS_SCALE, TEMPLATE_KWARGS
 from .mask import LossScale, encode_chat
 from .token_spans import encode_spans
 
@@ -45,6 +45,7 @@ class InstructionOptions(BaseModel):
         True, description="Render prompt and output as chat messages; false: prompt, output and eos as plain text."
     )
     loss_scale: LossScale = Field("default", description=LOSS_SCALE)
+    chat_template_kwargs: dict[str, Any] = Field({}, description=TEMPLATE_KWARGS)
 
     @model_validator(mode="after")
     def _check(self) -> InstructionOptions:
@@ -54,6 +55,8 @@ class InstructionOptions(BaseModel):
             raise ValueError(f"system_prompt_type: {self.system_prompt_type} needs {key}")
         if self.system_prompt_type is None and None not in given.values():
             raise ValueError("system_prompt_field and system_prompt are both given; set system_prompt_type")
+        if self.chat_template_kwargs and not self.use_chat_template:
+            raise ValueError("chat_template_kwargs has no effect with use_chat_template: false; remove one of them")
         for text in (self.prompt_format, self.prompt_format_no_input):
             if text.partition("{output}")[2].strip():
                 raise ValueError("prompt_format has text after {output}; remove it")
@@ -83,7 +86,7 @@ def encode_instruction(row: Mapping[str, object], tokenizer: Tokenizer, options:
         messages = [{"role": "system", "content": system}] * bool(system)
         messages.append({"role": "user", "content": prompt.rstrip() if marks_output else prompt})
         messages.append({"role": "assistant", "content": output})
-        return encode_chat(messages, None, tokenizer, options.loss_scale)
+        return encode_chat(messages, None, tokenizer, options.loss_scale, template_kwargs=options.chat_template_kwargs)
     return _plain(f"{system}\n" * bool(system) + prompt + "\n" * (not marks_output), output, tokenizer, options)
 
 

@@ -13,12 +13,14 @@ never writes them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...api import Encoded, Omission
 from ...errors import ConfigError
 from .answer_span import MARK_ANSWERS, RenderedChat, Untrainable
+from .forms import other_forms
 from .omissions import check_answer, omissions, split_reasoning, writes_reasoning
 from .template import Message, Span
 from .token_spans import encode_spans
@@ -27,20 +29,25 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 LossScale = Literal["default", "last_round", "all"]
+ConversationScale = Literal["default", "last_round", "completion", "all"]
 
 
 def encode_chat(
     messages: Sequence[Message],
     tools: Sequence[Any] | None,
     tokenizer: Tokenizer,
-    loss_scale: LossScale,
+    loss_scale: ConversationScale,
     untrained: Collection[int] = (),
+    *,
+    prompt: int = 0,
+    template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Encoded:
     """Return the tokens of the rendered conversation and which of them are trained.
 
     loss_scale: "default": every answer, except those that lose their reasoning as described above; "last_round": the
-    answers after the last message of the user; "all": every token. untrained: indices of answers that are never
-    trained. If the template drops an answer, or the span of one cannot be determined, the result has no tokens and
+    answers after the last message of the user; "completion": those after the first `prompt` messages; "all": every
+    token. untrained: indices of answers that are never trained. template_kwargs: values of variables of the template.
+    If the template drops an answer, or the span of one cannot be determined, the result has no tokens and
     `left_out` says why. Raises ConfigError if the template refuses the messages, or does not end an answer.
     """
     template = tokenizer.chat_template
@@ -49,10 +56,12 @@ def encode_chat(
             f"the tokenizer in {tokenizer.directory} has no chat template. Put the chat_template.jinja of the chat "
             "model of the same family into that folder, or train on plain text (type: text)."
         )
-    wanted = [index for index in _chosen(messages, loss_scale) if index not in untrained]
+    template = template.with_variables(template_kwargs)
+    wanted = [index for index in _chosen(messages, loss_scale, prompt) if index not in untrained]
     if not wanted:
-        return Encoded((), (), left_out="weight, train or loss excludes every answer from training")
-    chat = RenderedChat(messages, tools, template, tokenizer.added_texts, template.render(messages, tools))
+        return Encoded((), (), left_out="a key such as weight, train or loss excludes every answer from training")
+    text = template.render(messages, tools)
+    chat = RenderedChat(messages, tools, template, tokenizer.added_texts, tokenizer.special_texts, text)
     try:
         if loss_scale == "all":
             spans = _all_but(chat, [index for index in _answers(messages) if index in untrained])
@@ -63,7 +72,8 @@ def encode_chat(
             found = _spans(chat, wanted)
             trained = _without_dropped_reasoning(chat, found) if loss_scale == "default" else wanted
             spans = [found[index] for index in trained]
-            lost = [*_dropped_reasoning(chat, found), *_not_trained(found, trained)]
+            forms = other_forms(chat, {index: found[index] for index in trained})
+            lost = [*_dropped_reasoning(chat, found), *_not_trained(found, trained), *forms]
     except Untrainable as reason:
         return Encoded((), (), left_out=str(reason))
     encoded = encode_spans(chat.text, spans, tokenizer)
@@ -74,10 +84,16 @@ def _answers(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _chosen(messages: Sequence[Message], loss_scale: LossScale) -> list[int]:
+def _chosen(messages: Sequence[Message], loss_scale: ConversationScale, prompt: int) -> list[int]:
     indices = _answers(messages)
     if not indices:
         raise ConfigError("the conversation has no message of the assistant, so nothing is trained. Remove such rows.")
+    if loss_scale == "completion":
+        indices = [index for index in indices if index >= prompt]
+        if not indices:
+            raise ConfigError(
+                "no message of the assistant follows the prompt, so nothing is trained. Remove such rows."
+            )
     if loss_scale == "last_round":
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         indices = [index for index in indices if index > last_user]

@@ -38,6 +38,11 @@ def check_answer(message: Message, answer: str) -> None:
             raise Untrainable("the chat template does not write the tool calls of an answer")
         if not all(appears(text, answer) for text in _texts(function["arguments"])):
             raise Untrainable("the chat template does not write the arguments of a tool call")
+    if _thinks_twice(message, answer):
+        raise Untrainable(
+            "the reasoning of an answer is in a key of its own and in its content, and the chat template writes both",
+            "Remove one of them",
+        )
     if not said and not message.get("tool_calls") and not writes_reasoning(message, answer):
         raise Untrainable("the chat template does not write the reasoning of an answer that has nothing else")
 
@@ -49,6 +54,16 @@ def split_reasoning(message: Message) -> tuple[str, str]:
     inside = thought.partition("<think>")[2] or thought
     keys = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     return ((keys[0] if keys else inside).strip(), said.strip()) if closed or keys else ("", content.strip())
+
+
+def _thinks_twice(message: Message, answer: str) -> bool:
+    thought, closed, _ = (message.get("content") or "").rpartition("</think>")
+    inside = (thought.partition("<think>")[2] or thought).strip()
+    own, _ = split_reasoning(message)
+    keys = any(isinstance(message.get(key), str) and message[key].strip() for key in REASONING_KEYS)
+    if not (closed and keys and inside in answer and appears(own, answer)):
+        return False
+    return (own not in inside and inside not in own) or answer.count(min(own, inside, key=len)) > 1
 
 
 def writes_reasoning(message: Message, text: str) -> bool:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import ConfigError
@@ -25,6 +26,10 @@ Span = tuple[int, int]
 """(start, stop) of a range of characters; stop is exclusive."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SET_BY_RENDERING = (
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("conversations", "chat_template", "return_assistant_tokens_mask"),
+)
 _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
 # The engine stores the spans of a rendering in the shared compiled template. Rendering holds the GIL, so the lock costs
 # nothing.
@@ -70,16 +75,46 @@ _ANSWER = {"role": "assistant", "content": "c"}
 class ChatTemplate:
     """Renders messages. `where` names the template in errors."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], where: str) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        where: str,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """
         sources: templates by name; "tool_use", if present, renders rows with tools, "default" all others.
-        special_tokens: variables of the template: bos_token, eos_token, ...
+        special_tokens: variables of the template: bos_token, eos_token, ... variables: further ones, of a dataset.
         """
         self._sources = sources
         self._special_tokens = special_tokens
+        self._variables = variables
         self.where = where
+        self._with: dict[str, ChatTemplate] = {}
         self._prompts: dict[str, str] = {}
         self._forms: dict[str, _CallForm] = {}
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Return this template with values of its variables, such as {"enable_thinking": False}.
+
+        Raises ConfigError for a name that no template reads, or that rendering itself sets.
+        """
+        if not variables:
+            return self
+        key = json.dumps(variables, sort_keys=True)
+        if key not in self._with:
+            for name in variables:
+                self._refuse_unread(name)
+            self._with[key] = ChatTemplate(self._sources, self._special_tokens, self.where, variables)
+        return self._with[key]
+
+    def _refuse_unread(self, name: str) -> None:
+        if name in _SET_BY_RENDERING or name in self._special_tokens:
+            raise ConfigError(f"chat_template_kwargs: {name}: is set by the rows and the tokenizer. Remove it.")
+        if not any(re.search(rf"\b{re.escape(name)}\b", source) for source in self._sources.values()):
+            raise ConfigError(
+                f"chat_template_kwargs: {name}: {self.where} reads no such variable. Remove it, or correct its name."
+            )
 
     def marks_generation(self, tools: Sequence[Any] | None) -> bool:
         return _GENERATION.search(self._source(tools)) is not None
@@ -134,7 +169,7 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        settings: dict[str, Any] = {**self._special_tokens, **how}
+        settings: dict[str, Any] = {**self._special_tokens, **self._variables, **how}
         try:
             with _LOCK:
                 rendered: Any = render_jinja_template(
