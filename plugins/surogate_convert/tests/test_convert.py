@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 FILES = sorted(path for path in HERE.glob("configs/*/*") if path.is_file())
 PROGRAM = Path(sys.prefix) / "bin/surogate"
+OF_ENTRIES = {"max_prompt_tokens", "chat_template_kwargs"}
+"""Keys of entries of datasets, which are moved there."""
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +93,10 @@ def test_a_table_sets_keys_that_exist_to_values_that_they_take(name: str, schema
             pairs += [(key, value) for key, (value, _) in rows.items() if value is not None]
     for rule in rules.values():
         pairs += rule.sets.items()
-        assert rule.to in {"", "max_prompt_tokens", "{loss}_beta", *schema}  # of entries, and of three losses
+        assert rule.to in {"", "{loss}_beta", *OF_ENTRIES, *schema}
         for value in rule.values.values():
             pairs += value.items() if isinstance(value, dict) else [(rule.to, value)]
+    pairs = [(key, value) for key, value in pairs if key not in OF_ENTRIES]
     pairs = [(key, value) for key, value in pairs if (key, value) != ("loss", "cpo")]  # refused, unless it is SimPO
     assert not [key for key, _ in pairs if key not in schema]
     jsonschema = pytest.importorskip("jsonschema")
@@ -110,6 +113,19 @@ def test_a_rule_says_one_fate_and_yields_to_keys_that_exist(name: str) -> None:
         )
         assert not (rule.unneeded and (rule.missing or rule.refused or rule.to or rule.sets)), key
         assert all(other in {**rules, **tool("trl").keys} for other in rule.yields), key
+
+
+def test_a_key_that_is_renamed_has_a_hint_in_a_config_of_surogate(tmp_path: Path) -> None:
+    """A user who writes it there is told which key it is."""
+    renamed = {
+        key for name in TOOLS for key, rule in tool(name).keys.items() if (rule.to or rule.sets) and "." not in key
+    }
+    ours = {"model", "output_dir"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"model": "m"} | dict.fromkeys(renamed - ours, 1)))
+    with pytest.raises(ConfigError) as caught:
+        run.load(tmp_path / "run.yaml")
+    assert "lora_r: unknown key; did you mean lora_rank?" in str(caught.value)
+    assert "unknown key; the config reference" not in str(caught.value)
 
 
 def notes(done: Converted) -> dict[str, str]:

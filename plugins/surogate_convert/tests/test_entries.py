@@ -49,6 +49,7 @@ def test_nested_tables_of_an_entry_are_counted_key_by_key(tmp_path: Path) -> Non
             "messages_field": "turns",
             "tools_field": "functions",
             "message_property_mappings": {"role": "who", "content": "says", "tool_calls": "calls"},
+            "chat_template_kwargs": {"enable_thinking": False},
         }
     ]
     assert done.config["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
@@ -57,11 +58,16 @@ def test_nested_tables_of_an_entry_are_counted_key_by_key(tmp_path: Path) -> Non
         "datasets.0.message_field_training",
         "datasets.0.roles.user",
         "datasets.0.roles.assistant",
-        "chat_template_kwargs.enable_thinking",
         "overrides_of_model_config.vocab_size",
     }
     assert dict(done.missing)["datasets.0.roles.user"].startswith("customer: write user in the rows")
     assert {"datasets.0.roles.tool", "datasets.0.message_property_mappings.name", "plugins"} == {*dict(done.unneeded)}
+
+
+def test_what_a_chat_template_gets_has_no_place_in_plain_text(tmp_path: Path) -> None:
+    done = axolotl(tmp_path, {"path": "p", "type": "completion"}, chat_template_kwargs={"enable_thinking": False})
+    assert dict(done.missing)["chat_template_kwargs.enable_thinking"].startswith("no entry of datasets is rendered")
+    assert done.config["datasets"] == [{"path": "p", "type": "text"}]
 
 
 def test_a_key_that_is_read_under_its_own_name_needs_nothing(tmp_path: Path) -> None:
@@ -143,11 +149,12 @@ def test_columns_and_tags_of_dataset_info_are_counted(tmp_path: Path) -> None:
             "system_field": "rules",
             "tools_field": "functions",
             "message_property_mappings": {"role": "who", "content": "says"},
+            "chat_template_kwargs": {"enable_thinking": False},
         }
     ]
     assert len(done.leaves) == 5 + 9
     missing = dict(done.missing)
-    assert missing.keys() == {"enable_thinking", "dataset_info.json.mine.tags.user_tag"}
+    assert missing.keys() == {"dataset_info.json.mine.tags.user_tag"}
     assert missing["dataset_info.json.mine.tags.user_tag"].startswith("customer: write user in the rows")
 
 

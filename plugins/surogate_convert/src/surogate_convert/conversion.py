@@ -65,6 +65,7 @@ class Conversion:
             self.differs(wish.name, f"{key} is {winner.value} by {winner.name}, which decides")
         if self.loss:
             self._compare()
+        self._chat_template()
         self._adapter()
         self._defaults()
         self.config = self.settings.values() | self.entries
@@ -284,6 +285,17 @@ class Conversion:
             self.settings.ask("reference", Wish("frozen"))
             self.differs("reference", "frozen: the model before the first step, as a copy of its weights")
 
+    def _chat_template(self) -> None:
+        """Give what the chat template gets to the entries that have one."""
+        given = self.settings.value("chat_template_kwargs")
+        wishes = self.settings.drop("chat_template_kwargs")
+        entries = [entry for found in self.entries.values() for entry in found]
+        rendered = [entry for entry in entries if _is_rendered(entry)]
+        for entry in rendered if given else ():
+            entry["chat_template_kwargs"] = given
+        for wish in wishes if not rendered else ():
+            self._settle([*wish.leaves], "missing", "no entry of datasets is rendered by a chat template")
+
     def _adapter(self) -> None:
         """Move whole modules, rename the keys of LoRA for DoRA, and take them out of runs that train all weights."""
         settings = self.settings
@@ -355,6 +367,10 @@ class Conversion:
 def shown(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_rendered(entry: Mapping[str, Any]) -> bool:
+    return entry.get("type") not in ("text", "weighted") and entry.get("use_chat_template", True)
 
 
 def _at(leaf: Leaf) -> str:
