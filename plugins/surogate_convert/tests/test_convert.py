@@ -188,7 +188,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     done = converted(tmp_path, text, "train.py")
     assert (done.config["model"], done.config["lora_rank"], done.config["qlora_bnb"]) == ("a/b", 8, True)
     assert notes(done)["learning_rate"] == "line 7: is computed by the script; set learning_rate"
-    assert "learning_rate" not in done.config
+    assert done.config["learning_rate"] == 5e-5 and "learning_rate" in done.added, "as if it were not set"
     assert not (tmp_path / "ran").exists()
     code = "".join(path.read_text() for path in (HERE.parent / "src").rglob("*.py"))
     called = {node.func.id for node in ast.walk(ast.parse(code.replace("from __future__ import annotations", "")))
@@ -248,7 +248,14 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
     assert json.loads(command(dated, "--json").stdout)["config"]["output_dir"] == "2026-01-01"
 
 
-@pytest.mark.parametrize("name", ["axolotl/llama3-lora.yml", pytest.param("trl/script.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "axolotl/llama3-lora.yml",
+        pytest.param("trl/script.py", marks=pytest.mark.slow),
+        pytest.param("unsloth/dpo.py", marks=pytest.mark.slow),
+    ],
+)
 def test_a_converted_config_trains(name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(convert(HERE / "configs" / name).config))
@@ -257,7 +264,9 @@ def test_a_converted_config_trains(name: str, model: Path, tmp_path: Path, monke
     )
     (model / "chat_template.jinja").write_text(template)
     messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A friend."}]
+    pair = {"prompt": "Who?", "chosen": "A friend.", "rejected": "A foe."}
     row = {"instruction": "Add.", "input": "1", "output": "2"} if "axolotl" in name else {"messages": messages}
+    row = pair if "dpo" in name else row
     (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 40))
     smaller = [
         "sequence_len=128",
@@ -266,6 +275,7 @@ def test_a_converted_config_trains(name: str, model: Path, tmp_path: Path, monke
         "warmup_steps=0",
     ]
     smaller += [f"output_dir={tmp_path / 'out'}", "verify_outputs=false", "model_dtype=fp32", "datasets.0.split=train"]
+    smaller += ["datasets.0.max_tokens=64", "datasets.0.max_prompt_tokens=32"] if "dpo" in name else []
     loaded = run.load(tmp_path / "run.yaml", [f"model={model}", f"datasets.0.path={tmp_path / 'rows.jsonl'}", *smaller])
     result = run.train(loaded, lambda line: None)
     assert result.steps == 2 and result.loss is not None

@@ -128,10 +128,11 @@ class Conversion:
                 leaf.settle("unneeded", rule.unneeded)
         elif any(leaf.code for leaf in leaves):
             for leaf in leaves:
+                where = "is computed by the script" if leaf.line else "is computed by the shell"
                 if rule.missing or not (rule.to or rule.sets or rule.by):
-                    leaf.settle("missing", f"{_at(leaf)}{shown(leaf.value)}: {rule.missing or rule.by}")
+                    said = rule.missing or rule.says or where
+                    leaf.settle("missing", f"{_at(leaf)}{shown(leaf.value)}: {said}")
                 else:
-                    where = "is computed by the script" if leaf.line else "is computed by the shell"
                     to = rule.to.replace("{loss}", self.loss)
                     leaf.settle("missing", f"{_at(leaf)}{where}" + (f"; set {to}" if to else f": {shown(leaf.value)}"))
         elif len(leaves) == 1 and len(leaves[0].place) == depth:
@@ -336,22 +337,28 @@ class Conversion:
         return self._default_values()[key][0]
 
     def _defaults(self) -> None:
-        given = {*self.settings, *self.entries, *self.source.names}
-        warmup = {"warmup_ratio", "warmup_steps"}
+        """Set the values that the tool has where the file sets none, or one that is lost."""
         for key, (value, says) in self._default_values().items():
-            ours = {key, key.replace("lora_", "dora_")}
-            known = bool(ours & given) or (key.startswith("qlora") and not self.settings.value("lora"))
-            known = known or (key == "validation_split_ratio" and "validation_datasets" in self.entries)
-            known = known or (key == "num_epochs" and self.settings.value("max_steps", -1) > 0)
-            known = known or (key in warmup and bool(warmup & given))
-            known = known or (bool(self.loss) and key in ("loss_scale", "truncation_strategy"))
-            if known or (key.startswith("lora_") and not self.settings.value("lora")):
+            if self._is_set(key) or (value is None and key in self.source.names):
                 continue
             if value is not None:
                 self.settings.ask(key, Wish(value))
                 self.added.append(key)
             if says:
                 self.differs(key, says)
+
+    def _is_set(self, key: str) -> bool:
+        """Return whether the file sets a key of ours, or something with which it has no meaning."""
+        settings, lora = self.settings, self.settings.value("lora")
+        without = {
+            "num_epochs": settings.value("max_steps", -1) > 0,
+            "validation_split_ratio": "validation_datasets" in self.entries,
+            "warmup_ratio": "warmup_steps" in settings or "warmup_steps" in self.source.names,
+            "loss_scale": bool(self.loss),
+            "truncation_strategy": bool(self.loss),
+        }
+        adapter = key.startswith(("lora_", "qlora_")) and not lora
+        return key in settings or key in self.entries or adapter or without.get(key, False)
 
     def _gpus(self) -> None:
         if "gpus" in self.config:
