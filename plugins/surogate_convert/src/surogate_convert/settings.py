@@ -1,4 +1,4 @@
-"""What the keys of a file ask for, key by key of ours. The order of a file never decides between two that differ."""
+"""Values that the keys of a file ask for, by key of ours. The order of a file never decides between two that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of the four tools cannot say."""
+"""Rules of the four tools that a table cannot say."""
 
 from __future__ import annotations
 
