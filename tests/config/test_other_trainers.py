@@ -31,6 +31,13 @@ FOREIGN = {
     "train_on_inputs": "loss_scale: all",
     "enable_activation_checkpointing": "recompute: auto",
     "evaluation_strategy": "eval_steps",
+    "deepspeed": "zero_level: 1, 2 or 3",
+    "early_stopping_patience": "a callback of the Python API does",
+    "label_smoothing_factor": "tokens_label_smoothing",
+    "beta": "dpo_beta, kto_beta, orpo_beta or simpo_beta",
+    "assistant_only_loss": "loss_scale",
+    "max_prompt_length": "max_prompt_tokens in an entry",
+    "r": "lora_rank",
 }
 """Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> text that the error must contain."""
 
@@ -39,6 +46,10 @@ FOREIGN = {
 def test_a_key_of_another_trainer_is_refused_with_the_key_to_use_here(name: str) -> None:
     text = message(**{name: 1})
     assert text.startswith(f"run.yaml: {name}: unknown key; ") and FOREIGN[name] in text
+
+
+def test_an_unknown_key_that_is_near_none_names_the_command_that_reads_other_configs() -> None:
+    assert "the config reference lists all keys, and `surogate convert` reads" in message(freeze_vision_tower=1)
 
 
 def test_no_hint_is_for_a_key_that_is_read() -> None:

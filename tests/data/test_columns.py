@@ -139,6 +139,19 @@ def test_the_notice_names_the_key_that_would_read_a_column(tmp_path: Path, chat:
     assert notices == ["datasets.0: columns not used: tools (in 1 row; tools_field: tools reads it)"]
 
 
+def test_the_notice_names_another_type_that_would_read_a_column(tmp_path: Path, chat: Tokenizer) -> None:
+    rows: Table = [
+        {"prompt": "a", "completion": "b", "label": True},
+        {"prompt": "c", "completion": "d", "label": False},
+    ]
+    _, notices = train_on(write(rows, tmp_path / "a.jsonl"), chat)
+    (line,) = notices
+    assert "columns not used: label (in 2 rows; type: labelled reads it, " in line and "for loss: kto" in line
+    rows = [{key: value for key, value in row.items() if key != "completion"} | {"output": "x"} for row in rows]
+    _, notices = train_on(write(rows, tmp_path / "b.jsonl"), chat, type="instruction", instruction_field="prompt")
+    assert notices == ["datasets.0: columns not used: label (in 2 rows)"], "labelled rows have a completion too"
+
+
 def test_empty_rows_are_counted(tmp_path: Path, chat: Tokenizer) -> None:
     path = write([{"text": "a"}, {"text": ""}, {"text": ""}], tmp_path / "a.jsonl")
     assert train_on(path, chat)[1] == train_on(path, chat)[1] == ["datasets.0: 2 of 3 rows are empty and left out"]

@@ -54,8 +54,7 @@ def convert(
         print(json.dumps(to_json(done), indent=2, default=str))
     elif output is None:
         print(text, end="")
-    counts = f"{len(done.differs)} differ, {len(done.missing)} have no counterpart, {len(done.unneeded)} are not needed"
-    print(f"{file}: {done.tool.title}; of its keys {counts}", file=sys.stderr)
+    print(f"{file}: {done.tool.title}; {_counts(done)}", file=sys.stderr)
     for key, said in done.missing:
         print(f"  no counterpart: {key}: {said}", file=sys.stderr)
 
@@ -63,13 +62,29 @@ def convert(
 def to_json(done: Converted) -> dict[str, object]:
     """Return config and notes as data: the contract of `surogate convert --json`."""
     notes = {name: [{"key": key, "note": said} for key, said in found] for name, found in _notes(done)}
-    return {"tool": done.tool.name, "config": done.config, **notes, "added": done.added}
+    keys = {"converted": done.converted, "missing": len(done.missing), "unneeded": len(done.unneeded)}
+    return {"tool": done.tool.name, "config": done.config, "keys": keys, **notes, "added": done.added}
+
+
+def _counts(done: Converted) -> str:
+    """Return what became of the values of the file: the three numbers add up to all of them."""
+    return (
+        f"{done.converted} of {len(done.leaves)} keys converted, {len(done.missing)} have no counterpart, "
+        f"{len(done.unneeded)} are not needed"
+    )
 
 
 def _notes(done: Converted) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     yield "differs", done.differs
     yield "missing", done.missing
     yield "unneeded", done.unneeded
+
+
+def _by_reason(found: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for key, said in found:
+        reasons.setdefault(said, []).append(key)
+    return reasons
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -89,14 +104,22 @@ def _write_new(path: Path, text: str) -> None:
 def _head(file: Path, done: Converted) -> Iterator[str]:
     """Yield the notes as comments."""
     yield f"# Converted from {done.tool.title}: {file.name}"
-    titles = {"differs": "Differs in meaning", "missing": "No counterpart", "unneeded": "Not needed"}
-    for name, found in _notes(done):
+    yield f"# {_counts(done)}"
+    for title, found in (("Differs in meaning", done.differs), ("No counterpart", done.missing)):
         if found:
-            yield f"#\n# {titles[name]}:"
+            yield f"#\n# {title}:"
         for key, said in found:
-            yield from textwrap.wrap(
-                f"{key}: {said}", WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False
-            )
+            yield from _comment(f"{key}: {said}")
+    if done.unneeded:
+        yield "#\n# Not needed:"
+    for said, keys in _by_reason(done.unneeded).items():
+        yield from _comment(f"{', '.join(keys)}: {said}")
     if done.added:
         yield f"#\n# Defaults of {done.tool.title}, set because those of Surogate are others:"
-        yield from textwrap.wrap(", ".join(done.added), WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+        yield from _comment(", ".join(done.added))
+
+
+def _comment(text: str) -> list[str]:
+    """Return lines of a comment. A value with a line break stays in it."""
+    plain = " ".join(text.split())
+    return textwrap.wrap(plain, WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)

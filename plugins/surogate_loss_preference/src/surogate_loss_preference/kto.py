@@ -158,7 +158,7 @@ def _encode(row: Mapping[str, Any], tokenizer: Any, options: LabelledOptions) ->
 
 LABELLED = DatasetFormatDef(
     name="labelled",
-    summary="a prompt with one answer, and whether it is desirable",
+    summary="a prompt with one answer, and whether it is desirable, for loss: kto",
     options=LabelledOptions,
     matches=lambda columns: False,  # fine-tuning on such columns is as likely
     fields=lambda options: named(options, "prompt", "input", "completion", "label", "system", "tools"),

@@ -122,7 +122,8 @@ def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: s
     """
     legal = sorted(legal)
     guess = meant or (nearest(key, legal) if isinstance(key, str) else None)
-    listed = f"the keys here are {', '.join(legal)}" if within else "the config reference lists all keys"
+    elsewhere = "the config reference lists all keys, and `surogate convert` reads configs of other trainers"
+    listed = f"the keys here are {', '.join(legal)}" if within else elsewhere
     hint = f"did you mean {guess}?" if guess else listed
     return Problem(within + shown_key(key), f"unknown key; {hint}")
 

@@ -46,10 +46,13 @@ def holds_something(value: Any) -> bool:
     return not (value is None or (isinstance(value, str | list | tuple) and not value))
 
 
-def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any]) -> str | None:
+def unused_columns(
+    columns: Columns, used: Sequence[str], keys: Mapping[str, Any], others: Mapping[str, str] | None = None
+) -> str | None:
     """Return one line that names the filled columns outside `used`, the most frequent first; None if there are none.
 
     keys: {config key: column} that `type: auto` would set; the line names the key that reads a column.
+    others: {column: what of another dataset type reads it}.
     """
     left = sorted((-count, name) for name, count in columns.filled.items() if count and name not in used)
     if not left:
@@ -57,7 +60,8 @@ def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any
     readers = {column: key for key, column in keys.items() if isinstance(column, str)}
     parts = []
     for count, name in left[:_MOST_NAMES]:
-        remedy = f"; {readers[name]}: {name} reads it" if name in readers else ""
+        elsewhere = f"; {others[name]}" if others and name in others else ""
+        remedy = f"; {readers[name]}: {name} reads it" if name in readers else elsewhere
         parts.append(f"{_shown(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
     more = f" and {len(left) - _MOST_NAMES:,} more" if len(left) > _MOST_NAMES else ""
     return f"columns not used: {', '.join(parts)}{more}"

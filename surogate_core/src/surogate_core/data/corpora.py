@@ -234,7 +234,7 @@ def _documents(
             skip_bad=entry.bad_rows == "skip",
             saved=partial(caches.open, index, where) if caches else None,
         )
-        for line in _left_out(columns, source, dataset, chosen, options):
+        for line in _left_out(columns, source, dataset, chosen, options, formats):
             notice(f"{where}: {line}")
         of_run = {"model_dir": tokenizer.directory, "sequence_len": config.sequence_len}
         dataset = asked.complete(dataset, **of_run, notice=notice, progress=moved)
@@ -263,7 +263,12 @@ def _named(options: BaseModel, columns: Sequence[str]) -> list[str]:
 
 
 def _left_out(
-    columns: Columns, source: Source, dataset: TokenDataset, chosen: DatasetFormatDef, options: BaseModel
+    columns: Columns,
+    source: Source,
+    dataset: TokenDataset,
+    chosen: DatasetFormatDef,
+    options: BaseModel,
+    formats: Mapping[str, DatasetFormatDef],
 ) -> Iterator[str]:
     """Yield a line for each kind of data that is present but not tokenised."""
     files = source.left_out()
@@ -271,11 +276,25 @@ def _left_out(
         yield files
     guessed = chosen.guess(columns.holding_something())
     unset = {key: column for key, column in guessed.items() if getattr(options, key, None) is None}
-    unused = unused_columns(columns, chosen.fields(options), unset)
+    others = _readers(columns.holding_something(), [one for one in formats.values() if one is not chosen])
+    unused = unused_columns(columns, chosen.fields(options), unset, others)
     if unused is not None:
         yield unused
     if dataset.empty_rows:
         yield f"{dataset.empty_rows:,} of {columns.rows:,} rows are empty and left out"
+
+
+def _readers(columns: Sequence[str], formats: Sequence[DatasetFormatDef]) -> dict[str, str]:
+    """Return {column: what reads it} of the dataset types that find all that they need in the columns."""
+    found: dict[str, str] = {}
+    for one in formats:
+        if any(field.is_required() for field in one.options.model_fields.values()):
+            continue  # it reads nothing without a key
+        options = one.options()
+        fields, optional = one.fields(options), one.optional(options)
+        if all(name in columns for name in fields if name not in optional):
+            found |= {name: f"type: {one.name} reads it, {one.summary}" for name in fields if name not in optional}
+    return found
 
 
 def _source(entry: DatasetEntry, where: str) -> Source:
