@@ -1,5 +1,5 @@
 """A plugin of one file, and the model of transformers that it trains: Qwen3 whose last hidden state is scaled, channel
-by channel. The scale is in fp32 whatever the dtype of the run; transformers has it as a buffer, which it does not train.
+by channel. The scale is in fp32 whatever the dtype of the run. transformers has it as a buffer and does not train it.
 """
 
 from __future__ import annotations
