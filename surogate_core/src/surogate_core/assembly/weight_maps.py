@@ -84,8 +84,8 @@ def _check_matrices(model: str, stored: WeightMap, param: Value, declared: int) 
     if declared > 1 and rows != declared * [param.shape[0] // declared]:
         raise ProgramError(
             f"{model}: {param.name} {list(param.shape)} is declared with matrices={declared}, and its checkpoint "
-            f"tensors have {', '.join(map(str, rows))} rows. Each tensor of a weight map is one matrix: leave matrices out, or "
-            "name one tensor for each."
+            f"tensors have {', '.join(map(str, rows))} rows. Each tensor of a weight map is one matrix: leave matrices "
+            "out, or name one tensor for each."
         )
 
 
