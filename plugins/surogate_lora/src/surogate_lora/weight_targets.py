@@ -1,8 +1,8 @@
 """Linear modules that PEFT finds by `target_parameters`, as `...gate_proj.weight`.
 
 transformers once held experts as linear modules of the names below, and PEFT takes these names in `target_modules` of a
-mixture for its experts of today, in all layers: an adapter of a dense or a shared MLP would have no place. By the name of
-its weight, PEFT adapts the same module with the same tensors. PEFT's all-linear names routers so.
+mixture for its experts of today, in all layers: an adapter of a dense or a shared MLP would have no place. By the name
+of its weight, PEFT adapts the same module with the same tensors. PEFT's all-linear names routers so.
 """
 
 from __future__ import annotations
