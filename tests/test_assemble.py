@@ -44,7 +44,7 @@ from surogate_core.api import (
     WeightMap,
 )
 from surogate_core.assembly import finisher
-from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assemble import assemble, record
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.step_inputs import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.dtypes import DTYPES
@@ -481,6 +481,40 @@ def test_a_weight_map_that_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(ProgramError, match=rf"model qwen3: {printed}"):
         assemble(plan_inputs(**mapped(change)))
+
+
+@pytest.mark.parametrize("matrices", [2, 4])
+def test_a_param_of_checkpoints_with_other_matrices_than_its_tensors_is_refused(matrices: int) -> None:
+    """The tensors of its weight map are its matrices: optimizers and formats would work on those without a word."""
+
+    def build(b: Builder, dims: Any, batch: Any) -> Head:
+        head = QWEN3.build(b, dims, batch)
+        stack = b.param("stack", (8, dims.d_model), Init(kind="ones"), matrices=matrices)
+        back = b.param("back", (dims.d_model, 8), Init(kind="ones"))
+        return replace(head, x=b.apply("linear", b.apply("linear", head.x, stack), back))
+
+    def weights(dims: Any, tensors: int) -> list[WeightMap]:
+        stack = tuple(HFTensor(f"stack.{i}", (8 // tensors, dims.d_model)) for i in range(tensors))
+        return [
+            *QWEN3.weights(dims),
+            WeightMap("stack", stack),
+            WeightMap("back", (HFTensor("back", (dims.d_model, 8)),)),
+        ]
+
+    right = replace(QWEN3, build=build, weights=lambda dims: weights(dims, matrices))
+    names = [matrix.name for param in record(plan_inputs(model=right)).params.values() for matrix in param.matrices]
+    assert f"stack.{matrices - 1}" in names
+    wrong = replace(right, weights=lambda dims: weights(dims, 1))
+    with pytest.raises(
+        ProgramError, match=rf"stack \[8, 24\] is declared with matrices={matrices}, and .* have 8 rows"
+    ):
+        assemble(plan_inputs(model=wrong))
+
+
+@pytest.mark.parametrize(("shape", "matrices"), [((6, 4), 4), ((4, 2, 2), 2), ((4,), 2), ((4, 2), 0)], ids=str)
+def test_only_params_of_two_dimensions_are_equal_matrices(shape: tuple[int, ...], matrices: int) -> None:
+    with pytest.raises(ProgramError, match=rf"cannot be {matrices} equal matrices"):
+        Builder(harness.OPS, "fp32").param("stack", shape, Init(kind="ones"), matrices=matrices)
 
 
 def test_a_param_that_the_loss_does_not_use_is_named() -> None:

@@ -18,7 +18,7 @@ OTHER = torch.tensor([[0, 2], [2, 0], [1, 0]], dtype=torch.int32)
 
 def test_what_is_chosen_is_taken_document_by_document_and_layer_by_layer() -> None:
     leaf = SHARES.clone().requires_grad_()
-    with SameChoices([BEST, OTHER]) as same:
+    with SameChoices([BEST, OTHER], [3, 3]) as same:
         for start, stop in ((0, 2), (2, 3)):
             with same.document(stop - start):
                 for choices in (BEST, OTHER):
@@ -43,7 +43,7 @@ def test_one_wrong_choice_among_many_tokens_is_more_than_the_rounding_of_bf16() 
 
 
 def test_equal_values_lose_nothing_and_other_uses_are_left_alone() -> None:
-    with SameChoices([torch.tensor([[2, 1], [2, 1]], dtype=torch.int32)]) as same, same.document(2):
+    with SameChoices([torch.tensor([[2, 1], [2, 1]], dtype=torch.int32)], [3]) as same, same.document(2):
         assert torch.topk(SHARES, 1).indices.tolist() == [[0], [2], [1]]
         torch.topk(SHARES[1].expand(2, 3), 2)
     assert lost([torch.tensor([[2, 1], [2, 1]])], [SHARES[1].expand(2, 3)]) == 0.0
@@ -57,7 +57,22 @@ def test_a_router_that_is_not_finite_is_not_hidden_by_another(broken: int) -> No
 
 
 def test_choices_that_are_not_taken_are_no_comparison() -> None:
-    with SameChoices([BEST]) as same:
+    with SameChoices([BEST], [3]) as same:
         refused = pytest.raises(ConfigError, match=r"calls of topk: transformers has 0 for the 1 routers")
         with refused, same.document(3):
             torch.sort(SHARES, descending=True)
+
+
+def test_a_choice_of_groups_of_the_same_size_is_left_to_the_model() -> None:
+    """DeepSeek-V3 takes the best groups by topk, then the best experts in them."""
+    scores = torch.tensor([[0.9, 0.1, 0.2, 0.3, 0.8, 0.7]])
+    with SameChoices([torch.tensor([[4, 5]], dtype=torch.int32)], [6]) as same, same.document(1):
+        assert torch.topk(torch.tensor([[3.0, 1.0, 2.0]]), 2).indices.tolist() == [[0, 2]]
+        assert torch.topk(scores, 2).indices.tolist() == [[4, 5]]
+
+
+def test_what_a_router_has_masked_loses_what_its_lowest_value_would() -> None:
+    values = torch.tensor([[0.5, -torch.inf, 0.2, 0.3], [0.5, 0.4, -torch.inf, -torch.inf]])
+    assert lost([torch.tensor([[0, 3], [0, 1]])], [values]) == 0
+    best = torch.tensor([0.8, 0.9])
+    assert lost([torch.tensor([[0, 1], [0, 1]])], [values]) == pytest.approx(0.1 / float(best.norm()), rel=1e-6)

@@ -260,7 +260,7 @@ def test_float64_stays_where_transformers_asks_for_float32() -> None:
 def test_experts_are_read_in_one_op_whose_gradient_is_written_once() -> None:
     """By itself, the gradient of each expert would be a tensor of all experts."""
     experts = torch.nn.Parameter(torch.ones(3, 2, 2))
-    with SameChoices([]):
+    with SameChoices([], []):
         one, other = (experts[torch.tensor(index)] for index in (0, 2))
         assert experts[torch.tensor([0, 2])].shape == (2, 2, 2) and experts[0, 1].shape == (2,)
     assert one.grad_fn is not None and one.grad_fn == other.grad_fn and one.grad_fn.name() == "UnbindBackward0"

@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.change: Change = lambda given: given
-        self._results: dict[tuple[Path, torch.dtype, str, float], Observed] = {}
+        self._results: dict[tuple[Any, ...], Observed] = {}
         registry, plan_run, observe = registry_for_tests(), verification.plan_run, transformers_side.observe
         monkeypatch.setattr(run, "load_registry", lambda **_: registry)
 
@@ -42,7 +42,7 @@ class Bench:
             return plan_run(*others, lambda given: self.change(revise(given)))
 
         def observe_once(subject: Subject, rows: Any, scratch: Path, compute: torch.dtype, *more: Any) -> Observed:
-            key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model, more[-1])
+            key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model, *more[1:])
             if key not in self._results:
                 self._results[key] = observe(subject, rows, scratch, compute, *more)
             return self._results[key]

@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Same | Refused, ...]] = {
     "layer_replication": (Refused([[0, 2], [1, 2]]),),
     "runtime_config": (Same({"runtime_config": peft.LoraRuntimeConfig(ephemeral_gpu_offload=True)}),),
     "lora_bias": (Refused(True),),
-    "target_parameters": (Refused(["mlp.up_proj.weight"]), Refused("down_proj")),
+    "target_parameters": (Refused(["mlp.up_proj.bias"]), Refused("down_proj")),
     "use_bdlora": (Refused({"nblocks": 2}),),
     "arrow_config": (Refused({"top_k": 2}),),
     "kasa_config": (Refused({"num_iters": 2}),),

@@ -33,6 +33,20 @@ BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "attention and experts": (QWEN3_MOE, {"lora_target_parameters": BOTH}),
     "experts alone": (OLMOE, {"lora_target_modules": [], "lora_target_parameters": BOTH, "lora_use_rslora": True}),
+    "a dense layer": (
+        QWEN3_MOE | {"mlp_only_layers": [0]},
+        {
+            "lora_rank_pattern": {"gate_proj": 3, "self_attn.q_proj": 5},
+            "lora_alpha_pattern": {r"layers\.0\.mlp\..*": 9},
+        },
+    ),
+    "a part of a dense layer, a router and experts": (
+        QWEN3_MOE | {"mlp_only_layers": [0]},
+        {
+            "lora_target_modules": ["layers.0.mlp.up_proj", "layers.1.self_attn.q_proj", "gate"],
+            "lora_target_parameters": BOTH,
+        },
+    ),
     "one of one layer": (
         QWEN3_MOE,
         {
@@ -108,8 +122,9 @@ def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
     base = as_stored(random_hf_model(pair.config).state_dict())
     merging = merge(pair.folder)
     merging.check({"num_local_experts": 5})
-    with pytest.raises(ConfigError, match=r"_proj has adapters of 5 experts, and the base has 6\. Name"):
-        merging.check({"num_experts": 6})
+    if pair.options.lora_target_parameters:
+        with pytest.raises(ConfigError, match=r"_proj has adapters of 5 experts, and the base has 6\. Name"):
+            merging.check({"num_experts": 6})
     changes = merging.changes
     ours = {name: changes[name](tensor) if name in changes else tensor for name, tensor in base.items()}
     assert changes.keys() <= base.keys()
@@ -117,3 +132,42 @@ def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
     theirs = as_stored(fresh.merge_and_unload().state_dict())
     assert {name for name in base if not torch.equal(theirs[name], base[name])} == changes.keys()
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in base)
+
+
+def test_pefts_all_linear_of_a_mixture_is_trained_further_and_merged(tmp_path: Path) -> None:
+    """It takes attention, and experts and routers as parameters, with twice the rank where two matrices are one."""
+    config = tiny_config(**QWEN3_MOE, num_hidden_layers=2)
+    chosen = peft.LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(random_hf_model(config), chosen)
+    torch.manual_seed(7)
+    for name, parameter in theirs.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_(0, 0.1)
+    theirs.save_pretrained(tmp_path)
+    (ranks, alphas) = (chosen.rank_pattern, chosen.alpha_pattern)
+    assert {*chosen.target_parameters} == {"gate_up_proj", "down_proj", "gate.weight"} and [*ranks.values()] == [4]
+    options = LoraOptions(
+        lora_rank=2,
+        lora_alpha=6,
+        lora_rank_pattern=ranks,
+        lora_alpha_pattern=alphas,
+        lora_target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate"],
+        lora_target_parameters=["gate_up_proj", "down_proj"],
+    )
+    ours = PlannedModel(config, 3, 24, adapters=[(LORA, options)])
+    ours.load(random_hf_model(config).state_dict())
+    loaded = load(tmp_path, options)
+    assert loaded.keys() == {v.name for v in ours.assembly.trainable}
+    for name, tensor in loaded.items():
+        ours.params[name].copy_(tensor)
+    with torch.no_grad():
+        logits = theirs(input_ids=torch.tensor(packed_documents()[1])).logits[0]
+    assert relative_error(ours.logits(packed_documents())[24:48], logits) <= TOLERANCE
+    base = as_stored(random_hf_model(config).state_dict())
+    changes = merge(tmp_path).changes
+    wanted = as_stored(theirs.merge_and_unload().state_dict())
+    assert "model.layers.1.mlp.gate.weight" in changes
+    assert all(
+        torch.allclose(changes[name](tensor) if name in changes else tensor, wanted[name], atol=1e-6)
+        for name, tensor in base.items()
+    )

@@ -178,9 +178,9 @@ class _Matrices:
 def _chosen(
     forward: Program, weights: Sequence[WeightMap], targets: Sequence[str]
 ) -> Mapping[str, tuple[_Projection, ...]]:
-    """Param of a linear op -> those of its projections that `targets` name."""
+    """Param of a linear op -> those of its projections that `targets` name. all-linear names no router."""
     linear = {op.ins[1].name for op in forward.ops if op.kind == "linear"}
-    found = {m.param: _projections(m) for m in weights if m.param in linear and m.kind != "router"}
+    found = {m.param: _projections(m) for m in weights if m.param in linear}
     modules = [p.module for projections in found.values() for p in projections]
     for target in targets:
         if target.lower() not in ALL_LINEAR and not any(is_target(module, target) for module in modules):
@@ -191,7 +191,8 @@ def _chosen(
                 + (" Experts are named by lora_target_parameters." if experts.are_in(weights) else "")
             )
     if any(target.lower() in ALL_LINEAR for target in targets):
-        return found
+        routers = {m.param for m in weights if m.kind == "router"}
+        return {param: projections for param, projections in found.items() if param not in routers}
     return {
         param: tuple(p for p in projections if any(is_target(p.module, target) for target in targets))
         for param, projections in found.items()

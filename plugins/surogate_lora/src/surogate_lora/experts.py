@@ -42,7 +42,7 @@ _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 _QUANTIZED = "fp8_grouped_linear"
 """Either product in FP8, the second one with `beside`. Further inputs are the operands of a product that it adds."""
 
-COUNTS = ("num_experts", "num_local_experts")
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json that may hold the number of experts."""
 
 _MODULE = ".experts"
@@ -168,9 +168,9 @@ def as_saved(tensors: Mapping[str, Tensor], options: LoraOptions) -> dict[str, T
 
 
 def are_parameters(targets: Any) -> bool:
-    """Return whether PEFT's `target_parameters` can be parameters of experts."""
+    """Return whether PEFT's `target_parameters` can be parameters of experts, or weights of linear modules."""
     names = [] if targets is None else targets
-    return isinstance(names, list) and all(str(name).rpartition(".")[2] in _PARAMETERS for name in names)
+    return isinstance(names, list) and all(str(name).rpartition(".")[2] in (*_PARAMETERS, "weight") for name in names)
 
 
 def parameter_of(holder: str, targets: Sequence[str]) -> str:

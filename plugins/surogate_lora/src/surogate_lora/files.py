@@ -18,10 +18,11 @@ from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 
 from . import experts
 from .fields import MERGE_THERE, check_fields, check_trainable
-from .matching import Selection, is_saved
+from .matching import Selection, is_saved, is_target
 from .options import ALL_LINEAR, LoraOptions
 from .principal import joined, parted
 from .saved_modules import EMBEDDING, HEAD, module_of
+from .weight_targets import WEIGHT, named_by_weight, with_weights, without_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,9 +77,18 @@ def _names_head(options: LoraOptions) -> bool:
 def _config(
     tensors: Mapping[str, Tensor], tied: bool, base_model: str, options: LoraOptions, task: str | None
 ) -> dict[str, Any]:
+    modules = list(dict.fromkeys(module_of(name) for name in tensors if name.endswith(_KINDS)))
+    by_weight = named_by_weight(modules, base_model)
+    others = [module for module in modules if module not in by_weight]
     targets: list[str] = list(options.lora_target_modules)
     if any(target.lower() in ALL_LINEAR for target in targets):
-        targets = list(dict.fromkeys(name.rsplit(".", 2)[-2] for name in tensors if name.endswith(_KINDS)))
+        targets = list(dict.fromkeys(module.rpartition(".")[2] for module in others))
+    elif by_weight:
+        targets = [target for target in targets if any(is_target(module, target) for module in others)]
+    parameters = [*options.lora_target_parameters, *(f"{module}{WEIGHT}" for module in by_weight)]
+    ranks, alphas = options.lora_rank_pattern, options.lora_alpha_pattern
+    if by_weight:
+        ranks, alphas = with_weights(ranks), with_weights(alphas)
     saved = list(options.lora_modules_to_save)
     whole = dict.fromkeys(module_of(name) for name in tensors if not name.endswith((*_KINDS, *_STACKS)))
     saved += [module for module in whole if not any(is_saved(module, name) for name in (*saved, *([HEAD] * tied)))]
@@ -90,18 +100,18 @@ def _config(
         "inference_mode": True,
         "r": options.lora_rank,
         "lora_alpha": _plain(options.lora_alpha),
-        "lora_dropout": options.lora_dropout,
+        "lora_dropout": 0.0 if by_weight else options.lora_dropout,  # PEFT has none of parameters
         "use_rslora": options.lora_use_rslora,
         "target_modules": sorted(targets),
-        **({"target_parameters": list(options.lora_target_parameters)} if options.lora_target_parameters else {}),
+        **({"target_parameters": parameters} if parameters else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": saved or None,
         **({"ensure_weight_tying": True} if tied else {}),
         "use_dora": False,
-        "rank_pattern": options.lora_rank_pattern,
-        "alpha_pattern": _plain(options.lora_alpha_pattern),
+        "rank_pattern": ranks,
+        "alpha_pattern": _plain(alphas),
         "layers_to_transform": None,
         "layers_pattern": None,
         "auto_mapping": None,
@@ -251,8 +261,11 @@ def _read_config(folder: Path) -> _Config:
         raise ConfigError(f"{path}: lora_alpha must be a number (got {alpha!r}).")
     given = {ours: config.get(theirs) for theirs, ours in _KEYS.items()} | {
         "lora_modules_to_save": config.get("modules_to_save"),
-        "lora_target_parameters": config.get("target_parameters"),
+        "lora_target_parameters": [n for n in config.get("target_parameters") or () if not n.endswith(WEIGHT)],
     }
+    for key in ("lora_rank_pattern", "lora_alpha_pattern"):
+        if isinstance(given[key], Mapping):
+            given[key] = without_weights(given[key])
     try:
         options = LoraOptions(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
@@ -311,7 +324,8 @@ def _selection(config: Mapping[str, Any], path: Path) -> Selection:
             f"{path}: {key} is {brief(config.get(key))}: {wrong['msg']}. Name the adapter's modules."
         ) from None
     selected = given.model_dump(exclude={"target_parameters"})
-    return Selection(**{key: value for key, value in selected.items() if value is not None})
+    by_weight = [n.removesuffix(WEIGHT) for n in given.target_parameters or () if n.endswith(WEIGHT)]
+    return Selection(**{key: value for key, value in selected.items() if value is not None}, by_weight=by_weight)
 
 
 def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:

@@ -43,6 +43,7 @@ class Selection:
     target_modules, exclude_modules: ends of names, or one regular expression for the whole name; "all-linear" is every
     linear module but the head. layers_to_transform: the blocks that are meant, all of them where it is empty;
     layers_pattern: what the list of blocks is called. modules_to_save: modules without an adapter, and all below them.
+    by_weight: modules that `target_parameters` names by their weights, which PEFT adapts whatever the other fields say.
     """
 
     target_modules: str | Sequence[str] = ()
@@ -50,9 +51,12 @@ class Selection:
     layers_to_transform: int | Sequence[int] = ()
     layers_pattern: str | Sequence[str] = ()
     modules_to_save: Sequence[str] = ()
+    by_weight: Sequence[str] = ()
 
     def has(self, module: str, head: str) -> bool:
         """Whether the adapter is of `module`. `head`: the name of the LM head. Raises re.error for a bad pattern."""
+        if any(is_target(module, name) for name in self.by_weight):
+            return True
         if self.exclude_modules and _is_named(module, self.exclude_modules):
             return False
         if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save):

@@ -100,6 +100,7 @@ class _Watcher:
             elif out.dtype == "int32" and all(DTYPES[value.dtype].has_grad for value in op.ins):
                 choices = self._buffers.view(out, name)
                 self._observed.choices.append(choices[self._positions.to(choices.device)].cpu())
+                self._observed.widths.append(op.ins[0].shape[-1])
             elif out.label == LOGITS and (groups := self._plan.assembly.batch.groups) and out.shape == groups.shape[:2]:
                 scores = self._buffers.view(out, name).flatten()[: len(self._documents)]
                 self._observed.states[LOGITS] = scores[:LOGIT_POSITIONS, None].float().cpu().clone()

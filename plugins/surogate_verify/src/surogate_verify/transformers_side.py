@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from math import hypot
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,22 +28,32 @@ from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
 
+BF16_RMS: Final = 2.0**-9 / 3**0.5
+"""Rounding error of a number in bf16, rms: up to 2^-9, uniform."""
+
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def observe(
-    subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype, choices: Sequence[Tensor], error: float
+    subject: Subject,
+    rows: ComparedRows,
+    scratch: Path,
+    compute: torch.dtype,
+    ours: Observed,
+    error: float = 0.0,
+    draw: int = 0,
 ) -> Observed:
-    """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16), with our `choices`.
+    """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16), with our choices.
 
     For float64 and float32 the weights are first rounded to the dtype that the run stores, so that only the arithmetic
-    differs. Dropout is off. `scratch` holds the weights that our side wrote. `error`: see RoundedProducts.
+    differs. Dropout is off. `scratch` holds the weights that our side wrote. `error`: see RoundedProducts. `draw`: 0
+    for the computation as it is; another number for one that is as exact and rounds otherwise.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     with quiet():
         model = _load(subject, scratch, compute if compute == torch.bfloat16 else torch.float32).to(device)
         if compute != torch.bfloat16:
-            _convert(model, STORED[subject.plan.inputs.precision.model])
+            _convert(model, STORED[subject.plan.inputs.precision.model], _other_dtypes(subject))
         wrapped, parameters = _adapted(subject, model, scratch)
         if compute != torch.bfloat16:
             _convert(wrapped, compute)
@@ -53,9 +64,12 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        if error:
-            stack.enter_context(RoundedProducts(error, device))
-        same = stack.enter_context(SameChoices(choices)) if choices else None
+        if error or (draw and compute == torch.bfloat16):
+            rounding = BF16_RMS if draw else 0.0  # products of bf16 are rounded again, at random
+            stack.enter_context(RoundedProducts(hypot(error, rounding), device, draw))
+        if draw and compute == torch.float32:
+            stack.enter_context(OtherOrder(device, draw))
+        same = stack.enter_context(SameChoices(ours.choices, ours.widths)) if ours.choices else None
         for group in rows.groups:
             outputs = []
             for start, stop in group:
@@ -75,6 +89,7 @@ def observe(
     if same:
         observed.choices, observed.values = (list(map(torch.cat, found)) for found in (same.own, same.values))
     observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
+    observed.buffers = frozenset(name for name, _ in model.named_buffers())
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
     del model, wrapped, parameters
     gc.collect()
@@ -103,10 +118,17 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
         raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {reason}") from error
 
 
-def _convert(model: Any, dtype: torch.dtype) -> None:
+def _convert(model: Any, dtype: torch.dtype, but: Collection[str] = ()) -> None:
     """Convert parameters, not buffers: the frequencies of RoPE and the factor of Gemma's embedding stay in fp32."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    for name, parameter in model.named_parameters():
+        if name not in but:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _other_dtypes(subject: Subject) -> set[str]:
+    """Return the tensors whose params have another dtype than the run's model."""
+    assembly, dtype = subject.plan.assembly, subject.plan.inputs.precision.model
+    return {t.name for m in assembly.weights for t in m.tensors if assembly.params[m.param].dtype != dtype}
 
 
 def _count_padding(model: Any) -> None:
@@ -150,7 +172,8 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
         wrapped.save_pretrained(folder, **({"save_embedding_layers": False} if found else {}))
     if found is None:
         files = (load_file(path) for path in sorted(folder.glob("*.safetensors")))
-        return {name: tensor.float() for file in files for name, tensor in file.items()}
+        buffers = dict(wrapped.named_buffers())
+        return {name: tensor.float() for file in files for name, tensor in file.items() if name not in buffers}
     adapter, options = found
     frozen = {param.name for param in adapter_params(assembly) if param not in assembly.trainable}
     return {name: tensor.float() for name, tensor in adapter.load(folder, options).items() if name not in frozen}
@@ -191,8 +214,10 @@ class SameChoices(TorchFunctionMode):
     Experts are read out of their common tensor in one op, whose gradient is written once.
     """
 
-    def __init__(self, choices: Sequence[Tensor]) -> None:
+    def __init__(self, choices: Sequence[Tensor], widths: Sequence[int]) -> None:
+        """`widths`: of how many values each choice is. Routers may also choose groups of them."""
         super().__init__()
+        self._widths = widths
         self._choices, self._next, self._stop, self._size = choices, 0, 0, 0
         self._matrices: dict[Tensor, Sequence[Tensor]] = {}
         self.own: list[list[Tensor]] = [[] for _ in choices]
@@ -222,7 +247,7 @@ class SameChoices(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk) or self._next == len(self._choices):
             return found
         ours = self._choices[self._next][self._stop - self._size : self._stop].to(found.indices.device).long()
-        if ours.shape != found.indices.shape:
+        if ours.shape != found.indices.shape or args[0].shape[-1] != self._widths[self._next]:
             return found
         self.own[self._next].append(found.indices.cpu())
         self.values[self._next].append(args[0].detach().cpu())
@@ -237,10 +262,10 @@ class RoundedProducts(TorchFunctionMode):
     errors get in this model: norms behind products scale them up, for one.
     """
 
-    def __init__(self, error: float, device: str) -> None:
+    def __init__(self, error: float, device: str, seed: int = 0) -> None:
         super().__init__()
         self._largest = error * 1.5**0.5  # of uniform errors: rms error / sqrt(2) in each operand
-        self._random = torch.Generator(device).manual_seed(0)
+        self._random = torch.Generator(device).manual_seed(seed)
         self._off_by: dict[Tensor, Tensor] = {}
 
     def _off(self, x: Tensor) -> Tensor:
@@ -255,6 +280,28 @@ class RoundedProducts(TorchFunctionMode):
         product = func(x + self._off(x.detach()), weight + self._off_by[weight])
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
+        return product if bias is None else product + bias
+
+
+class OtherOrder(TorchFunctionMode):
+    """Computes products with weights in another order of their sums, drawn for each: over the inner dimension in the
+    forward pass, over rows and columns in the backward pass. Nothing else changes."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        super().__init__()
+        self._random, self._device = torch.Generator(device).manual_seed(seed), device
+
+    def _order(self, n: int) -> Tensor:
+        return torch.randperm(n, generator=self._random, device=self._device)
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is not F.linear:
+            return func(*args, **kwargs or {})
+        x, weight, bias = (*args, None)[:3]
+        rows = x.flatten(0, -2)
+        inner, row, column = map(self._order, (weight.shape[1], rows.shape[0], weight.shape[0]))
+        product = func(rows[row][:, inner], weight[column][:, inner])
+        product = product[row.argsort()][:, column.argsort()].view(*x.shape[:-1], -1)
         return product if bias is None else product + bias
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from typing import Literal
 
 import torch
@@ -12,6 +12,10 @@ from torch import Tensor
 
 from .observed import LOGIT_POSITIONS, LOGITS, Observed
 from .yardstick import Yardstick
+
+ZERO = 1e-10
+"""Share of the largest gradient of its layer up to which a gradient in float64 is zero in truth, as those of queries
+and keys are with a window of one token. What is computed of it is rounding, and compared with that largest gradient."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +85,27 @@ def compare(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mappi
 def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[Row]:
     reference = 0.0
     for name, want in ((name, want) for name, want in truth.states.items() if name in ours.states):
-        before, reference = reference, distance(yardstick.transformers.states[name], want)
+        before, reference = reference, yardstick.error(lambda of, name=name, want=want: distance(of.states[name], want))
         layer = int(name.split()[1]) if name.startswith("block ") else -1
         few = want.numel() <= LOGIT_POSITIONS  # scores may be right by chance, what they are computed from is not
         allowed = yardstick.allowed_gradient(max(reference, before)) if few else yardstick.allowed(reference)
         yield Row(name, "output", layer, distance(ours.states[name], want), reference, allowed)
     if ours.choices:
-        error, reference = (lost(of.choices, truth.values) for of in (ours, yardstick.transformers))
+        error = lost(ours.choices, truth.values)
+        reference = yardstick.error(lambda of: lost(of.choices, truth.values))
         yield Row("choices", "output", -1, error, reference, yardstick.allowed(reference))
+
+
+def _unmasked(values: Tensor) -> Tensor:
+    """Return values with the lowest finite one of each row where a router has masked them with -inf."""
+    masked = values == -inf
+    return torch.where(masked, values.masked_fill(masked, inf).amin(-1, keepdim=True), values)
 
 
 def lost(choices: Sequence[Tensor], values: Sequence[Tensor]) -> float:
     """Return the norm of what a router's choices lose, of each token, over that of the best: the most, or NaN."""
     shares = []
-    for chosen, of in zip(choices, values, strict=True):
+    for chosen, of in zip(choices, map(_unmasked, values), strict=True):
         best = of.topk(chosen.shape[-1]).values.sum(-1)
         shares.append(norm(best - of.gather(-1, chosen.long()).sum(-1)) / norm(best))
     return float(torch.tensor(shares, dtype=torch.float64).max())
@@ -106,20 +117,29 @@ def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
     The loss of transformers is one number and may be right by chance. So the error of its logits counts if it is
     larger: the loss of a token is off by about as much as its logits.
     """
-    of_logits = norm(yardstick.transformers.states[LOGITS] - truth.states[LOGITS]) / truth.states[LOGITS].numel() ** 0.5
-    reference = abs(yardstick.transformers.loss - truth.loss) / abs(truth.loss)
+    scores = truth.states[LOGITS]
+    of_logits = yardstick.error(lambda of: norm(of.states[LOGITS] - scores)) / scores.numel() ** 0.5
+    reference = yardstick.error(lambda of: abs(of.loss - truth.loss)) / abs(truth.loss)
     rule = yardstick.allowed_gradient if truth.states[LOGITS].numel() <= LOGIT_POSITIONS else yardstick.allowed
     allowed = rule(max(reference, of_logits / abs(truth.loss)))
     return Row("loss", "loss", -1, abs(ours.loss - truth.loss) / abs(truth.loss), reference, allowed)
 
 
 def _gradients(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mapping[str, int]) -> Iterator[Row]:
+    scales: dict[int, float] = {}
     for name, layer in layers.items():
-        want, got = truth.gradients[name], ours.gradients[name]
-        reference = distance(yardstick.transformers.gradients[name], want)
+        scales[layer] = max(scales.get(layer, 0.0), norm(truth.gradients[name]))
+    for name, layer in layers.items():
+        want, got, scale = truth.gradients[name], ours.gradients[name], scales[layer]
+        is_zero = norm(want) <= ZERO * scale
+
+        def error(of: Observed, name: str = name, want: Tensor = want, zero: float = scale * is_zero) -> float:
+            return norm(of.gradients[name] - want) / zero if zero else distance(of.gradients[name], want)
+
+        reference = yardstick.error(error)
         cosine = float((got * want).sum(dtype=torch.float64)) / max(norm(got) * norm(want), 1e-300)
         allowed = yardstick.allowed_gradient(reference)
-        yield Row(name, "gradient", layer, distance(got, want), reference, allowed, cosine)
+        yield Row(name, "gradient", layer, error(ours), reference, allowed, None if is_zero else cosine)
 
 
 def _average(gradients: Sequence[Row], yardstick: Yardstick) -> Row:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isinf, isnan, nan, sqrt
+from statistics import median
 from typing import Final
 
 from .observed import Observed
@@ -32,6 +34,17 @@ chance."""
 FARTHER_ALONE_IN_BF16: Final = 6.0
 """The same for a single gradient in bf16: at most 3.9. Smaller errors of the model are found in fp32."""
 
+DRAWS: Final = 8
+"""How many draws of transformers' rounding decide before a run is called wrong. One is enough for a run that is within
+its bounds, and two for an error that is FAR above them. Where products are quantized, the one that is drawn decides.
+
+The hardest case is an error that is one normal number. That of a right model is called wrong with a probability of
+3.5e-3 where the allowed ratio is 1.25, 1.6e-3 at 1.5, 4e-4 at 2, 2e-5 at 4 and 6 (a million simulations each). With one
+draw it would be 0.43, 0.37, 0.30, 0.16 and 0.11. Errors of many terms hardly differ between draws."""
+
+FAR: Final = 30.0
+"""How many times its bound an error must be for no further draw to matter."""
+
 NOTHING: Final = 0.9
 """Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""
 
@@ -45,7 +58,7 @@ class Yardstick:
     """The errors that ours are compared with.
 
     name          the precision, as a heading
-    transformers  results of transformers in that precision
+    transformers  results of transformers in that precision: one or several draws of its rounding
     output        error of outputs and the loss that is always allowed, relative to the norm of the truth
     gradient      the same for gradients
     farther       allowed ratio of our error of an output to that of transformers
@@ -53,11 +66,23 @@ class Yardstick:
     """
 
     name: str
-    transformers: Observed
+    transformers: Sequence[Observed]
     output: float
     gradient: float
     farther: float
     alone: float
+
+    def error(self, of: Callable[[Observed], float]) -> float:
+        """Return the error that a draw of transformers' rounding may have, from that of each draw.
+
+        It is the largest, times how far that is above the median. So it is wider where draws differ: an error of few
+        terms may be small by chance in any of them. Of tensors with many, all draws agree. NaN if one is.
+        """
+        errors = [of(draw) for draw in self.transformers]
+        if any(map(isnan, errors)):
+            return nan
+        largest, middle = max(errors), median(errors)
+        return largest if middle == 0 or isinf(largest) else largest * largest / middle
 
     def allowed(self, reference: float) -> float:
         """Return the largest allowed error of an output whose error in transformers is `reference`."""
@@ -73,7 +98,7 @@ class Yardstick:
         return max(FARTHER_ON_AVERAGE * reference, self.gradient)
 
 
-def fp32(transformers: Observed, terms: int, tokens: int) -> Yardstick:
+def fp32(transformers: Sequence[Observed], terms: int, tokens: int) -> Yardstick:
     """Return the yardstick for fp32. Its floor is the rounding error of a sum of fp32 numbers in any order.
 
     That is sqrt(terms) times half a unit, with random signs. `terms` is the length of the longest sum in a product of
@@ -84,7 +109,7 @@ def fp32(transformers: Observed, terms: int, tokens: int) -> Yardstick:
     return Yardstick("fp32", transformers, *floors, FARTHER_IN_FP32, FARTHER_ALONE)
 
 
-def bf16(transformers: Observed, product_error: float) -> Yardstick:
+def bf16(transformers: Sequence[Observed], product_error: float) -> Yardstick:
     """Return the yardstick for bf16, in which products of `transformers` are off by `product_error` besides.
 
     Its floor is one rounding, because sums are fp32 on both sides.

@@ -147,7 +147,7 @@ def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
     b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
     recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
     model, head = recorder.build()
-    weights = checked_weight_maps(inputs, b.declared)
+    weights = checked_weight_maps(inputs, b.declared, b.stack_of)
     forward, loss, stand_in, copies = recorder.loss(model, head)
     forward = recorder.adapt(forward, weights)
     forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward

@@ -199,8 +199,9 @@ class Recorder:
     ) -> dict[Value, ParamInfo]:
         """Return what is known of every param, and declare the masters of the trained ones.
 
-        `master_dtype` applies to the model's own weights. An adapter's params have the dtype that they are trained in,
-        so a wider master may gain something and a narrower one would only lose precision.
+        `master_dtype` applies to the model's own weights of its dtype. An adapter's params, and those that the model
+        declares in another dtype, have the one that they are trained in, so a wider master may gain something and a
+        narrower one would only lose precision.
         """
         asked, stored = self.inputs.precision.master, {m.param: m for m in weights}
         special = special_kinds(forward, self.inputs.ops)
@@ -219,7 +220,8 @@ class Recorder:
         together = {info.param: elements_together(info, self.inputs) for info in trained}
         owners = self._owners([info for info in trained if together[info.param] == info.param.size])
         for info in trained:
-            dtype = asked if info.of_model else wider(info.param.dtype, asked)
+            of_run = info.of_model and info.param.dtype == self.inputs.precision.model
+            dtype = asked if of_run else wider(info.param.dtype, asked)
             if together[info.param]:
                 info = divided(info, self.inputs.sharding, self.b, owners.get(info.param))
             found[info.param] = with_master(info, dtype, self.b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..api import HFTensor, Matrix, WeightMap
 from ..errors import ProgramError
@@ -41,12 +41,19 @@ def logical_matrices(param: Value, stored: WeightMap | None, declared: int) -> t
     return tuple(Matrix(tensor.name, tensor.rows[0]) for tensor in stored.tensors)
 
 
-def checked_weight_maps(inputs: PlanInputs, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
-    """Return the model's weight maps. Raise ProgramError unless they cover the model's params exactly, with shapes."""
+def checked_weight_maps(
+    inputs: PlanInputs, declared: Sequence[Value], stack_of: Callable[[Value], int]
+) -> tuple[WeightMap, ...]:
+    """Return the model's weight maps. Raise ProgramError unless they cover the model's params exactly, with shapes.
+
+    `stack_of`: how many matrices a param was declared with (`Builder.stack_of`).
+    """
     maps = tuple(inputs.model.weights(inputs.dims))
     params = {v.name: v for v in declared if v.role == "param"}
     with blaming(inputs.model.origin, "weights"):
         _check(f"model {inputs.model.name}", maps, params)
+        for m in maps:
+            _check_matrices(f"model {inputs.model.name}", m, params[m.param], stack_of(params[m.param]))
     tensors = {t.name for m in maps for t in m.tensors}
     copies = inputs.model.tied_copies(inputs.dims)
     if unknown := sorted({*copies.values()} - tensors) or sorted(copies.keys() & tensors):
@@ -69,6 +76,17 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
         if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
             parts = " + ".join(str(list(s)) for s in stored) or "nothing"
             raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
+
+
+def _check_matrices(model: str, stored: WeightMap, param: Value, declared: int) -> None:
+    """Raise ProgramError if a param is declared as other matrices than the tensors of its weight map."""
+    rows = [tensor.rows[0] for tensor in stored.tensors]
+    if declared > 1 and rows != declared * [param.shape[0] // declared]:
+        raise ProgramError(
+            f"{model}: {param.name} {list(param.shape)} is declared with matrices={declared}, and its checkpoint "
+            f"tensors have {', '.join(map(str, rows))} rows. Each tensor of a weight map is one matrix: leave matrices "
+            "out, or name one tensor for each."
+        )
 
 
 def _rows(model: str, tensor: HFTensor) -> tuple[int, ...]:

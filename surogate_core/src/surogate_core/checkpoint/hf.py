@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import WeightMap
+from ..api import DTYPES, WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import read_json
 from ..hub.files import SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTORY
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids, with_stops
 from ..machine.progress import Progress
+from ..reference.rounding import TORCH_DTYPES
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
@@ -30,8 +31,6 @@ from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, row
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
-
-_SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
 
 # -------------------------------------------------------------------------------------------------------------- export
 
@@ -44,7 +43,8 @@ class ModelExport:
     params           what this process has of the params, by name
     config           the model's parsed config.json
     source_dir       the folder that tokenizer, chat template and generation config are copied from; None: none
-    dtype            of the stored weights: fp32 or bf16
+    dtype            of the model, which its config.json names: fp32 or bf16
+    other_dtypes     dtypes of the params that have another, by name: each is stored as it was trained
     turn_ends        tokens that end trained turns, at which the model's generation config stops, too
     max_shard_bytes  largest size of a weights file; larger models have several and an index, a larger tensor its own
     """
@@ -54,6 +54,7 @@ class ModelExport:
     config: Mapping[str, Any]
     source_dir: Path | None
     dtype: str
+    other_dtypes: Mapping[str, str] = field(default_factory=dict)
     turn_ends: Sequence[int] = ()
     max_shard_bytes: int = MAX_SHARD_BYTES
 
@@ -75,7 +76,7 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
 def write_rest(directory: Path, model: ModelExport) -> None:
     """Write the files of a model besides its weights."""
     _write_companions(directory, model.config, model.source_dir, model.turn_ends)
-    dtype = _SAVED[model.dtype][1]  # under both names in use; references to code are left out
+    dtype = DTYPES[model.dtype].torch_name  # under both names in use; references to code are left out
     kept = {key: value for key, value in model.config.items() if key not in ("auto_map", "_name_or_path")}
     _write_json(directory / CONFIG, {**kept, "dtype": dtype, "torch_dtype": dtype})
 
@@ -115,20 +116,20 @@ def save_files(
             _move_in(fresh, out_dir, last)
 
 
-def saved_dtype(model: ModelExport) -> torch.dtype:
-    """Return the dtype of the stored weights. Raises ProgramError if a checkpoint cannot have it."""
-    if model.dtype not in _SAVED:
-        raise ProgramError(f"a checkpoint cannot be stored in {model.dtype}; fp32 and bf16 can")
-    return _SAVED[model.dtype][0]
+def saved_dtype(model: ModelExport, param: str) -> torch.dtype:
+    """Return the dtype in which a param is stored. Raises ProgramError if a checkpoint cannot have it."""
+    dtype = model.other_dtypes.get(param, model.dtype)
+    if not DTYPES[dtype].has_grad:
+        raise ProgramError(f"{param} is {dtype}: checkpoints hold weights in floating point, such as fp32 and bf16")
+    return TORCH_DTYPES[dtype]
 
 
 def stored_tensors(model: ModelExport) -> Iterator[Stored]:
     """Yield what this process has of the checkpoint's tensors."""
-    torch_dtype = saved_dtype(model)
     for m in (m for m in model.weights if m.param in model.params):
         for tensor, row in rows_of(m):
             elements = model.params[m.param].rows(row, tensor.rows)
-            yield Stored(tensor.name, elements, torch_dtype, tensor if tensor.layout else None)
+            yield Stored(tensor.name, elements, saved_dtype(model, m.param), tensor if tensor.layout else None)
 
 
 def shards_of(tensors: Sequence[WritableT], max_shard_bytes: int) -> dict[str, list[WritableT]]:

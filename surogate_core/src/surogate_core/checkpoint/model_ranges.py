@@ -28,10 +28,9 @@ def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str,
 
     `model.params` of another process has divided params only. Return {file name: hash}, as `write_model` does.
     """
-    dtype = saved_dtype(model)
     (directory / RANGES_FOLDER).mkdir(exist_ok=True)
     if process == 0:
-        whole = [SavedTensor(t.name, t.shape, dtype) for m in model.weights for t in m.tensors]
+        whole = [SavedTensor(t.name, t.shape, saved_dtype(model, m.param)) for m in model.weights for t in m.tensors]
         index = weight_index(shards_of(whole, model.max_shard_bytes))
         (directory / RANGES_FOLDER / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         write_rest(directory, model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -241,12 +241,14 @@ def _progress(resumed: Resumed) -> Progress:
 
 def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces], turn_ends: Sequence[int] = ()) -> hf.ModelExport:
     """Return the model of a run, of whose weights a process has `params`, ready to be written."""
+    dtype = plan.inputs.precision.model
     return hf.ModelExport(
         weights=plan.assembly.weights,
         params=params,
         config=run.model.saved(run.model_config),
         source_dir=run.model_dir,
-        dtype=plan.inputs.precision.model,
+        dtype=dtype,
+        other_dtypes={name: param.dtype for name, param in plan.assembly.params.items() if param.dtype != dtype},
         turn_ends=turn_ends,
     )
 

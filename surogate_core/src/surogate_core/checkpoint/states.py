@@ -24,7 +24,7 @@ def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) 
     """Return the values that a checkpoint holds besides a model whose files have the params `stored` in `stored_dtype`.
 
     These are all states except derived ones and those that every step and evaluation overwrites, and the params that
-    the model's files do not hold bit for bit.
+    the model's files lack. Also those of another dtype than the model, which the files of 0.2.0 hold rounded.
     """
     unsaved = assembly.readings | {*assembly.pending}
     return [
