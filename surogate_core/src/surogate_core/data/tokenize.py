@@ -40,6 +40,7 @@ from .cache import (
 )
 from .chat.conversation import encode_conversation
 from .chat.row_tokenizer import RowTokenizer
+from .chat.template import RenderEnded
 from .encoded import arrays_of, documents_of
 from .readers import Row
 from .sources import Source, open_source
@@ -336,6 +337,8 @@ def encode_rows(
     for row in rows:
         try:
             documents = documents_of(format_def, format_def.encode(row.values, tokenizer, options), row)
+        except RenderEnded as error:
+            raise RenderEnded(f"{row.where}: {error}") from error
         except ConfigError as error:
             if not skip_bad:
                 bad.append(ConfigError(f"{row.where}: {error}"))
