@@ -20,7 +20,7 @@ from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .columns import Columns, unused_columns
 from .pack import DocumentSpans, PackedRows, pack, split_validation
-from .readers import Wanted, missing_column, with_columns
+from .row import Wanted, missing_column, with_columns
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset

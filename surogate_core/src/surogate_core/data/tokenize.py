@@ -42,7 +42,7 @@ from .chat.conversation import encode_conversation
 from .chat.row_tokenizer import RowTokenizer
 from .chat.template import RenderEnded
 from .encoded import arrays_of, documents_of
-from .readers import Row
+from .row import Row
 from .sources import Source, open_source
 
 CHUNK_ROWS = 256

@@ -1,4 +1,4 @@
-"""What the fields of a format, as in "%5d" or "{:>5}", make of their values."""
+"""Prices of formats with fields, as in "%5d" or "{:>5}"."""
 
 from __future__ import annotations
 

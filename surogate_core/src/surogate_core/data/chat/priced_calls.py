@@ -13,25 +13,10 @@ from .growing import check, keep
 from .render_budget import ELEMENT, TURN, Budget, Overrun
 
 FREE: Final = frozenset(
-    [
-        "abs",
-        "attr",
-        "count",
-        "d",
-        "default",
-        "first",
-        "float",
-        "items",
-        "last",
-        "length",
-        "map",
-        "random",
-        "reject",
-        "rejectattr",
-        "safe",
-        "select",
-        "selectattr",
-    ]
+    (
+        *("abs", "attr", "count", "d", "default", "first", "float", "items", "last", "length", "map", "random"),
+        *("reject", "rejectattr", "safe", "select", "selectattr"),
+    )
 )
 """Filters that neither copy a value nor look into it."""
 _OF_TEXT: Final = frozenset(("capitalize", "lower", "string", "title", "trim", "upper"))

@@ -1,4 +1,4 @@
-"""What rendering one conversation may cost: processor time, work, and the size of a value.
+"""Limits of rendering one conversation: processor time, work, and the size of a value.
 
 Work is counted in characters: a text costs its length, an element of a list 8, a turn of a loop or a call 64. The clock
 is read whenever another million is spent. So no operation may be long whose size is not counted before it runs.
