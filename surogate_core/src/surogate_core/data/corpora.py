@@ -175,10 +175,14 @@ def _documents(
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
         source = _source(entry, where)
-        chosen, options = _format(source, entry, formats, config.loss_scale, where)
+        try:
+            chosen, options = _format(source, entry, formats, config.loss_scale, where)
+            columns = _columns(source)
+        except (KeyboardInterrupt, SystemExit):
+            notice(f"{where}: interrupted while the columns of the rows were counted; nothing is kept")
+            raise
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
-        columns = _columns(source)
         for column in _named(options, chosen.optional(options)):
             if column not in columns.filled:  # the key that names it is wrong
                 raise missing_column(f"{where}: path: {entry.path}", column, list(columns.filled))

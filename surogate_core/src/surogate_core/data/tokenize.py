@@ -10,11 +10,12 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -40,7 +41,7 @@ from .cache import (
 )
 from .chat.conversation import encode_conversation
 from .chat.row_tokenizer import RowTokenizer
-from .chat.template import RenderEnded
+from .chat.template import RenderEnded, end_renderings_with
 from .encoded import arrays_of, documents_of
 from .row import Row
 from .sources import Source, open_source
@@ -144,8 +145,9 @@ def _written(
                 try:
                     write(writer)
                 except (KeyboardInterrupt, SystemExit):
-                    if writer.shards:
-                        notice(f"{where}: {writer.shards:,} finished shards are kept: the next run continues there")
+                    kept = f"{writer.shards:,} finished shards are kept: the next run continues there"
+                    none = "no shard was finished, so nothing is kept: the next run starts anew"
+                    notice(f"{where}: interrupted; {kept if writer.shards else none}")
                     raise
     except OSError as error:
         raise cache_error(error, directory.parent) from error
@@ -275,11 +277,12 @@ def _write(
                 kept = done.n_tokens
             progress(done)
 
+    ended = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
             left = islice(source.rows(columns, format_def.optional(options)), done.rows, None)
             for rows in _chunks(left, columns):
-                pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad))
+                pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad, ended))
                 drain(2 * workers)
             drain(0)
             if bad:
@@ -287,6 +290,7 @@ def _write(
         except BaseException:
             for future in pending:
                 future.cancel()
+            ended.set()
             raise
 
 
@@ -325,8 +329,12 @@ def encode_rows(
     options: BaseModel,
     tokenizer: RowTokenizer,
     skip_bad: bool,
+    ended: Event | None = None,
 ) -> EncodedRows:
-    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses."""
+    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses.
+
+    ended: set if nobody waits for the result any more.
+    """
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
@@ -334,7 +342,10 @@ def encode_rows(
     bad: list[ConfigError] = []
     places: list[tuple[int, int]] = []
     n_bytes = empty = 0
+    end_renderings_with(ended)
     for row in rows:
+        if ended is not None and ended.is_set():
+            raise CancelledError
         try:
             documents = documents_of(format_def, format_def.encode(row.values, tokenizer, options), row)
         except RenderEnded as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from threading import Event
 from typing import Any, Final
 
 SECONDS: Final = 10
@@ -18,7 +19,7 @@ LARGEST: Final = 1 << 24
 MOST_WORK: Final = 1 << 28
 """Work of one rendering, beside `_PER_CHARACTER`."""
 _PER_CHARACTER: Final = (8, 1024)
-"""What each character of the messages and tools adds to `LARGEST` and `MOST_WORK`: long rows need more."""
+"""Added to `LARGEST` and `MOST_WORK` for each character of the messages and tools: long rows need more."""
 TURN: Final = 64
 ELEMENT: Final = 8
 _SLICE: Final = 1 << 20
@@ -29,22 +30,23 @@ class Overrun(Exception):
 
 
 class Budget:
-    """What is left for the rendering that began with `start`. One thread renders at a time.
+    """Work that is left for the rendering that began with `start`. One thread renders at a time.
 
     trees: ids of lists and objects of the row, in which nothing is held twice.
     left: work until the limits are compared again. Who spends often subtracts from it in place, and calls `refill` if
     it is below 0.
     """
 
-    __slots__ = ("_given", "_largest", "_most", "_spent", "_started", "left", "trees")
+    __slots__ = ("_ended", "_given", "_largest", "_most", "_spent", "_started", "left", "trees")
 
     def __init__(self) -> None:
         self.start(None)
 
-    def start(self, given: Any) -> None:
-        """Begin a rendering of `given`, the messages and tools."""
+    def start(self, given: Any, ended: Event | None = None) -> None:
+        """Begin a rendering of `given`, the messages and tools. ended: set by another thread to end it."""
         self._given, self._largest, self._most = given, LARGEST, MOST_WORK
         self._spent, self.left = 0, _SLICE
+        self._ended = ended
         self.trees: set[int] = set()
         self._started: float | None = None  # the first million takes no time, and reading the clock does
 
@@ -58,6 +60,8 @@ class Budget:
         """Compare what is spent with the limits. size: of the last operation, already counted. Raises Overrun."""
         self._spent += _SLICE - self.left
         self.left = _SLICE
+        if self._ended is not None and self._ended.is_set():
+            raise Overrun("it was interrupted")
         self.fits(size)
         if self._spent > self._most:
             self._widen()

@@ -34,6 +34,7 @@ _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
 # nothing.
 _LOCK = threading.Lock()
 _BUDGET = Budget()
+_THREAD = threading.local()
 
 
 class RenderEnded(ConfigError):
@@ -74,6 +75,11 @@ _CALLED = {
 }
 _RESULT = {"role": "tool", "content": "b", "tool_call_id": "abcdefghi", "name": _WORDS[0]}
 _ANSWER = {"role": "assistant", "content": "c"}
+
+
+def end_renderings_with(event: threading.Event | None) -> None:
+    """End renderings of this thread once `event` is set: nobody waits for them any more. None: not."""
+    _THREAD.ended = event
 
 
 @functools.cache
@@ -153,7 +159,7 @@ class ChatTemplate:
         settings: dict[str, Any] = {**self._special_tokens, **how}
         try:
             with _LOCK:
-                _BUDGET.start((messages, tools))
+                _BUDGET.start((messages, tools), getattr(_THREAD, "ended", None))
                 rendered: Any = _renderer()(
                     [list(messages)],
                     tools=list(tools) if tools else None,
