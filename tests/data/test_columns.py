@@ -24,7 +24,7 @@ from surogate_core.data import corpora
 from surogate_core.data.columns import Columns, unused_columns
 from surogate_core.data.corpora import load_corpora
 from surogate_core.data.loader import Loader
-from surogate_core.data.readers import Row
+from surogate_core.data.row import Row
 from surogate_core.data.sources import FileSource, count_columns
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError

@@ -39,6 +39,9 @@ from .values import (
     recompute_word,
 )
 
+MAX_ROW_BYTES: Final = 1 << 26
+MAX_DOCUMENT_BYTES: Final = 1 << 31
+
 
 class DatasetEntry(Keys):
     """One entry of `datasets:` or `validation_datasets:`. The keys of the dataset's type stand in the same mapping."""
@@ -53,6 +56,10 @@ class DatasetEntry(Keys):
     )
     bad_rows: Literal["error", "skip"] = Field(
         "error", description="A row that its type refuses: error (all are counted, the first named), or skip it."
+    )
+    max_row_bytes: Bytes = Field(MAX_ROW_BYTES, description="Largest row of a file, decompressed; others are refused.")
+    max_document_bytes: Bytes = Field(
+        MAX_DOCUMENT_BYTES, description="Largest .txt file that is one document, decompressed; others are refused."
     )
     options: dict[str, Any] = Field({}, description="The keys of the type, validated by it.", exclude=True)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .readers import Row, without_nulls
+from .parquet import without_nulls
+from .row import Row
 
 if TYPE_CHECKING:
     import pyarrow

@@ -23,7 +23,7 @@ from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .columns import Columns, unused_columns
 from .pack import DocumentSpans, PackedRows, pack, split_validation
-from .readers import Wanted, missing_column, with_columns
+from .row import Wanted, missing_column, with_columns
 from .row_hashes import caches_hash
 from .saved_tokens import SavedCaches, SavedTokens, with_saved
 from .sources import Source, count_columns, open_source
@@ -213,11 +213,15 @@ def _documents(
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
         source = _source(entry, where)
-        chosen, options = _format(source, entry, formats, config.loss_scale, where, notice)
+        try:
+            chosen, options = _format(source, entry, formats, config.loss_scale, where, notice)
+            columns = _columns(source, notice)
+        except (KeyboardInterrupt, SystemExit):
+            notice(f"{where}: interrupted while the columns of the rows were counted; nothing is kept")
+            raise
         _refuse_unread_variables(tokenizer, options, where)
         strategy = config.truncation_strategy or chosen.truncation
         asked.check(chosen, formats.values(), where, strategy)
-        columns = _columns(source, notice)
         for column in _named(options, chosen.optional(options)):
             if column not in columns.filled:  # the key that names it is wrong
                 raise missing_column(f"{where}: path: {entry.path}", column, list(columns.filled))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..api import DatasetFormatDef, Encoded
 from ..errors import PluginError
-from .readers import Row
+from .row import Row
 from .tokenizer import Tokenizer
 
 

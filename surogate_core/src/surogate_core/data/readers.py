@@ -10,45 +10,41 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ConfigError
-from .repeated_keys import RepeatedKey, first_repeated, unique_keys
+from .parquet import read_parquet
+from .repeated_keys import RepeatedKey, unique_keys
+from .row import Largest, Row, Wanted, refuse_repeated_columns, with_columns
 
 CHUNK_BYTES = 1 << 20
-PARQUET_ROWS = 1024
 
 _VALUES = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a dataset. where: its place for messages ("train.jsonl:17"), `Source.place` of `file` and `number`."""
-
-    where: str
-    values: Mapping[str, Any]
-    number: int
-    file: int = 0
-
-
 def read_file(
-    path: Path, columns: Sequence[str] | None, sample_by: str = "document", optional: Sequence[str] = ()
+    path: Path,
+    columns: Sequence[str] | None,
+    sample_by: str = "document",
+    optional: Sequence[str] = (),
+    largest: Largest | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of `path`, each with at least `columns`; None: all columns.
 
     sample_by: what a row of a .txt file is. A missing column becomes None if it is in `optional`. Raises ConfigError
-    if the file is empty, damaged, or not UTF-8, has two columns of one name, or lacks a column that is not optional.
+    if the file is empty, damaged, or not UTF-8, has two columns of one name, lacks a column that is not optional, or
+    has a row that is larger than `largest`.
     """
     reader = _READERS[kind_of(path)]
     if reader is not _read_txt and sample_by != "document":
         raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
-    wanted = Wanted(columns or (), optional, sample_by)
+    wanted = Wanted(columns or (), optional, sample_by, largest or Largest())
     count = 0
     try:
         if path.stat().st_size == 0:
@@ -64,50 +60,12 @@ def read_file(
         raise ConfigError(f"{path}: contains no rows. Remove it, or create it again.")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Columns to read from a file. columns: empty for all. optional: columns that a row may lack."""
-
-    columns: Sequence[str] = ()
-    optional: Sequence[str] = ()
-    sample_by: str = "document"
-
-    def refuse_missing(self, where: str, available: Sequence[str]) -> None:
-        for column in self.columns:
-            if column not in available and column not in self.optional:
-                raise missing_column(where, column, available)
-
-
-def with_columns(row: Row, wanted: Wanted) -> Row:
-    """Return the row with None in optional columns that it lacks. Raises ConfigError if it lacks another."""
-    absent = [column for column in wanted.columns if column not in row.values]
-    if not absent:
-        return row
-    wanted.refuse_missing(row.where, list(row.values))
-    return replace(row, values={**row.values, **dict.fromkeys(absent)})
-
-
 def kind_of_value(value: object) -> str:
     """Return what a cell holds, for messages."""
     return "null" if value is None else f"{_VALUES.get(type(value), type(value).__name__)} ({str(value)[:40]})"
 
 
-def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
-    names = ", ".join(str(name) for name in available) or "none"
-    return ConfigError(
-        f"{where}: no column {column!r}. Available: {names}. Set the entry's key for it (such as text_field or "
-        "messages_field) to one of them."
-    )
-
-
-def refuse_repeated_columns(where: str, names: Sequence[str]) -> None:
-    """Raise ConfigError if a table has two columns of one name: only one of them could be read."""
-    repeated = first_repeated(names)
-    if repeated is not None:
-        raise ConfigError(f"{where}: column {repeated!r} appears twice. Rename or remove one of them.")
-
-
-def _decode(data: bytes, where: str) -> str:
+def _decode(data: bytes | bytearray, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -134,9 +92,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise ConfigError(f"{path}: damaged or cut off: {error}. Create or download it again.") from error
 
 
-def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
+def _lines(file: BinaryIO, path: Path, largest: Largest) -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line with its line break) of a UTF-8 file; a byte order mark is dropped."""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(partial(file.readline, largest.row + 1), b""), 1):
+        if len(line) > largest.row:
+            largest.refuse_row(f"{path}:{number}", len(line))
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         yield number, _decode(line, f"{path}:{number}")
@@ -145,31 +105,47 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
 def _read_txt(path: Path, wanted: Wanted) -> Iterator[Row]:
     if wanted.sample_by == "document":
         with _opened(path) as file:
-            yield Row(str(path), {"text": _decode(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))}, 0)
+            yield Row(str(path), {"text": _document(file, path, wanted.largest.document)}, 0)
         return
     with _opened(path) as file:
         if wanted.sample_by == "line":
-            for number, line in _lines(file, path):
+            for number, line in _lines(file, path, wanted.largest):
                 if text := line.rstrip("\r\n"):
                     yield Row(f"{path}:{number}", {"text": text}, number)
         else:
-            yield from _paragraphs(_lines(file, path), path)
+            yield from _paragraphs(_lines(file, path, wanted.largest), path, wanted.largest)
 
 
-def _paragraphs(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Row]:
-    start, held = 0, list[str]()
+def _document(file: BinaryIO, path: Path, most: int) -> str:
+    """Return the text of a whole file. It is decompressed in chunks, until it is too large."""
+    data = bytearray()
+    while chunk := file.read(CHUNK_BYTES):
+        data += chunk
+        if len(data) > most:
+            raise ConfigError(
+                f"{path}: the document has more than {most:,} bytes (max_document_bytes). Set sample_by to line or "
+                "paragraph, split the file, or raise max_document_bytes of the entry: it is held in memory whole."
+            )
+    return _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path))
+
+
+def _paragraphs(lines: Iterator[tuple[int, str]], path: Path, largest: Largest) -> Iterator[Row]:
+    start, held, size = 0, list[str](), 0
     for number, line in chain(lines, [(0, "")]):
         if line.strip():
             start = start if held else number
             held.append(line)
+            size += len(line)
+            if size > largest.row:
+                largest.refuse_row(f"{path}:{start}", size)
         elif held:
             yield Row(f"{path}:{start}", {"text": "".join(held).rstrip("\r\n")}, start)
-            held = []
+            held, size = [], 0
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
     with _opened(path) as file:
-        for number, line in _lines(file, path):
+        for number, line in _lines(file, path, wanted.largest):
             if not line.strip():
                 continue
             where = f"{path}:{number}"
@@ -193,7 +169,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
     """Read an array of objects or, if the first character is not "[", one object per line."""
-    return _read_json_array(path) if _is_array(path) else _read_jsonl(path, wanted)
+    return _read_json_array(path, wanted.largest) if _is_array(path) else _read_jsonl(path, wanted)
 
 
 def _is_array(path: Path) -> bool:
@@ -201,7 +177,7 @@ def _is_array(path: Path) -> bool:
         return file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _read_json_array(path: Path) -> Iterator[Row]:
+def _read_json_array(path: Path, largest: Largest) -> Iterator[Row]:
     """Yield the elements of a top-level array, with one chunk of the file in memory at a time."""
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     with _opened(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
@@ -216,6 +192,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
             try:
                 value, end = decoder.raw_decode(text, at)
             except (ValueError, RecursionError) as error:
+                largest.refuse_row(f"{path}[{index}]", len(text) - at - CHUNK_BYTES)
                 more = _read_text(file, path, max(CHUNK_BYTES, len(text)))  # doubling: linear even for a huge element
                 if not more:
                     line += text.count("\n", 0, at)
@@ -229,6 +206,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
             except RepeatedKey as error:
                 raise ConfigError(f"{path}[{index}]: {error}. Correct or remove the element.") from error
             where = f"{path}[{index}]"
+            largest.refuse_row(where, end - at)
             yield Row(where, _object(value, where), index)
             at, index = end, index + 1
 
@@ -254,7 +232,7 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
 def _read_csv(path: Path, wanted: Wanted) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the default limit of 128 KiB is shorter than many documents
     with _opened(path) as file:
-        lines = (line for _, line in _lines(file, path))
+        lines = _lines_of_row(_lines(file, path, wanted.largest), path, wanted.largest, taken := [0])
         first = next(lines, "")
         delimiter = "\t" if kind_of(path).startswith(".tsv") else ";" if ";" in first and "," not in first else ","
         reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
@@ -262,6 +240,7 @@ def _read_csv(path: Path, wanted: Wanted) -> Iterator[Row]:
             header = next(reader, [])
             refuse_repeated_columns(str(path), header)
             for cells in reader:
+                taken[0] = 0
                 where = f"{path}:{reader.line_num}"
                 if not cells:
                     continue
@@ -275,69 +254,13 @@ def _read_csv(path: Path, wanted: Wanted) -> Iterator[Row]:
             raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}. Correct or remove the line.") from error
 
 
-def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
-    number = 0
-    with _naming_parquet(path):
-        for batch in _batches(path, wanted):
-            for values in _cells(batch, f"{path} rows {number} to {number + batch.num_rows - 1}"):
-                yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()}, number)
-                number += 1
-
-
-def _cells(batch: Any, where: str) -> Any:
-    """Return a record batch as a list of dicts. A map, which Spark writes for an object, is a dict too."""
-    try:
-        return batch.to_pylist(maps_as_pydicts="strict")
-    except (KeyError, ValueError) as error:  # inside of a struct the second
-        if isinstance(error, ValueError) and "duplicate" not in str(error):
-            raise
-        raise ConfigError(f"{where}: a map has a key twice. Correct or remove such rows.") from error
-
-
-def read_parquet_tables(path: Path) -> Iterator[Any]:
-    """Yield all columns of a parquet file as Arrow record batches, without creating a Python object per cell.
-
-    Raises ConfigError if the file is damaged, has two columns of one name, or pyarrow is not installed.
-    """
-    with _naming_parquet(path):
-        yield from _batches(path, Wanted())
-
-
-def _batches(path: Path, wanted: Wanted) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        available = file.schema_arrow.names
-        refuse_repeated_columns(str(path), available)
-        wanted.refuse_missing(str(path), available)
-        columns = [name for name in wanted.columns if name in available]
-        yield from file.iter_batches(batch_size=PARQUET_ROWS, columns=columns or None)
-
-
-@contextmanager
-def _naming_parquet(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow into ConfigError. Some, as for invalid UTF-8, are raised only when a cell is read."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: reading parquet needs pyarrow: {error}. Install it (pip install pyarrow)."
-        ) from error
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: not parquet, or damaged: {error}. Create or download it again.") from error
-
-
-def without_nulls(cell: Any) -> Any:
-    """Drop the null keys of a table's cell, at any depth; a cell that is null itself is returned unchanged.
-
-    In a table, a struct has the keys of all rows, and null for those that the row does not have.
-    """
-    if isinstance(cell, dict):
-        return {key: without_nulls(value) for key, value in cell.items() if value is not None}
-    return [without_nulls(value) for value in cell] if isinstance(cell, list) else cell
+def _lines_of_row(lines: Iterator[tuple[int, str]], path: Path, largest: Largest, taken: list[int]) -> Iterator[str]:
+    """Yield the lines. taken: their size since a row was complete, as a quoted cell may have many."""
+    for number, line in lines:
+        taken[0] += len(line)
+        if taken[0] > largest.row:
+            largest.refuse_row(f"{path}:{number}", taken[0])
+        yield line
 
 
 _Reader = Callable[[Path, Wanted], Iterator[Row]]
@@ -347,7 +270,7 @@ _PLAIN: dict[str, _Reader] = {
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_csv,
-    ".parquet": _read_parquet,
+    ".parquet": read_parquet,
 }
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
 """Suffix of a compressed file -> the module that reads it. That of pyarrow notices if the file is cut off."""
@@ -359,7 +282,7 @@ READABLE = f"{', '.join(_PLAIN)}, or compressed ({', '.join(COMPRESSED)}; not .p
 def place(path: Path, number: int) -> str:
     """Return `Row.where` of the row of a file that has a number."""
     reader = _READERS[kind_of(path)]
-    if reader is _read_parquet:
+    if reader is read_parquet:
         return f"{path} row {number}"
     if reader is _read_json and _is_array(path):
         return f"{path}[{number}]"

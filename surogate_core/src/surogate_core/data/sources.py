@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,9 @@ from ..hub.files import find_local, hub_remedy, looks_like_repo
 from ..machine.progress import print_notice
 from ..machine.replaced_file import replaced
 from .columns import Columns
-from .readers import KINDS, READABLE, Row, kind_of, missing_column, place, read_file, read_parquet_tables, without_nulls
+from .parquet import read_parquet_tables, without_nulls
+from .readers import KINDS, READABLE, kind_of, place, read_file
+from .row import Largest, Row, missing_column
 
 HUB_ROWS = 1024
 _MOST_NAMES = 5
@@ -62,7 +64,8 @@ def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "
             f"{where}: split: {entry.split} is for Hub datasets, but {entry.path} is local. "
             "Name the files of the split in path."
         )
-    return FileSource(tuple(files), sample_by, entry.samples, tuple(others))
+    largest = Largest(entry.max_row_bytes, entry.max_document_bytes)
+    return FileSource(tuple(files), sample_by, entry.samples, tuple(others), largest)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class FileSource:
     samples: int | None
     others: tuple[Path, ...] = ()
     """Files of the same directory whose kind cannot be read."""
+    largest: Largest = field(default_factory=Largest)
 
     def content_hash(self) -> str:
         """Return a sha256 over the kind and the bytes of each file; names and locations do not matter."""
@@ -86,7 +90,7 @@ class FileSource:
         return hashlib.sha256("\n".join([*digests, self.sample_by, str(self.samples)]).encode()).hexdigest()
 
     def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
-        read = partial(read_file, columns=columns, sample_by=self.sample_by, optional=optional)
+        read = partial(read_file, columns=columns, sample_by=self.sample_by, optional=optional, largest=self.largest)
         every = (replace(row, file=file) for file, path in enumerate(self.files) for row in read(path))
         return itertools.islice(every, self.samples)
 
@@ -100,7 +104,7 @@ class FileSource:
                 columns.add_row(row)
             return columns
         for path in self.files:
-            for batch in read_parquet_tables(path):
+            for batch in read_parquet_tables(path, self.largest):
                 columns.add_table(batch if self.samples is None else batch.slice(0, self.samples - columns.rows))
                 if columns.rows == self.samples:
                     return columns

@@ -6,11 +6,12 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,10 @@ from .cache import (
 )
 from .chat.conversation import CONVERSATION
 from .chat.row_tokenizer import RowTokenizer
+from .chat.template import RenderEnded, end_renderings_with
 from .encoded import arrays_of, documents_of
 from .old_caches import name_before
-from .readers import Row
+from .row import Row
 from .skipped_rows import cause
 from .sources import Source, open_source
 from .token_writer import Counts, TokenWriter
@@ -147,8 +149,9 @@ def _written(
                 try:
                     write(writer)
                 except (KeyboardInterrupt, SystemExit):
-                    if writer.shards:
-                        notice(f"{where}: {writer.shards:,} finished shards are kept: the next run continues there")
+                    kept = f"{writer.shards:,} finished shards are kept: the next run continues there"
+                    none = "no shard was finished, so nothing is kept: the next run starts anew"
+                    notice(f"{where}: interrupted; {kept if writer.shards else none}")
                     raise
     except OSError as error:
         raise cache_error(error, directory.parent) from error
@@ -255,11 +258,12 @@ def _write(
                 kept = done.n_tokens
             progress(done)
 
+    ended = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
             left = islice(source.rows(columns, format_def.optional(options)), done.rows, None)
             for rows in _chunks(left, columns):
-                pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad))
+                pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad, ended))
                 drain(2 * workers)
             drain(0)
             if bad:
@@ -267,6 +271,7 @@ def _write(
         except BaseException:
             for future in pending:
                 future.cancel()
+            ended.set()
             raise
 
 
@@ -305,8 +310,12 @@ def encode_rows(
     options: BaseModel,
     tokenizer: RowTokenizer,
     skip_bad: bool,
+    ended: Event | None = None,
 ) -> EncodedRows:
-    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses."""
+    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses.
+
+    ended: set if nobody waits for the result any more.
+    """
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
@@ -314,9 +323,14 @@ def encode_rows(
     bad: list[ConfigError] = []
     places: list[tuple[int, int]] = []
     n_bytes = empty = 0
+    end_renderings_with(ended)
     for row in rows:
+        if ended is not None and ended.is_set():
+            raise CancelledError
         try:
             documents = documents_of(format_def, format_def.encode(row.values, tokenizer, options), row)
+        except RenderEnded as error:
+            raise RenderEnded(f"{row.where}: {error}") from error
         except ConfigError as error:
             if not skip_bad:
                 bad.append(ConfigError(f"{row.where}: {error}"))

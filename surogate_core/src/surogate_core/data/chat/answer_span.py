@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import ConfigError
-from .template import ChatTemplate, Message, Span
+from .template import ChatTemplate, Message, RenderEnded, Span
 
 MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endgeneration %}"
 OTHER_TEMPLATE = "To train such rows, put another chat_template.jinja into the model's folder"
@@ -261,6 +261,8 @@ class RenderedChat:
         """Return the rendering; None if the template refuses these messages."""
         try:
             return self.template.render(messages, self.tools, prompt=prompt)
+        except RenderEnded:
+            raise
         except ConfigError:
             return None
 

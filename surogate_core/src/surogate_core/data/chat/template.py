@@ -9,10 +9,11 @@ uses the first form that the template writes.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...hub.files import TEMPLATE_DIRECTORY
+from .render_budget import Budget, Overrun
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -30,10 +32,18 @@ _SET_BY_RENDERING = (
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("conversations", "chat_template", "return_assistant_tokens_mask"),
 )
+_LONGEST = 1000
+"""Characters of a template's own message that are shown."""
 _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
 # The engine stores the spans of a rendering in the shared compiled template. Rendering holds the GIL, so the lock costs
 # nothing.
 _LOCK = threading.Lock()
+_BUDGET = Budget()
+_THREAD = threading.local()
+
+
+class RenderEnded(ConfigError):
+    """A rendering was ended because it cost too much. Another row would end the same way: nothing goes on after it."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,18 @@ _CALLED = {
 }
 _RESULT = {"role": "tool", "content": "b", "tool_call_id": "abcdefghi", "name": _WORDS[0]}
 _ANSWER = {"role": "assistant", "content": "c"}
+
+
+def end_renderings_with(event: threading.Event | None) -> None:
+    """End renderings of this thread once `event` is set: nobody waits for them any more. None: not."""
+    _THREAD.ended = event
+
+
+@functools.cache
+def _renderer() -> Callable[..., Any]:
+    from .bounded_engine import bounded_renderer
+
+    return bounded_renderer(_BUDGET)
 
 
 class ChatTemplate:
@@ -160,6 +182,8 @@ class ChatTemplate:
         """Return whether the template writes the call of `messages` in this form, and does not write "None"."""
         try:
             text = self._render([form.of(message) for message in messages], tools)[0]
+        except RenderEnded:
+            raise
         except ConfigError:
             return False
         return all(word in text for word in _WORDS) and "None" not in text
@@ -167,21 +191,25 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None, **how: bool
     ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         settings: dict[str, Any] = {**self._special_tokens, **self._variables, **how}
         try:
             with _LOCK:
-                rendered: Any = render_jinja_template(
+                _BUDGET.start((messages, tools), getattr(_THREAD, "ended", None))
+                rendered: Any = _renderer()(
                     [list(messages)],
                     tools=list(tools) if tools else None,
                     chat_template=self._source(tools),
                     **settings,
                 )
+        except Overrun as error:
+            raise RenderEnded(
+                f"{self.where}: rendering was ended: {error}. Put another chat_template.jinja into the model's folder, "
+                "or remove the row."
+            ) from error
         except Exception as error:  # raised by the template itself, or any exception of Jinja
             raise ConfigError(
-                f"{self.where} refuses these messages: {type(error).__name__}: {error}. Remove such rows, or use "
-                "another template."
+                f"{self.where} refuses these messages: {type(error).__name__}: {str(error)[:_LONGEST]}. "
+                "Remove such rows, or use another template."
             ) from error
         texts, spans = rendered
         return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if spans else []
