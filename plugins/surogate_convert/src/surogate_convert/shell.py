@@ -33,7 +33,7 @@ _TRAINS: Mapping[str, frozenset[str]] = {
 """Program of a tool -> its commands that train; none: it has no commands."""
 
 _NAMED = {"train", *_TRAINS["trl"], "reward_modeling", "online_dpo", "xpo", "nash_md", "gkd", "bco", "prm"}
-"""What is trained, as a command of a program or the name of one of its scripts."""
+"""Kinds of training, as a command of a program or the name of one of its scripts."""
 
 
 def read_command(path: Path, text: str) -> Source:

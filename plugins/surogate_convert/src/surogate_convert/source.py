@@ -1,4 +1,4 @@
-"""What was read of a file of another trainer."""
+"""The values that were read of a file of another trainer."""
 
 from __future__ import annotations
 
