@@ -1,4 +1,4 @@
-"""Why rows are skipped: errors of many rows as a few causes, which do not quote the rows."""
+"""Causes of skipped rows: the errors of many rows as a few lines, which do not quote the rows."""
 
 from __future__ import annotations
 
