@@ -152,7 +152,7 @@ _PARTIAL = "partial_rotary_factor"
 def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None) -> Rope:
     """`head_dim`: the number of elements that are rotated."""
     _refuse_unbuilt(config)
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    key = _counts(config)
     given: Mapping[str, Any] = config.get(key) or {}
     within = f"{key}."
     if "rope_theta" in given:
@@ -191,11 +191,14 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
 
 
 def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield the mappings that may have RoPE parameters, each with its prefix in messages."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(config.get(key), Mapping):
-            yield config[key], f"{key}."
+    """Yield the mapping that counts, if it is one, and the config itself, each with its prefix in messages."""
+    if isinstance(config.get(key := _counts(config)), Mapping):
+        yield config[key], f"{key}."
     yield config, ""
+
+
+def _counts(config: Mapping[str, Any]) -> str:
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
 
 
 def _factor(given: Mapping[str, Any], within: str) -> float:
