@@ -58,7 +58,7 @@ class Result(TrainResult):
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback or a signal ended the run early. It is saved; outputs are written unless it was a signal."""
+        """Whether a callback or a signal ended the run early. It is saved; outputs are written but after a signal."""
         return self.signal_exit != 0 or self.steps < self.total_steps
 
     @cached_property

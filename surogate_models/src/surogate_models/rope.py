@@ -7,10 +7,12 @@ is a scaling, `rope_scaling: {type or rope_type, ...}`. The scaling is an attrib
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
+
+from surogate_core.api import RowChoice
 
 from .config_json import invalid, is_given, read_bool, read_int, read_positive
 
@@ -97,6 +99,27 @@ class Rope:
             return self
         short = seq_len <= self.scaling.original_positions
         return replace(self, scaling=Divided(self.scaling.short if short else self.scaling.long))
+
+
+def long_rope_of_rows(config: Mapping[str, Any], ropes: Iterable[Rope], length: int) -> RowChoice | None:
+    """Return the factors of LongRoPE for rows of `length` tokens; None if all documents in them have the short ones."""
+    original = min((r.scaling.original_positions for r in ropes if isinstance(r.scaling, LongRope)), default=length)
+    if length <= original:
+        return None
+    says = (
+        f"LongRoPE: sequence_len: {length} is above original_max_position_embeddings ({original}), so the long factors "
+        f"are those of all documents; transformers takes the short ones for texts of up to {original} tokens. With "
+        f"sequence_len: {original} or less both take the short ones."
+    )
+    return RowChoice(says, {key: _always_long(value) for key, value in config.items()})
+
+
+def _always_long(value: Any) -> Any:
+    """Return a value of config.json in which mappings with long factors have no others."""
+    if not isinstance(value, Mapping):
+        return value
+    long = {"short_factor": value["long_factor"]} if value.get("long_factor") else {}
+    return {**{key: _always_long(entry) for key, entry in value.items()}, **long}
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:

@@ -88,16 +88,21 @@ def observe(
 def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     """Load the weights of the checkpoint, or those that our side drew, with the config of the model's files.
 
+    What the program chooses by the length of its rows is chosen so here too (`ModelDef.row_choice`).
+
     The run's `rope_scaling` is set as a user of transformers sets it, so that a wrongly rewritten config.json shows.
     """
     import transformers
     from transformers import __version__ as version
 
     definition, original = subject.plan.inputs.model, read_config(subject.run.model_dir)
+    choice = definition.row_choice(subject.run.model_config, subject.plan.inputs.seq_len)
     model_dir = scratch / "model" if (scratch / "model").exists() else subject.run.model_dir
     config = scratch / "config"
     config.mkdir(exist_ok=True)
-    (config / "config.json").write_text(json.dumps(definition.saved(original)), encoding="utf-8")
+    (config / "config.json").write_text(
+        json.dumps(definition.saved(choice.config if choice else original)), encoding="utf-8"
+    )
     try:
         kind, given = getattr(transformers, definition.loaded_by), transformers.AutoConfig.from_pretrained(config)
         if scaling := subject.run.config.rope_scaling:

@@ -304,6 +304,8 @@ def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | N
 def _remarks(run: Run, plan: Plan) -> Iterator[str]:
     """Yield the lines of `Plan.overridden`, also about an optimizer whose states every rank holds whole."""
     yield from run.loaded.notices
+    if choice := run.model.row_choice(run.model_config, run.config.sequence_len):
+        yield choice.says
     for name, key in DTYPE_KEYS.items():
         asked, used = getattr(run.config.precision_request, f"{name}_dtype"), getattr(plan.inputs.precision, name)
         if asked is not None and asked != used:

@@ -1,4 +1,4 @@
-"""What ends a run early: Ctrl-C, SIGTERM and SIGHUP, or a listener. SIGUSR1 saves a checkpoint.
+"""Ends of a run before its last step: by Ctrl-C, SIGTERM and SIGHUP, or a listener. SIGUSR1 saves a checkpoint.
 
 The first Ctrl-C, SIGTERM or SIGHUP (a dropped connection) asks the loop to finish the current step or batch of an
 evaluation, save and stop. The second ends the process at once. SIGUSR1 asks the loop to save after the current step and
