@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoConfig
 
 from surogate_core.config.rope_scaling import with_rope_scaling
+from surogate_core.errors import ConfigError
 
-from .harness import PlannedModel, hf_loss_sum, packed_documents, random_hf_model, tiny_config, valid_tokens
+from .harness import MODELS, PlannedModel, hf_loss_sum, packed_documents, random_hf_model, tiny_config, valid_tokens
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 BY_LAYER_TYPE = {
@@ -66,3 +67,29 @@ def test_a_rescaled_model_has_the_rope_and_the_first_loss_of_transformers(case: 
     scale = 1 / valid_tokens(documents)
     expected = float(hf_loss_sum(theirs, documents).detach()) * scale
     assert ours.micro_step(rows, scale) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+def test_a_scaling_that_transformers_ignores_is_refused(family: str) -> None:
+    given = {"type": "linear", "factor": 8.0}
+    config = tiny_config(**WINDOWS, model_type=family, rope_parameters=None, rope_scaling=given)
+    theirs = AutoConfig.for_model(**deepcopy(config)).rope_parameters
+    assert theirs["full_attention"]["rope_type"] == "default"
+    with pytest.raises(ConfigError, match=r"rope_scaling.type: is ignored by transformers 5 .* name it rope_type"):
+        MODELS[family].dims(config)
+
+
+def test_original_positions_that_transformers_does_not_read_are_refused() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    mapping = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    config = tiny_config(model_type="phi3", hidden_size=64, rope_parameters=mapping)
+    theirs = AutoConfig.for_model(**deepcopy(config)).rope_parameters
+    assert theirs["original_max_position_embeddings"] == 4096
+    with pytest.raises(ConfigError, match=r"original_max_position_embeddings: transformers takes 4096 unless"):
+        MODELS["phi3"].dims(config)
+    assert MODELS["phi3"].dims(config | {"original_max_position_embeddings": 64})
+
+
+def test_a_null_activation_is_refused_as_transformers_refuses_it() -> None:
+    with pytest.raises(ConfigError, match="hidden_activation: must be gelu_pytorch_tanh"):
+        MODELS["gemma3_text"].dims(tiny_config(**GEMMA, rope_parameters=None, hidden_activation=None))

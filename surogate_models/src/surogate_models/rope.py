@@ -164,6 +164,10 @@ def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str,
     scaling = (config.get("rope_scaling") or {}) if scaled else {}
     if not isinstance(scaling, Mapping):
         raise invalid("rope_scaling", "must be a mapping", scaling)
+    if "type" in scaling and "rope_type" not in scaling:
+        raise invalid(
+            "rope_scaling.type", "is ignored by transformers 5 in this family; name it rope_type", scaling["type"]
+        )
     own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
     rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
     return read_rope({**rest, "rope_parameters": own}, head_dim)
