@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "max_position_embeddings":
 """Values of transformers for missing keys, where they are not those of all families."""
 
 _ORIGINAL_POSITIONS = 4096
-"""What transformers takes for a config without a length of the pre-training, whatever the RoPE mapping says."""
+"""Length of the pre-training that transformers takes for a config without one, whatever the RoPE mapping says."""
 
 
 @dataclass(frozen=True, kw_only=True)

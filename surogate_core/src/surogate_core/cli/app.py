@@ -194,7 +194,7 @@ def merge(
 
 @app.command(
     help="Write a model with its matrices in a weight format, which a key selects.",
-    epilog=_examples("quantize Qwen/Qwen3-8B model-4bit --set qlora_bnb=true"),
+    epilog=_examples("quantize MODEL OUTPUT --set KEY=true"),
 )
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
