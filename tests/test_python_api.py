@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,15 +56,53 @@ def test_a_run_returns_its_losses_and_folders_and_reports_each_step(config: dict
     assert (result.output_dir / "model.safetensors").exists()
 
 
-def test_a_callback_that_returns_true_ends_the_run_saved_and_it_resumes(config: dict[str, Any]) -> None:
-    def enough(report: object) -> bool:
-        return isinstance(report, surogate.StepReport) and report.step == 1
+def after_the_first_step(report: object) -> bool:
+    return isinstance(report, surogate.StepReport) and report.step == 1
 
-    result = surogate.train(config, callback=enough, notice=quiet)
-    assert result.stopped and 1 <= result.steps < 3
-    assert not (result.output_dir / "model.safetensors").exists()
+
+def test_a_callback_that_returns_true_finishes_the_run_and_it_resumes(config: dict[str, Any]) -> None:
+    result = surogate.train(config, callback=after_the_first_step, notice=quiet)
+    assert result.stopped and 1 <= result.steps < 3 and result.signal_exit == 0
+    assert (result.output_dir / "model.safetensors").exists() and (result.output_dir / "README.md").exists()
+    assert [step for step, *_ in result.evaluations] == [result.steps]
+    assert result.commands and (result.checkpoint_dir / f"step_{result.steps:08d}").is_dir()
+    straight = surogate.train(config, notice=quiet, output_dir=f"{result.output_dir}-straight")
     rest = surogate.train(config, notice=quiet, resume_from_checkpoint=True)
-    assert rest.steps == 3 and not rest.stopped and len(rest.losses) == 3
+    assert rest.steps == 3 and not rest.stopped and rest.losses == straight.losses
+    weights = [(found.output_dir / "model.safetensors").read_bytes() for found in (rest, straight)]
+    assert weights[0] == weights[1]
+
+
+def test_a_callback_can_stop_a_run_by_its_evaluation_loss_and_at_its_last_step(config: dict[str, Any]) -> None:
+    at_evaluation = surogate.train(
+        config, callback=lambda report: isinstance(report, surogate.EvalReport), notice=quiet
+    )
+    assert (at_evaluation.steps, at_evaluation.stopped) == (2, True)
+    assert [step for step, *_ in at_evaluation.evaluations] == [2]
+    config["output_dir"] += "-last"
+    at_the_end = surogate.train(config, callback=lambda report: report.step == 3, notice=quiet)
+    assert (at_the_end.steps, at_the_end.stopped) == (3, False) and at_the_end.commands
+
+
+def test_a_stopped_adapter_is_written_and_an_interrupted_run_names_no_outputs(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = surogate.train(config, callback=after_the_first_step, notice=quiet)
+    tokenizer = [ROOT / "examples/tiny-qwen3" / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    for file in tokenizer:
+        shutil.copy(file, base.output_dir)
+    config |= {"model": str(base.output_dir), "from_scratch": False, "output_dir": f"{base.output_dir}-lora"}
+    stopped = surogate.sft(config, callback=after_the_first_step, notice=quiet, merge_adapter=True)
+    assert stopped.adapter_dir and (stopped.adapter_dir / "adapter_config.json").exists()
+    assert stopped.merged_dir and (stopped.merged_dir / "model.safetensors").exists()
+
+    def interrupt(report: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    config["output_dir"] += "-interrupted"
+    cut = surogate.sft(config, callback=interrupt, notice=quiet, merge_adapter=True)
+    assert (cut.signal_exit, cut.stopped) == (143, True)
+    assert (cut.adapter_dir, cut.merged_dir, cut.commands) == (None, None, ())
 
 
 @pytest.mark.slow

@@ -57,6 +57,15 @@ def test_counts_lengths_and_the_trained_share_are_printed(run: Path) -> None:
     assert again.stdout == result.stdout, "another process reads the cache"
 
 
+def test_it_says_whose_defaults_the_run_has_where_another_verb_trains_something_else(run: Path) -> None:
+    run.write_text(run.read_text().replace("from_scratch: true\n", ""))
+    assert tokenize(run).stdout.startswith("defaults of surogate train: all weights (--sft for those of")
+    assert "defaults of surogate sft: LoRA" in tokenize(run, "--sft").stdout
+    assert json.loads(tokenize(run, "--json").stdout)["defaults"] == "train"
+    assert "defaults of" not in tokenize(run, "--set", "lora=true").stdout
+    assert "defaults of" not in tokenize(run, "--set", "qlora_bnb=true").stdout
+
+
 def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
     code = (
         "import sys\nfrom surogate_core.cli.app import main\n"

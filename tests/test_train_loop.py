@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from surogate_core.checkpoint.progress import Progress
 from surogate_core.data.loader import StepBatch
 from surogate_core.errors import RunStopped
 from surogate_core.train import loop as module
+from surogate_core.train.interrupt import Interrupt
 from surogate_core.train.loop import Job, evaluate_last, train
 from surogate_core.train.sums import with_means
 from surogate_core.world.processes import Processes
@@ -120,7 +122,7 @@ def run(
     job = Job(
         **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
     )
-    interrupt: Any = SimpleNamespace(requested=False, agree=lambda: None, take_save_request=lambda: False)
+    interrupt = Interrupt()
     progress = train(job, interrupt, Progress())
     evaluate_last(job, interrupt, progress)
     return recorder, progress, device
@@ -171,11 +173,11 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[str] = []
-    interrupt: Any = SimpleNamespace(requested=False, agree=lambda: None, take_save_request=lambda: False)
+    interrupt = Interrupt()
 
     def evaluated(*batches: Any) -> tuple[float, ...]:
         events.append("batch")
-        interrupt.requested = True
+        interrupt._received = signal.SIGTERM
         return (2.0,)
 
     def save(*given: Any) -> None:
@@ -197,7 +199,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     }
     for eval_steps, steps in ((0, 4), (2, 2)):
         events.clear()
-        interrupt.requested = False
+        interrupt._received = None
         job = Job(**given, total_steps=4, eval_steps=eval_steps, save_steps=2, max_nonfinite_steps=10, watch=_no_watch)
         progress = train(job, interrupt, Progress())
         if not interrupt.requested:

@@ -27,7 +27,7 @@ def git(*arguments: str) -> str:
 project = "Surogate"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "sources"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "docstrings", "sources"]
 root_doc = INDEX
 source_suffix = {".md": "markdown"}
 include_patterns = [
@@ -53,6 +53,8 @@ html_copy_source = False
 html_show_copyright = False
 html_additional_pages = {"index": "index.html"}
 templates_path = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_context = {
     "commit": git("show", "--no-patch", "--format=%h of %cs", "HEAD")
     + (", with changes" if git("status", "--porcelain") else ""),

@@ -58,8 +58,8 @@ class Result(TrainResult):
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback or a signal ended the run before its last step. It is saved as a checkpoint."""
-        return self.signal_exit != 0
+        """Whether a callback or a signal ended the run early. It is saved; outputs are written but after a signal."""
+        return self.signal_exit != 0 or self.steps < self.total_steps
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -96,9 +96,9 @@ def train(
     """Train, and return losses and folders. `keys` replace those of the file.
 
     `callback` is called after each step with a `StepReport`, and after each evaluation with an `EvalReport`. If it
-    returns True, the run ends after the step that is running, is saved, and can be resumed. What it raises ends the
-    run at once. `notice` is called with each line that a run prints. Raises ConfigError for what cannot be used,
-    and RunStopped if the run stops itself.
+    returns True, the run finishes early: after the step that is running it is saved, so that it can be resumed,
+    evaluated, and its outputs are written. What it raises ends the run at once. `notice` is called with each line that
+    a run prints. Raises ConfigError for what cannot be used, and RunStopped if the run stops itself.
     """
     loaded = load(config, mode=mode, **keys)
     found = run.train(loaded, notice, listen=None if callback is None else _listener(callback))

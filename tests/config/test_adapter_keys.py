@@ -8,6 +8,7 @@ from config.harness import WithAdapter, config, load, message
 from surogate_core.config.adapter import Mode
 from surogate_core.config.load import load_config, resolved
 from surogate_core.errors import ConfigError
+from surogate_core.plugins.discovery import load_registry
 from surogate_lora.options import LoraOptions
 
 
@@ -24,6 +25,28 @@ def test_sft_trains_an_adapter_by_default_and_names_the_missing_package() -> Non
     assert loaded.config.lora is True
     assert loaded.adapters == {"lora": LoraOptions(lora_rank=8)}
     assert load_config(resolved(loaded), registry=WithAdapter(), mode="sft", source="again") == loaded
+
+
+@pytest.mark.parametrize("mode", ["train", "pt", "sft"])
+@pytest.mark.parametrize("flag", [True, "true", "Yes"])
+def test_a_base_in_a_weight_format_means_lora_whatever_the_verb(mode: Mode, flag: object) -> None:
+    registry = load_registry()
+    given = load(mode, registry, qlora_bnb=flag)
+    assert given.config.lora and given.config.adapter == "lora"
+    assert given.config == load("sft", registry, lora=True, qlora_bnb=True).config
+    assert load_config(resolved(given), registry=registry, mode=mode, source="again") == given
+
+
+def test_what_selects_no_weight_format_means_no_adapter() -> None:
+    registry = load_registry()
+    for flag in (False, "no", None):
+        assert not load("train", registry, qlora_bnb=flag).config.lora
+    assert load("train", registry, qlora_bnb=True, adapter="dora").config.adapter == "dora"
+    for without in ({"lora": False}, {"adapter": "none"}):
+        with pytest.raises(ConfigError, match="qlora_bnb: stores frozen weights, but this run trains all of them"):
+            load("train", registry, qlora_bnb=True, **without)
+    with pytest.raises(ConfigError, match="qlora_bnb: must be true or false"):
+        load("train", registry, qlora_bnb="maybe")
 
 
 def test_keys_of_adapters_need_an_adapter() -> None:

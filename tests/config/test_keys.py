@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
@@ -178,3 +179,9 @@ def test_every_key_is_in_one_table_and_the_tables_refer_to_existing_keys() -> No
     assert set(foreign()["entries"].values()) <= DatasetEntry.model_fields.keys()
     assert {*read_table("original.toml")["differs"]} <= {*core, *NOT_YET}
     assert all(info.description for info in TrainConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("path", [[{"text": "a"}], {"text": ["a"]}, object()])
+def test_data_in_memory_is_answered_with_what_to_do(path: object) -> None:
+    text = message(datasets=[{"path": path}])
+    assert "datasets.0.path: is data in memory" in text and "to_parquet" in text

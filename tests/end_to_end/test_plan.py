@@ -192,7 +192,7 @@ def test_the_text_shows_the_share_of_evaluations_unless_it_is_a_trifle(run_of: A
     planned = run.plan(run.load(config), "h200")
     once = planned.eval_seconds(512)
     share = once / (once + 100 * planned.report.step.seconds)
-    assert shown() == [f"eval:   512 rows (eval_samples) take {once:.2f} s, up to {share:.0%} of the run"]
+    assert shown() == [f"eval:   up to 512 rows (eval_samples) take {once:.2f} s, up to {share:.0%} of the run"]
     # 150 steps are evaluated twice: after step 100 and at the end
     assert f"up to {2 * once / (2 * once + 150 * planned.report.step.seconds):.0%} of" in shown("max_steps=150")[0]
     for none in ("eval_steps=0", "eval_samples=0", "validation_split_ratio=0", "eval_samples=8"):

@@ -61,6 +61,7 @@ def test_any_other_value_is_refused(value: Any, printed: str) -> None:
         {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
         {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 7.0}, "rope_scaling": None},
+        {"rope_scaling": {"type": "linear", "factor": 3.0, "rope_theta": 7.0}, "rope_parameters": {"rope_theta": 5.0}},
     ],
 )
 def test_the_base_frequency_is_kept_and_transformers_reads_the_written_config(own: dict[str, Any]) -> None:
@@ -69,7 +70,7 @@ def test_the_base_frequency_is_kept_and_transformers_reads_the_written_config(ow
     theirs = AutoConfig.for_model("llama", **json.loads(json.dumps(made))).rope_parameters
     wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 7.0}
     assert theirs == theirs | wanted
-    assert "original_max_position_embeddings" not in made and with_rope_scaling(config, None, 100) == config
+    assert made["original_max_position_embeddings"] == 32 and with_rope_scaling(config, None, 100) == config
 
 
 def printed(workplace: Workplace, **changes: Any) -> str:
@@ -107,8 +108,26 @@ def test_a_run_trains_saves_and_verifies_with_the_given_scaling(here: Workplace,
     length = 64 if scaling["rope_type"] == "llama3" else 128
     config = here.write(rope_scaling=scaling, sequence_len=length, max_steps=1, warmup_steps=0, eval_steps=0)
     run.train(run.load(config), notice=lambda line: None)
-    assert json.loads((here.out / "config.json").read_text())["rope_scaling"] == scaling
+    written = json.loads((here.out / "config.json").read_text())["rope_parameters"]
+    assert written == {**scaling, "rope_theta": 10000.0}
     saved = AutoConfig.from_pretrained(here.out).rope_parameters
     assert saved == saved | scaling | {"rope_theta": 10000.0}
     result = verify(config, notice=lambda line: None)
     assert result.verdict.passed, result.verdict.first_wrong
+
+
+def test_verify_compares_with_the_files_of_the_model_and_not_with_what_the_run_made_of_them(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = here.write(rope_scaling=scaling, sequence_len=16, from_scratch=True)
+    file = here.root / "model" / "config.json"
+    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "num_hidden_layers": 1}
+    file.write_text(json.dumps(json.loads(file.read_text()) | theta))
+    assert verify(config, notice=lambda line: None).passed
+
+    def loses_the_base(config: dict[str, Any], scaling: Any, longest: int | None) -> dict[str, Any]:
+        return {**config, "rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": scaling}
+
+    monkeypatch.setattr("surogate_core.planning.run.with_rope_scaling", loses_the_base)
+    assert not verify(config, notice=lambda line: None).passed

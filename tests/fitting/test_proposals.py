@@ -21,7 +21,7 @@ from surogate_core.cli.plan import Machines, fit_command
 from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
-from surogate_core.fitting.proposals import propose, suggest
+from surogate_core.fitting.proposals import faster_without, propose, suggest
 from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
@@ -434,3 +434,42 @@ def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(known_device("h100"), 1, "made up"))
     with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
         fitted(RunArguments(tmp_path / "wide.yaml", []), opened.loaded, "h100")
+
+
+def test_where_offloading_is_proposed_a_base_in_few_bits_without_host_memory_is_too(plan: Make) -> None:
+    keys = {"sequence_len": 2048, "lora": True, "device_memory_limit": "5.5GiB", "per_device_train_batch_size": 1}
+    found = suggest(*plan("wide", "rtx4090", **keys))
+    assert found[0].plan.report.pinned_bytes and not found[0].resort
+    (stored,) = [proposal for proposal in found if proposal.changes.get("qlora_bnb")]
+    assert stored.fits and stored.plan.report.pinned_bytes < 0.75 * found[0].plan.report.pinned_bytes
+
+
+def test_rows_that_are_too_long_are_made_as_little_shorter_as_fits(plan: Make) -> None:
+    """Rows of twice the length do not fit, with anything that the search may offload."""
+    keys = {"lora": True, "sequence_len": 32768, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    keys |= {"device_memory_limit": "9GiB", "host_memory_limit": "1MiB"}
+    *_, last = suggest(*plan("wide", "h200", **keys))
+    length = last.changes["sequence_len"]
+    assert last.fits and 256 < length < 32768 and "of halves the longest that fits" in last.resort
+    longer = suggest(*plan("wide", "h200", **keys | {"sequence_len": 2 * length}))
+    assert all(proposal.changes.get("sequence_len", length) <= length for proposal in longer)
+
+
+def test_a_run_that_needs_less_offloading_than_it_has_is_told_what_is_faster(plan: Make) -> None:
+    faster = faster_without(*plan("wide", "h200", lora=True, offload_weights=True, recompute=True))
+    assert faster and faster.fits and faster.changes["offload_weights"] is False
+    assert faster_without(*plan("wide", "h200", lora=True)) is None
+    assert faster_without(*plan("wide", "h200", lora=True, device_memory_limit="2GiB", offload_weights=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("lora", "printed"), [(False, "extend the model by rope_scaling"), (True, "in its config.json")]
+)
+def test_rows_that_are_longer_than_the_model_are_refused_with_the_lines_of_yarn(
+    plan: Make, lora: bool, printed: str
+) -> None:
+    with pytest.raises(ConfigError, match="Use 40960 or less, or extend") as error:
+        plan("tiny", "h200", sequence_len=65536, lora=lora)
+    assert printed in str(error.value) and "yarn" in str(error.value) and "2.0" in str(error.value)
+    if not lora:
+        plan("tiny", "h200", sequence_len=65536, rope_scaling={"rope_type": "yarn", "factor": 2.0})

@@ -293,3 +293,15 @@ def test_text_and_json_show_limit_choice_and_price(config: Callable[..., Path], 
 )  # fmt: skip
 def test_a_choice_is_told_in_the_words_of_the_keys(chosen: Recomputation, text: str) -> None:
     assert chosen.text(4) == text
+
+
+def test_the_last_level_is_not_planned_while_others_free_enough() -> None:
+    """Each level frees half of what was estimated, one of them nothing: the last is far from being needed."""
+    tried: list[int] = []
+
+    def missing_at(index: int) -> int:
+        tried.append(index)
+        return 20 - max(0, index - 11) // 2
+
+    index = first_that_fits(levels_of(range(1000, 0, -1)), 20, missing_at)
+    assert missing_at(index) <= 0 and 999 not in tried and len(tried) < 9

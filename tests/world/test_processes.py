@@ -190,6 +190,22 @@ def test_a_signal_at_any_process_is_agreed_on_for_the_same_step() -> None:
     assert saved in (3, 4) and stopped in (6, 7) and code == 143
 
 
+def test_a_run_that_one_process_stops_ends_on_all_after_the_same_step_and_not_by_a_signal() -> None:
+    def work(p: Processes) -> tuple[int, int]:
+        interrupt = Interrupt(p)
+        for step in range(20):
+            if p.world.process == 0 and step == 4:
+                interrupt.stop()
+            interrupt.agree()
+            if interrupt.ends_steps:
+                break
+            p.barrier("the step")
+        return step, interrupt.exit_code
+
+    results = together(3, work)
+    assert results == [results[0]] * 3 and results[0][0] in (4, 5) and results[0][1] == 0
+
+
 def test_after_another_process_has_failed_a_signal_ends_at_once() -> None:
     def work(p: Processes) -> None:
         if p.world.process == 1:

@@ -47,9 +47,9 @@ def train(
     """Train as the config says and write a Hugging Face checkpoint to `output_dir`, or an adapter to its `adapter`.
 
     `notice` is called with lines for the user. `world`: the processes of the run; by default those that the launcher of
-    the config joins or starts. `listen` is called with every report in the process that writes the outputs; True ends
-    the run as Ctrl-C does: after the step, saved. Raises ConfigError for input that cannot be used, before anything is
-    written, and RunStopped when the run stops itself, after saving what is complete.
+    the config joins or starts. `listen` is called with every report in the process that writes the outputs; True makes
+    the run finish after the step that is running: saved, evaluated, with its outputs. Raises ConfigError for input that
+    cannot be used, before anything is written, and RunStopped when the run stops itself, after saving what is complete.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message

@@ -15,10 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surogate_core.api import BatchInputs, Builder, Head, Init, Metric, ModelDef, ProgramError, Value, WeightMap
+from surogate_core.api import (
+    BatchInputs,
+    Builder,
+    Head,
+    Init,
+    Metric,
+    ModelDef,
+    ProgramError,
+    RowChoice,
+    Value,
+    WeightMap,
+)
 
 from .dims import DecoderDims
-from .rope import Rope
+from .rope import Rope, long_rope_of_rows
 from .weight_maps import decoder_weights, ignored_tensors, tied_copies
 
 
@@ -71,6 +82,10 @@ def decoder(
         head = lm_head(b, d, stream, embedding)
         return replace(head, metrics=metrics(d, stream.collected)) if metrics and stream.collected else head
 
+    def row_choice(config: Mapping[str, Any], length: int) -> RowChoice | None:
+        d = dims(config)
+        return long_rope_of_rows(config, getattr(d, "ropes", (d.rope,)), length)
+
     return ModelDef(
         name=name,
         summary=summary,
@@ -81,6 +96,7 @@ def decoder(
         weights=lambda d: decoder_weights(d, block_weights),
         ignored_tensors=ignored_tensors,
         tied_copies=tied_copies,
+        row_choice=row_choice,
     )
 
 

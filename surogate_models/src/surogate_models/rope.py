@@ -7,10 +7,12 @@ is a scaling, `rope_scaling: {type or rope_type, ...}`. The scaling is an attrib
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
+
+from surogate_core.api import RowChoice
 
 from .config_json import invalid, is_given, read_bool, read_int, read_positive
 
@@ -99,6 +101,27 @@ class Rope:
         return replace(self, scaling=Divided(self.scaling.short if short else self.scaling.long))
 
 
+def long_rope_of_rows(config: Mapping[str, Any], ropes: Iterable[Rope], length: int) -> RowChoice | None:
+    """Return the factors of LongRoPE for rows of `length` tokens; None if all documents in them have the short ones."""
+    original = min((r.scaling.original_positions for r in ropes if isinstance(r.scaling, LongRope)), default=length)
+    if length <= original:
+        return None
+    says = (
+        f"LongRoPE: sequence_len: {length} is above original_max_position_embeddings ({original}), so the long factors "
+        f"are those of all documents; transformers takes the short ones for texts of up to {original} tokens. With "
+        f"sequence_len: {original} or less both take the short ones."
+    )
+    return RowChoice(says, {key: _always_long(value) for key, value in config.items()})
+
+
+def _always_long(value: Any) -> Any:
+    """Return a value of config.json in which mappings with long factors have no others."""
+    if not isinstance(value, Mapping):
+        return value
+    long = {"short_factor": value["long_factor"]} if value.get("long_factor") else {}
+    return {**{key: _always_long(entry) for key, entry in value.items()}, **long}
+
+
 def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:
     """Read the RoPE parameters of a parsed `config.json` of a family that rotates whole heads.
 
@@ -141,6 +164,10 @@ def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str,
     scaling = (config.get("rope_scaling") or {}) if scaled else {}
     if not isinstance(scaling, Mapping):
         raise invalid("rope_scaling", "must be a mapping", scaling)
+    if "type" in scaling and "rope_type" not in scaling:
+        raise invalid(
+            "rope_scaling.type", "is ignored by transformers 5 in this family; name it rope_type", scaling["type"]
+        )
     own = {"rope_theta": theta, **(given.get(kind) or {}), **scaling}
     rest = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
     return read_rope({**rest, "rope_parameters": own}, head_dim)
@@ -152,7 +179,7 @@ _PARTIAL = "partial_rotary_factor"
 def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None) -> Rope:
     """`head_dim`: the number of elements that are rotated."""
     _refuse_unbuilt(config)
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    key = _counts(config)
     given: Mapping[str, Any] = config.get(key) or {}
     within = f"{key}."
     if "rope_theta" in given:
@@ -191,11 +218,14 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
 
 
 def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield the mappings that may have RoPE parameters, each with its prefix in messages."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(config.get(key), Mapping):
-            yield config[key], f"{key}."
+    """Yield the mapping that counts, if it is one, and the config itself, each with its prefix in messages."""
+    if isinstance(config.get(key := _counts(config)), Mapping):
+        yield config[key], f"{key}."
     yield config, ""
+
+
+def _counts(config: Mapping[str, Any]) -> str:
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
 
 
 def _factor(given: Mapping[str, Any], within: str) -> float:

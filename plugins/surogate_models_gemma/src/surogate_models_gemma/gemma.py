@@ -65,7 +65,7 @@ def cap(config: Mapping[str, Any], key: str, *, default: float = 0.0) -> float:
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for what these models may have and the program has not."""
-    if config.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+    if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":  # transformers refuses null
         raise invalid("hidden_activation", "must be gelu_pytorch_tanh", config["hidden_activation"])
     if read_bool(config, "use_bidirectional_attention"):
         raise invalid("use_bidirectional_attention", "must be false", True)

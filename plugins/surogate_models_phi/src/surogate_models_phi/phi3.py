@@ -31,6 +31,9 @@ from surogate_models.api import (
 _DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
 """Values of transformers for missing keys, where they are not those of all families."""
 
+_ORIGINAL_POSITIONS = 4096
+"""Length of the pre-training that transformers takes for a config without one, whatever the RoPE mapping says."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhiDims(DecoderDims):
@@ -74,10 +77,24 @@ def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
             kind = "longrope" if kind in ("su", "yarn") else kind
             if kind not in ("default", "longrope"):
                 raise invalid(f"{key}.rope_type", "must be default or longrope", kind)
-            if kind == "longrope" and not is_given(given, "original_max_position_embeddings"):
-                read_int(config, "original_max_position_embeddings")  # no default, as in transformers
+            if kind == "longrope":
+                _check_original_positions(config, given, key)
             config[key] = {**given, "rope_type": kind}
     return read_partial_rope(config, head_dim, default_theta=10_000.0)
+
+
+def _check_original_positions(config: Mapping[str, Any], given: Mapping[str, Any], within: str) -> None:
+    """Raise ConfigError unless the config has the length of the pre-training where transformers reads it."""
+    name = "original_max_position_embeddings"
+    if is_given(config, name):
+        return
+    if not is_given(given, name):
+        read_int(config, name)  # required
+    if given[name] != _ORIGINAL_POSITIONS:
+        reason = (
+            f"transformers takes {_ORIGINAL_POSITIONS} unless config.json has the key beside {within}; write it there"
+        )
+        raise invalid(f"{within}.{name}", reason, given[name])
 
 
 def block(b: Builder, d: PhiDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from math import hypot
 from pathlib import Path
@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from surogate_core.checkpoint.adapter import adapter_params
+from surogate_core.config.rope_scaling import whole_scaling
 from surogate_core.data.loader import NO_LABEL
 from surogate_core.errors import ConfigError
+from surogate_core.hub.config_json import read_config
 from surogate_core.outputs.check_process import quiet
 
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
@@ -99,23 +101,45 @@ def observe(
 
 
 def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
-    """Load the weights of the checkpoint, or those that our side drew, with the config that the run would save."""
+    """Load the weights of the checkpoint, or those that our side drew, with the config of the model's files.
+
+    What the program chooses by the length of its rows is chosen so here too (`ModelDef.row_choice`).
+
+    The run's `rope_scaling` is set as a user of transformers sets it, so that a wrongly rewritten config.json shows.
+    """
     import transformers
     from transformers import __version__ as version
 
-    definition = subject.plan.inputs.model
+    definition, original = subject.plan.inputs.model, read_config(subject.run.model_dir)
+    choice = definition.row_choice(subject.run.model_config, subject.plan.inputs.seq_len)
     model_dir = scratch / "model" if (scratch / "model").exists() else subject.run.model_dir
     config = scratch / "config"
     config.mkdir(exist_ok=True)
-    (config / "config.json").write_text(json.dumps(definition.saved(subject.run.model_config)), encoding="utf-8")
+    (config / "config.json").write_text(
+        json.dumps(definition.saved(choice.config if choice else original)), encoding="utf-8"
+    )
     try:
         kind, given = getattr(transformers, definition.loaded_by), transformers.AutoConfig.from_pretrained(config)
+        if scaling := subject.run.config.rope_scaling:
+            _rescale(given, whole_scaling(original, scaling, subject.run.config.max_model_len))
         return kind.from_pretrained(
             model_dir, config=given, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         ).eval()
     except Exception as error:  # config, files and version can fail anywhere in transformers
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {reason}") from error
+
+
+def _rescale(config: Any, scaling: Mapping[str, Any]) -> None:
+    """Give a config of transformers another RoPE scaling, of the layers without a window if each type has its own."""
+    ropes = config.rope_parameters
+    scaled = ropes["full_attention"] if any(isinstance(entry, dict) for entry in ropes.values()) else ropes
+    kept = {key: scaled[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaled}
+    scaled.clear()
+    scaled.update(kept | scaling)
+    if (key := "original_max_position_embeddings") in scaling and hasattr(config, key):
+        setattr(config, key, scaling[key])
+    config.standardize_rope_params()
 
 
 def _convert(model: Any, dtype: torch.dtype, but: Collection[str] = ()) -> None:

@@ -151,6 +151,9 @@ def verify(
         if not model.in_transformers:
             raise ConfigError(f"model: its plugin says that transformers has no {model.name}: nothing to compare with.")
         refuse_training_only(subject)
+        choices = [model.row_choice(subject.run.model_config, n) for n in (config.sequence_len, length)]
+        if choices[0] and not choices[1]:
+            notice(f"--length {length}: shorter rows choose otherwise than those of the run. {choices[0].says}")
         stored, dequantized = _stored(subject, scratch)
         exact_already = computes_in_fp32(subject.plan.inputs)
         exact = None if exact_already else planned(in_fp32, kernels="allow_reference", **dequantized)

@@ -29,7 +29,7 @@ from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
 from .losses import Document, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
-from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, Metric, ModelDef, WeightMap
+from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, Metric, ModelDef, RowChoice, WeightMap
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, TrainedParam, UpdateContext
 from .recipes import (
@@ -137,6 +137,7 @@ __all__ = [
     "RecipeDef",
     "Report",
     "Rewrites",
+    "RowChoice",
     "RunInfo",
     "RunStopped",
     "Scalars",

@@ -142,6 +142,18 @@ class Head(Declared):
     metrics: Sequence[Metric] = ()
 
 
+@dataclass(frozen=True)
+class RowChoice(Declared):
+    """A choice that a program makes by the length of its rows, where transformers chooses by the length of each input.
+
+    says    a line for the user: the choice, and when transformers makes another one
+    config  the config.json with which transformers makes this choice for every input
+    """
+
+    says: str
+    config: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDef(Definition, Generic[ModelDims]):
     """A model architecture.
@@ -159,6 +171,8 @@ class ModelDef(Definition, Generic[ModelDims]):
                     `surogate verify` can compare.
     loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
     saved           (config.json of the base) -> that of checkpoints
+    row_choice      (config.json, tokens of a row) -> the choice that differs from that of transformers; None: there is
+                    none
     """
 
     name: Name
@@ -174,3 +188,4 @@ class ModelDef(Definition, Generic[ModelDims]):
     loaded_by: str = CAUSAL_LM
     loading: Mapping[str, Any] = field(default_factory=dict)
     saved: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    row_choice: Callable[[Mapping[str, Any], int], RowChoice | None] = lambda config, length: None

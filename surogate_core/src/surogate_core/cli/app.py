@@ -48,6 +48,11 @@ app = typer.Typer(
 )
 
 
+def _examples(*commands: str) -> str:
+    """Return the end of a help text. The first line keeps click from wrapping the others."""
+    return "\n".join(["\b", "Examples:", *(f"  surogate {command}" for command in commands)])
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         from .. import __version__
@@ -70,7 +75,9 @@ def root(
 
 
 def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
-    @app.command(mode, help=summary)
+    @app.command(
+        mode, help=summary, epilog=_examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
+    )
     def train(
         ctx: typer.Context,
         path: ConfigArgument = None,
@@ -94,7 +101,10 @@ _add_training("pt", "Train with the defaults for pre-training on plain text.")
 _add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 
-@app.command(help="Show the memory and time of a run before it starts.")
+@app.command(
+    help="Show the memory and time of a run before it starts.",
+    epilog=_examples("plan run.yaml", "plan run.yaml --sft --device rtx4090", "plan run.yaml --fit 24GiB"),
+)
 def plan(
     ctx: typer.Context,
     path: ConfigArgument = None,
@@ -134,7 +144,10 @@ def plan(
     return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)
 
 
-@app.command(help="Write the model of a checkpoint as files that transformers loads.")
+@app.command(
+    help="Write the model of a checkpoint as files that transformers loads.",
+    epilog=_examples("export output/step_00000100 model"),
+)
 def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
@@ -151,7 +164,10 @@ def export(
     return 0
 
 
-@app.command(help="Merge a trained adapter into its base model.")
+@app.command(
+    help="Merge a trained adapter into its base model.",
+    epilog=_examples("merge output/adapter merged"),
+)
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
@@ -176,7 +192,10 @@ def merge(
     return 0
 
 
-@app.command(help="Write a model with its matrices in a weight format, which a key selects.")
+@app.command(
+    help="Write a model with its matrices in a weight format, which a key selects.",
+    epilog=_examples("quantize MODEL OUTPUT --set KEY=true"),
+)
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
@@ -201,7 +220,10 @@ def quantize(
     return 0
 
 
-@app.command(help="Tokenize, check and cache the data of a run.")
+@app.command(
+    help="Tokenize, check and cache the data of a run.",
+    epilog=_examples("tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7"),
+)
 def tokenize(
     ctx: typer.Context,
     path: ConfigArgument = None,

@@ -14,6 +14,9 @@ from .signals import INTERRUPTED, received
 
 BROKEN_PIPE: Final = 141
 
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""UsageError of click, or of the copy of click that typer has."""
+
 
 class CommandGroup(TyperGroup):
     """Exit codes: 0 done; 2 error in the user's input (one message, no traceback); 1 error in our code (with a
@@ -33,6 +36,10 @@ class CommandGroup(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
+            if isinstance(error, _USAGE_ERROR):
+                from .usage_hint import usage_hint
+
+                error.message = f"{error.message.rstrip('.')}{usage_hint(error.message)}"
             if (code := received()) and not isinstance(error, RunStopped):
                 raise typer.Exit(code) from None  # a library raised the error in place of the exception of the signal
             if as_json and not getattr(error, "told", False):
@@ -56,8 +63,9 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return core's own command or, for a plugin's, a stand-in that help can list without importing the plugin."""
-        own = super().get_command(ctx, cmd_name)
+        own: Any = super().get_command(ctx, cmd_name)
         if own is not None:
+            own.short_help = own.short_help or own.help  # wrapped in the list of commands, not cut off
             return own
         from .external import external_commands, stand_in
 

@@ -78,9 +78,14 @@ def _print_report(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) ->
     ]
     print(table(rows, width))
     print()
+    alike: dict[tuple[str, str, str], list[tuple[Plugin, Finding]]] = {}
     for plugin, finding in findings:
-        by = "" if plugin.distribution == "surogate-core" else f" (from {plugin.name})"
-        text = paragraph(f"{finding.level}: {finding.subject}: {finding.message}{by}", width)
+        alike.setdefault((finding.level, finding.message, finding.remedy), []).append((plugin, finding))
+    for found in alike.values():
+        plugin, finding = found[0]
+        subjects = ", ".join(dict.fromkeys(other.subject for _, other in found))
+        by = "" if plugin.distribution == "surogate-core" or len(found) > 1 else f" (from {plugin.name})"
+        text = paragraph(f"{finding.level}: {subjects}: {finding.message}{by}", width)
         print(paint(finding.level, _COLOUR[finding.level]) + text.removeprefix(finding.level))
         if finding.remedy:
             print(paragraph(f"-> {finding.remedy}", width, "    "))

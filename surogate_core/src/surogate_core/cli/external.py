@@ -72,11 +72,19 @@ def external_commands() -> Mapping[str, Command]:
 def stand_in(command: Command) -> Any:
     """Return a command of the same name for the listing of help, which need not import the real one.
 
-    A summary of its distribution that begins with "surogate NAME: " says what it does.
+    A summary of its distribution such as "surogate NAME: what it does; surogate OTHER: what that does" says what it
+    does.
     """
     summary = command.entry.dist.metadata["Summary"] or "" if command.entry.dist else ""
-    _, found, text = summary.partition(f"surogate {command.name}: ")
-    return _made(command, lambda: None, help=f"{text[:1].upper()}{text[1:]}." if found else f"From {command}.")
+    text = said_of(command.name, summary) or f"From {command}."
+    return _made(command, lambda: None, help=text, short_help=text)
+
+
+def said_of(name: str, summary: str) -> str:
+    """Return what the summary of a distribution says about one of its commands, as a sentence; "" if nothing."""
+    _, _, text = summary.partition(f"surogate {name}: ")
+    text = text.partition("; surogate ")[0]
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _made(command: Command, function: Callable[..., Any], **how: Any) -> Any:

@@ -106,7 +106,7 @@ def figures(plan: Plan) -> list[str]:
 
 def _advice(first: Proposal, target: str) -> str:
     if first.resort:
-        return "* changes what the run learns, because nothing else fits: set its lines in the file if you want that"
+        return "* changes what the run learns; nothing else that was tried fits: set its lines if you want that"
     if not first.changes:
         return "* nothing needs changing: nothing faster was found"
     if first.changes.keys() == {run.LIMIT}:

@@ -15,14 +15,13 @@ from ..assembly.inputs import PlanInputs
 from ..assembly.pass_runner import Pass
 from ..assembly.resolve import idle_kernels, idle_modules
 from ..config.adapter import Mode
-from ..config.keys import ADAPTER_FLAG
-from ..config.load import LoadedConfig
-from ..errors import ConfigError, SurogateError
+from ..errors import ConfigError
 from ..machine.local_device import local_device
 from ..planning.plan import Plan
 from ..program.op import Op
 from ..reporting.program_listing import listing as program_listing
 from ..reporting.program_listing import op_line
+from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .plan_text import plan_text
@@ -117,25 +116,11 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
         for program in plan.assembly.programs.values():
             print(f"\n{program_listing(program)}")
         print()
-    for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
+    for line in plan_text(opened, plan, chosen, assumed_verb(loaded, arguments)):
         print(line, flush=True)  # one by one: suggestions take seconds to find
     if ends := run.unknown_turn_ends(opened):
         print(paragraph(ends, output_width()))
     return plan.report.fits
-
-
-def _defaults(loaded: LoadedConfig, arguments: RunArguments) -> str:
-    """Return whose defaults the plan has, if `surogate sft` would train something else; otherwise ""."""
-    other: Mode = "train" if loaded.mode == "sft" else "sft"
-    try:
-        differs = run.load(arguments.config, arguments.overrides, other).config != loaded.config
-    except SurogateError:  # the config is for one of the commands only
-        return ""
-    if not differs:
-        return ""
-    if loaded.mode == "sft":
-        return f"defaults of surogate sft: {ADAPTER_FLAG.title} (--pt for those of surogate pt: all weights)"
-    return f"defaults of surogate {loaded.mode}: all weights (--sft for those of surogate sft: {ADAPTER_FLAG.title})"
 
 
 def _idle(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..api.members import numbers
 from ..assembly.resolve import KernelTable
 from ..config.schema import TrainConfig
-from ..fitting.proposals import suggest
+from ..fitting.proposals import faster_without, suggest
 from ..machine.devices import GIB
 from ..planning.plan import Plan
 from ..planning.report import Report, SameValues, largest_values, memory_is_the_hosts
@@ -45,6 +45,12 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     if not plan.report.fits:
         yield ""
         yield from _suggestions(run, plan)
+    elif faster := faster_without(run, plan):
+        after = faster.plan.report
+        yield _wrapped(
+            f"faster, and fits: {', '.join(faster.lines)}: {after.tokens_per_second:,.0f} tokens/s, "
+            f"{_size(after.device_bytes['total']).strip()}"
+        )
 
 
 def _run(run: Run, plan: Plan) -> Iterator[str]:
@@ -190,7 +196,10 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
     if config.eval_steps and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
         steps = config.max_steps if config.max_steps > 0 else config.eval_steps
-        once, rows = plan.eval_seconds(config.eval_samples), f"{config.eval_samples:,} rows (eval_samples)"
+        once, rows = (
+            plan.eval_seconds(config.eval_samples),
+            f"up to {config.eval_samples:,} rows (eval_samples)",
+        )
         seconds = once * -(-steps // config.eval_steps)
         share = seconds / (seconds + steps * step.seconds)
         if share >= _LEAST_SHARE:
@@ -206,6 +215,7 @@ def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
         effects = [f"saves {_size(proposal.saves(plan)).strip()}"] if plan.report.missing_bytes > 0 else []
         effects.append(f"{proposal.costs(plan):+.0%} time")
+        effects += [f"{_size(after.pinned_bytes).strip()} of host memory"] if after.pinned_bytes else []
         missing = max(after.missing_bytes, after.missing_host_bytes)
         enough = "enough alone" if len(lines) == 1 else "enough together"
         effects.append(enough if proposal.fits else f"still {_size(missing).strip()} too much")

@@ -20,6 +20,7 @@ from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
 from ..machine.progress import print_notice
+from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .render import output_width, paint
@@ -40,6 +41,8 @@ def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = Fa
     if as_json:
         print_json(to_json(loaded, data, documents))
         return 0
+    if assumed := assumed_verb(loaded, arguments):
+        print(assumed)
     print("\n".join(_summary(loaded, data)))
     if debug:
         print()
@@ -80,6 +83,7 @@ def _print(parts: Iterable[Text]) -> None:
 def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found]) -> dict[str, Any]:
     """Return counts and documents as data: the contract of `surogate tokenize --json`."""
     return {
+        "defaults": loaded.mode,
         "datasets": [
             {
                 "path": entry.path,

@@ -13,13 +13,14 @@ Mode = Literal["train", "pt", "sft"]
 """The verb of the command line: `train` takes the defaults of `pt` (pre-training), `sft` trains an adapter."""
 
 
-def default_flag(adapter: Any, mode: Mode) -> bool:
+def default_flag(adapter: Any, mode: Mode, stored: bool) -> bool:
     """Return the flag's value where the config does not set it. adapter: the value of `adapter` as written.
 
-    The flag follows `adapter`; without `adapter` it is set by `sft`.
+    The flag follows `adapter`. Without `adapter` it is set by `sft`, and by weights that are `stored` in a format,
+    which are frozen: only an adapter can train on them, whatever the verb.
     """
     if adapter is None:
-        return mode == "sft"
+        return mode == "sft" or stored
     return isinstance(adapter, str) and fold(adapter) == FLAG.name
 
 
@@ -70,10 +71,13 @@ def _check_unused(config: TrainConfig, findings: Findings) -> None:
     """Keys that have no meaning while all weights are trained."""
     if config.adapter_path is not None:
         findings.wrong(
-            "adapter_path", f"continues an adapter, but {FLAG.key} is false; set {FLAG.key}: true, or remove the key"
+            "adapter_path",
+            f"continues an adapter, but {FLAG.key} is false; set {FLAG.key}: true (the default of surogate sft; "
+            "--sft of other commands), or remove the key",
         )
     if config.merge_adapter:
         findings.wrong(
             "merge_adapter",
-            f"writes base + adapter, but {FLAG.key} is false; set {FLAG.key}: true (the default of surogate sft)",
+            f"writes base + adapter, but {FLAG.key} is false; set {FLAG.key}: true (the default of surogate sft; "
+            "--sft of other commands), or remove the key",
         )

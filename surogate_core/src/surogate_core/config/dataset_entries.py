@@ -32,6 +32,13 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
     within = f"{place}."
     known = DatasetEntry.model_fields.keys() - {"options"}
     values = {key: value for key, value in given.items() if key in known and value is not None}
+    if not isinstance(values.get("path", ""), str | int | float):
+        findings.wrong(
+            f"{within}path",
+            "is data in memory, and a run reads files; write it first, such as dataset.to_parquet('rows.parquet') or "
+            "one JSON object a line, and give that path",
+        )
+        return None
     entry, problems = validate(DatasetEntry, values, within=within)
     findings.problems += problems
     if entry is None:

@@ -19,7 +19,7 @@ from .errors import Findings, Problem, problems_error, validate
 from .keys import ADAPTER_FLAG
 from .options import owners_of_keys, validate_selected
 from .registry import Registry
-from .rules import apply_rules, check_weight_formats
+from .rules import apply_rules, check_weight_formats, selects_weight_format
 from .schema import DatasetEntry, TrainConfig
 from .selection import select_plugins
 from .sorting import sort_keys
@@ -77,7 +77,7 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
         text = registry.option_conflicts[key]
         findings.problems.append(Problem(key, text, error=PluginError(text)))
     adapter_as_written = core.get("adapter")
-    core.setdefault(ADAPTER_FLAG.key, default_flag(adapter_as_written, mode))
+    core.setdefault(ADAPTER_FLAG.key, default_flag(adapter_as_written, mode, selects_weight_format(plugin, registry)))
     for key in ("datasets", "validation_datasets"):
         if key in core:
             core[key] = parse_datasets(key, core[key], registry, findings)

@@ -62,23 +62,51 @@ def _setting(key: str, value: Any) -> Any:
     return int(number) if key == "original_max_position_embeddings" else number
 
 
+def whole_scaling(config: Mapping[str, Any], scaling: Mapping[str, Any], max_model_len: int | None) -> dict[str, Any]:
+    """Return `scaling` with the default of `factor`: `max_model_len` divided by the model's length, rounded up."""
+    made = dict(scaling)
+    length = made.get(_ORIGINAL, config.get("max_position_embeddings"))
+    if "factor" not in made and max_model_len is not None and isinstance(length, int) and length > 0:
+        made["factor"] = float(max(1, -(-max_model_len // length)))
+    return made
+
+
 def with_rope_scaling(
     config: Mapping[str, Any], scaling: Mapping[str, Any] | None, max_model_len: int | None
 ) -> dict[str, Any]:
-    """Return a model's parsed config.json with `scaling`, if given, as its RoPE scaling. The RoPE base is kept.
+    """Return a model's parsed config.json with `scaling`, if given, as its RoPE scaling.
 
-    The default of `factor` is `max_model_len` divided by the model's own length, rounded up. The result has the keys
-    `rope_scaling` and `rope_theta`, which transformers 4 and 5 read alike.
+    Only the scaling changes. What else the file says about RoPE (bases, partial rotation, layers of other types) stays,
+    in the form that the file has: `rope_scaling` of transformers 4, or `rope_parameters` of transformers 5, where a
+    mapping by layer type has the scaling in full_attention, as `rope_scaling` is for these layers in transformers.
     """
     if scaling is None:
         return dict(config)
-    given = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
-    before: Mapping[str, Any] = next((found for found in given if found and isinstance(found, dict)), {})
-    made = dict(scaling)
-    length = made.get("original_max_position_embeddings", config.get("max_position_embeddings"))
-    if "factor" not in made and max_model_len is not None and isinstance(length, int) and length > 0:
-        made["factor"] = float(max(1, -(-max_model_len // length)))
-    replaced = {"rope_scaling", "rope_parameters", *made}
-    kept = {key: value for key, value in config.items() if key not in replaced}
-    theta = {"rope_theta": before["rope_theta"]} if "rope_theta" in before else {}
-    return {**kept, **theta, "rope_scaling": made}
+    made = whole_scaling(config, scaling, max_model_len)
+    changed = dict(config)
+    if _ORIGINAL in made and config.get(_ORIGINAL) is not None:
+        changed[_ORIGINAL] = made[_ORIGINAL]  # takes precedence over that in the mapping
+    older, newer = (_mapping(config.get(key)) for key in ("rope_scaling", "rope_parameters"))
+    if any(isinstance(entry, Mapping) for entry in newer.values()):
+        changed.pop("rope_scaling", None)
+        whole = _replaced({**_mapping(newer.get(_SCALED_LAYERS)), **older}, made)
+        return {**changed, "rope_parameters": {**newer, _SCALED_LAYERS: whole}}
+    if newer and not older:
+        changed.pop("rope_scaling", None)
+        return {**changed, "rope_parameters": _replaced(newer, made)}
+    return {**changed, "rope_scaling": _replaced(older, made)}
+
+
+_ORIGINAL: Final = "original_max_position_embeddings"
+
+_SCALED_LAYERS: Final = "full_attention"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _replaced(before: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping of RoPE settings with another scaling."""
+    scales = {"rope_type", "type", "short_factor", "long_factor", *SETTINGS}
+    return {**{key: value for key, value in before.items() if key not in scales}, **scaling}

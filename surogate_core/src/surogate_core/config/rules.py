@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from .errors import Findings, keys_of
-from .keys import ADAPTER_FLAG
+from .keys import ADAPTER_FLAG, same_value
 from .options import Owner
 from .registry import Registry
 from .schema import TrainConfig
@@ -48,6 +48,12 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
 _FORMAT = "weight format"
 
 
+def selects_weight_format(plugin: Mapping[str, Any], registry: Registry) -> bool:
+    """Return whether keys of plugins, as written, store weights in a format. Values that are no flag select none."""
+    written = (plugin.get(format.key) for format in registry.weight_formats().values())
+    return any(same_value(value, True) for value in written)
+
+
 def check_weight_formats(
     config: TrainConfig | None, options: MutableMapping[Owner, BaseModel], registry: Registry, findings: Findings
 ) -> frozenset[str]:
@@ -70,8 +76,8 @@ def check_weight_formats(
     if keys and config is not None and config.adapter is None:
         findings.wrong(
             keys[0],
-            f"stores frozen weights, but this run trains all of them; set {ADAPTER_FLAG.key}: true (the default of "
-            "surogate sft), or remove the key",
+            f"stores frozen weights, but this run trains all of them; set {ADAPTER_FLAG.key}: true (the default with "
+            "this key), or remove the key",
         )
     used = {option for key in keys for option in keys_of(type(options[formats[key]]))}
     idle = {key: owner for key, owner in formats.items() if key not in keys}

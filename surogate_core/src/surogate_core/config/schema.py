@@ -146,7 +146,9 @@ class ModelKeys(Keys):
         None, description="Adapter to train instead of all weights, from an installed plugin; null or none: no adapter."
     )
     lora: Flag = Field(
-        False, description="Train LoRA adapters: the same as `adapter: lora`. Default: true for `sft`, false for `pt`."
+        False,
+        description="Train LoRA adapters: the same as `adapter: lora`. Default: true for `sft`, and with a key that "
+        "stores the frozen weights in a format (`qlora_bnb`, ...); else false.",
     )
     adapter_path: Text | None = Field(
         None, description="Folder of a saved adapter to train further; same rank, alpha, targets and modules."

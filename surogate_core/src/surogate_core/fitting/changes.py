@@ -25,7 +25,7 @@ Changes = Mapping[str, Any]
 LAST_RESORTS: Mapping[str, str] = {
     "param_grad_dtype": "gradients or optimizer states in bf16",
     "optimizer_state_dtype": "gradients or optimizer states in bf16",
-    "sequence_len": "shorter rows",
+    "sequence_len": "shorter rows, of halves the longest that fits",
     "quantize_lm_head": "also of embedding and LM head",
     ADAPTER_FLAG.key: "an adapter in place of all weights",
 }
@@ -35,6 +35,8 @@ WORTH = 0.02
 """Nothing is changed for values of less than this share of the device's memory."""
 _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
+_OPTIMISTIC = 1.2
+"""Of the longest rows that are tried, over the length that is estimated to fit."""
 _MOST_STEPS = 65536
 """The most micro-steps that `gradient_accumulation_steps` allows."""
 
@@ -172,13 +174,22 @@ def resorts(run: Run, plan: Plan, best: Plan) -> Iterator[Changes]:
 
 
 def resorts_if_nothing_fits(run: Run, plan: Plan) -> Iterator[Changes]:
-    """Yield the changes that give up most: a base that is rounded as a whole, and the shortest rows."""
+    """Yield the changes that give up much: a base that is rounded as a whole."""
     adapter: Changes = {} if run.config.adapter else {ADAPTER_FLAG.key: True}
     whole = {"quantize_lm_head": True, "quantize_embedding": True}
     if run.weight_format:
         yield whole
     yield from ({**adapter, key: True, **whole} for key in _formats(run, plan)[:1])
-    yield from list(shorter_rows(run.config))[-1:]
+
+
+def longest_that_may_fit(tried: Plan) -> float:
+    """Return the length of rows, in tokens, that may fit by a plan that does not.
+
+    Weights, gradients and states are taken from that plan, and the rest is taken to grow with the rows.
+    """
+    parts, room = tried.report.device_bytes, tried.report.device.memory_bytes
+    fixed = sum(parts[name] for name in ("weights", "gradients", "optimizer", "runtime"))
+    return _OPTIMISTIC * tried.inputs.seq_len * (room - fixed) / max(1, parts["total"] - fixed)
 
 
 def _formats(run: Run, plan: Plan) -> list[str]:

@@ -15,7 +15,20 @@ from math import inf
 from ..errors import SurogateError
 from ..planning.plan import Plan, sketch_run
 from ..planning.run import Run
-from .changes import Changes, Proposal, changed, given_up, resorts, resorts_if_nothing_fits
+from .changes import (
+    Changes,
+    Proposal,
+    changed,
+    divided_axes,
+    given_up,
+    longest_that_may_fit,
+    offload_axes,
+    recompute_axis,
+    resorts,
+    resorts_if_nothing_fits,
+    shorter_rows,
+    with_level,
+)
 from .search import ALIKE, Search
 
 _MOST_PLANS = 13, 7
@@ -29,8 +42,8 @@ _LESS_HOST = 0.75
 _SLOWER = 1.25
 """A proposal that takes longer than this, over the fastest, is not shown."""
 _FASTER = 0.95
-"""A last resort is shown next to what gives up less if its step takes at most this share of the time, or no longer but
-less pinned memory."""
+"""A last resort is shown next to what gives up less if its step takes at most this share of the time, or less pinned
+memory and not much longer (`_SLOWER`)."""
 
 
 def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
@@ -51,6 +64,30 @@ def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
         return []
     every = _all(run, plan, count, _MOST_PLANS_TO_SUGGEST)
     return [p for p in every if p.fits] or [p for p in every if p.saves(plan) > 0]
+
+
+def faster_without(run: Run, plan: Plan) -> Proposal | None:
+    """Return the run without what its keys divide, offload and recompute, if that fits too and is faster.
+
+    None for a run that does not fit, and where nothing of this kind is set. Makes one plan at most.
+    """
+    axes = [recompute_axis(run, plan.target.device), *offload_axes(run)]
+    axes += divided_axes(run, plan) if plan.inputs.world_size > 1 else []
+    off = {key: value for axis in axes for key, value in axis.settings[0].items()}
+    if not plan.report.fits or not off:
+        return None
+    changes, own = with_level(run.config, off), plan.inputs
+    try:
+        sketch = sketch_run(
+            changed(run, changes), plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes
+        )
+    except SurogateError:
+        return None
+    found = Proposal(changes, sketch)
+    if found.seconds > _FASTER * plan.report.step.seconds:
+        return None
+    found = found.finished()
+    return found if found.fits and found.seconds <= _FASTER * plan.report.step.seconds else None
 
 
 def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:
@@ -115,14 +152,22 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
     for resort in resorts_if_nothing_fits(run, plan):
         if not any(proposal.fits for _, proposal in tried):
             yield from try_resort(resort)
+    least = min((p for _, p in tried), key=lambda p: p.missing, default=Proposal({}, plan)).plan
+    every = list(shorter_rows(run.config))
+    for rows in every:
+        if any(proposal.fits for _, proposal in tried):
+            break
+        if rows["sequence_len"] <= longest_that_may_fit(least) or rows is every[-1]:
+            yield from try_resort(rows)
+            least = tried[-1][1].plan if tried else plan
     if not any(proposal.fits for _, proposal in tried):
         yield from sorted((proposal for _, proposal in tried), key=lambda p: p.missing)[:1]
 
 
 def _is_worth_it(resort: Proposal, best: Proposal) -> bool:
-    """Return whether a last resort is faster than what gives up less, or as fast with less pinned memory."""
+    """Return whether a last resort is faster than what gives up less, or about as fast with less pinned memory."""
     less = resort.plan.report.pinned_bytes < _LESS_HOST * best.plan.report.pinned_bytes
-    return resort.seconds <= (1.0 if less else _FASTER) * best.seconds
+    return resort.seconds <= (_SLOWER if less else _FASTER) * best.seconds
 
 
 def _fits_easily(proposal: Proposal) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -18,6 +19,7 @@ from ..assembly.resolve import KernelTable
 from ..assembly.weight_storage import STORED_BY
 from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
+from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import documents_in_row
 from ..errors import ConfigError
@@ -283,8 +285,28 @@ def _check_length(run: Run) -> None:
     longest = min(run.config.max_model_len or longest, longest)
     if length > longest:
         raise ConfigError(
-            f"sequence_len: {length} is longer than the model allows ({longest} positions). Use {longest} or less."
+            f"sequence_len: {length} is longer than the model allows ({longest} positions). Use {longest} or less"
+            f"{_longer(run)}."
         )
+
+
+def _longer(run: Run) -> str:
+    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if YaRN is not for it."""
+    positions, length = run.model_config.get("max_position_embeddings"), run.config.sequence_len
+    if not isinstance(positions, int) or positions < 1 or run.config.rope_scaling is not None:
+        return ""
+    scaling: dict[str, object] = {"rope_type": "yarn", "factor": float(-(-length // positions))}
+    try:
+        reaches = run.model.dims(with_rope_scaling(run.model_config, scaling, None)).max_positions >= length
+    except ConfigError:
+        return ""
+    if not reaches:
+        return ""
+    line = f"rope_scaling: {{rope_type: yarn, factor: {scaling['factor']}}}"
+    if run.adapter is None:
+        unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
+        return f", or extend the model by {line}{unless}"
+    return f', or extend the base by "rope_scaling": {json.dumps(scaling)} in its config.json'
 
 
 def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | None]:
@@ -304,6 +326,8 @@ def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | N
 def _remarks(run: Run, plan: Plan) -> Iterator[str]:
     """Yield the lines of `Plan.overridden`, also about an optimizer whose states every rank holds whole."""
     yield from run.loaded.notices
+    if choice := run.model.row_choice(run.model_config, run.config.sequence_len):
+        yield choice.says
     for name, key in DTYPE_KEYS.items():
         asked, used = getattr(run.config.precision_request, f"{name}_dtype"), getattr(plan.inputs.precision, name)
         if asked is not None and asked != used:

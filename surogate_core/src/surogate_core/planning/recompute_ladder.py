@@ -24,7 +24,8 @@ from ..program.passes.recompute import recompute
 
 _MOST_TRIALS = 8
 _FAILURES = 2
-"""Plans that do not fit before the last level is tried: if that does not fit either, none does."""
+"""Plans that do not fit before the last level is tried, unless it frees twice what is missing by what the others freed:
+if that does not fit either, none does."""
 _LEAST_FREED = 0.1
 
 
@@ -65,7 +66,7 @@ def first_that_fits(levels: Sequence[RecomputeLevel], missing: int, missing_at: 
     three are enough as a rule. If an offload strategy moves some of what blocks keep, a level frees less than it says.
     """
     low, high, at, last = 0, len(levels), 0, len(levels) - 1
-    failures, freeing = 0, 1.0  # bytes freed for each that blocks no longer keep
+    failures, freed, freeing = 0, 1.0, 1.0  # bytes freed for each that blocks no longer keep: last time, as expected
     for _ in range(_MOST_TRIALS):
         allowed = levels[at].kept - missing / freeing
         guess = next((i for i in range(low + 1, last) if levels[i].kept <= allowed), last)
@@ -74,14 +75,16 @@ def first_that_fits(levels: Sequence[RecomputeLevel], missing: int, missing_at: 
         before, kept = missing, levels[at].kept
         at, missing = guess, missing_at(guess)
         if kept > levels[at].kept:
-            freeing = min(1.0, max(_LEAST_FREED, (before - missing) / (kept - levels[at].kept)))
+            freed = (before - missing) / (kept - levels[at].kept)
+            freeing = min(1.0, max(_LEAST_FREED, freeing / 2, freed))  # one level may free nothing, as the peak moves
         if missing <= 0:
             high = at
         elif at == last:
             return last
         else:
             low, failures = at, failures + 1
-            if failures == _FAILURES and missing_at(last) > 0:
+            doubtful = 2 * missing > freed * (levels[at].kept - levels[last].kept)
+            if failures == _FAILURES and doubtful and missing_at(last) > 0:
                 return last
     if high > last:
         missing_at(last)

@@ -1,8 +1,9 @@
-"""Signals during training: Ctrl-C, SIGTERM and SIGHUP end the run, SIGUSR1 saves a checkpoint.
+"""Ends of a run before its last step: by Ctrl-C, SIGTERM and SIGHUP, or a listener. SIGUSR1 saves a checkpoint.
 
 The first Ctrl-C, SIGTERM or SIGHUP (a dropped connection) asks the loop to finish the current step or batch of an
 evaluation, save and stop. The second ends the process at once. SIGUSR1 asks the loop to save after the current step and
-continue. In a run of several processes a signal to any of them asks all, which agree on the step.
+continue. In a run of several processes a signal to any of them asks all, which agree on the step. A run that a listener
+stops is saved too, and then finishes as after its last step: with an evaluation and outputs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Interrupt:
         self._received: signal.Signals | None = None
         self._agreed: signal.Signals | None = None
         self._save_received = self._save_agreed = False
+        self._stop_received = self._stop_agreed = False
         self._asked, self._seen = False, 0  # whether this process has asked to stop; requests that were taken over
         self._previous: dict[signal.Signals, object] = {}
 
@@ -76,8 +78,14 @@ class Interrupt:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def stop(self) -> None:
-        """Ask to stop, as Ctrl-C does."""
-        self._received = self._received or signal.SIGINT
+        """Ask for the run to finish after the step that is running."""
+        self._stop_received = True
+
+    @property
+    def ends_steps(self) -> bool:
+        """Whether no step follows: a signal or a listener asked for that."""
+        stopped = self._stop_received if self._processes is None else self._stop_agreed
+        return stopped or self.requested is not None
 
     def _handle_save(self, number: int, frame: FrameType | None) -> None:
         self._save_received = True
@@ -98,11 +106,16 @@ class Interrupt:
         if self._save_received:
             self._save_received = False
             together.ask("save")
+        if self._stop_received:
+            self._stop_received = False
+            together.ask("stop")
         new = together.asked(self._seen) if together.world.writer else []
         for request in together.share(new, "the next step"):
             self._seen += 1
             if request == "save":
                 self._save_agreed = True
+            elif request == "stop":
+                self._stop_agreed = True
             elif self._agreed is None:
                 self._agreed = signal.Signals(int(request))
 
@@ -121,7 +134,7 @@ class Interrupt:
 
 
 class Listener(Logger):
-    """A logger that calls a function with every report. If it returns True, the run ends as by Ctrl-C."""
+    """A logger that calls a function with every report. If it returns True, the run finishes early."""
 
     def __init__(self, listen: Callable[[Report], bool | None], interrupt: Interrupt) -> None:
         self._listen, self._interrupt = listen, interrupt

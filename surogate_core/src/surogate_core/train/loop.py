@@ -72,7 +72,7 @@ class Job:
 
 
 def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
-    """Train from `progress` to the last step, or until an interrupt: then finish the current step and save it.
+    """Train from `progress` to the last step, or until an interrupt or a stop: then finish the step and save it.
 
     `progress` is updated in place and returned; at a resume it is the checkpoint's. Every checkpoint that was begun is
     complete on return, or its error is raised; only a second interrupt does not wait for it.
@@ -90,7 +90,7 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
         raise
     _wait_for_saves(job)
     _raise_failures(job)
-    if progress.step == progress.nonfinite == job.total_steps:
+    if progress.step == progress.nonfinite > 0 and interrupt.requested is None:
         raise RunStopped(
             f"all {progress.step} steps were skipped: loss or gradient was never finite, so nothing was trained. Lower "
             "learning_rate, check the data, or use a wider dtype; --check-finite names the first op that goes wrong."
@@ -118,20 +118,20 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
             interrupt.agree()
             last, evaluates = launched.step == job.total_steps, _evaluates_after(job, launched.step)
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
-            if not (launched.reading.ready or last or evaluates or saves or interrupt.requested):
+            if not (launched.reading.ready or last or evaluates or saves or interrupt.ends_steps):
                 continue
             since, unfinished = finish(job, launched, progress, since), None
-            if interrupt.requested:
+            if interrupt.ends_steps:
                 break
             if evaluates:
                 evaluate(job, interrupt, progress)
-            if interrupt.requested:  # in the evaluation, which the resumed run makes up for: no step in between
+            if interrupt.ends_steps:  # in the evaluation, which the resumed run makes up for: no step in between
                 break
             if saves:
                 _save(job, progress)
             if evaluates or saves:
                 since = time.perf_counter()
-        if interrupt.requested or _logger_failed(job, interrupt):
+        if interrupt.ends_steps or _logger_failed(job, interrupt):
             _save(job, progress)
 
 

@@ -23,9 +23,9 @@ class TrainResult:
     bits_per_byte of the last evaluation; None unless it read the whole validation set
     writer        whether this process has written it: of several processes, one has
     signal_exit   0, or 130 or 143 when a signal ended the run
-    adapter_dir   None when all weights are trained
+    adapter_dir   None when all weights are trained, and when a signal ended the run before it wrote outputs
     merged_dir    None without a merged model
-    commands      (program, line): the lines that load the outputs
+    commands      (program, line): the lines that load the outputs; none when a signal ended the run
     pushed        the upload; None when none was asked for
     packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
     """

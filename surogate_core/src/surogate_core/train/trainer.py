@@ -307,7 +307,7 @@ def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_ex
         bits_per_byte=bits,
         signal_exit=signal_exit,
         writer=writer,
-        adapter_dir=output / ADAPTER_FOLDER if is_adapter else None,
-        merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter else None,
-        commands=load_commands(run),
+        adapter_dir=output / ADAPTER_FOLDER if is_adapter and not signal_exit else None,
+        merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter and not signal_exit else None,
+        commands=() if signal_exit else load_commands(run),
     )
