@@ -27,7 +27,10 @@ SAVING = ".saving-"
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_STOPPING = DISK_IS_FULL | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+_REPLACED_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})  # another program put a file in place of a folder
+_STOPPING = (
+    DISK_IS_FULL | _REPLACED_FOLDER | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+)
 
 
 def step_folder(directory: Path, step: int) -> Path:

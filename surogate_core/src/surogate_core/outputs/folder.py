@@ -71,7 +71,9 @@ def _write_run_file(output: Path, loaded: LoadedConfig, versions: Mapping[str, s
     loaded = replace(loaded, config=_with_absolute_paths(loaded.config).model_copy(update=absolute))
     header = "".join(f"# {name} {version}\n" for name, version in versions.items())
     fresh = output / f"{SAVING}{RUN_FILE}"
-    fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
+    fresh.unlink(missing_ok=True)
+    with fresh.open("x", encoding="utf-8") as file:  # a new file, never what a link of this name points to
+        file.write(header + dump_yaml(resolved(loaded)))
     os.replace(fresh, output / RUN_FILE)
 
 
