@@ -42,8 +42,8 @@ def refuse_special(path: Path) -> None:
 def open_own(path: Path, flags: int) -> int:
     """Return the descriptor of the file `path`, created if there is none, that the program itself names.
 
-    `flags`: those of `os.open`, such as `os.O_WRONLY | os.O_APPEND`. Raises OSError for a link, for a file with a second
-    name, which may be anyone's, and for what is no regular file.
+    `flags`: those of `os.open`, such as `os.O_WRONLY | os.O_APPEND`. Raises OSError for a link, for a file with a
+    second name, which may be anyone's, and for what is no regular file.
     """
     try:
         file = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
