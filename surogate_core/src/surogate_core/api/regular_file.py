@@ -36,7 +36,7 @@ def refuse_special(path: Path) -> None:
     except (OSError, ValueError):  # whoever opens it says what is wrong
         return
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path}: is {_kind(mode)}, not a file. Name a file.")
+        raise ConfigError(f"{path}: cannot be read: it is {_kind(mode)}, not a file. Name a file.")
 
 
 def open_own(path: Path, flags: int) -> int:

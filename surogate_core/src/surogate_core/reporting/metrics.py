@@ -155,7 +155,7 @@ def parsed_record(line: bytes | str) -> dict[str, Any] | None:
     """Return the record of a line, or None if it has no valid record."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = isinstance(record, dict) and isinstance(record.get("step", 0), int)
     return record if whole else None
@@ -193,7 +193,7 @@ def _mend_last_line(path: Path) -> None:
             return
         try:
             json.loads(partial)
-        except ValueError:
+        except (ValueError, RecursionError):
             file.truncate(end - len(partial))
         else:
             file.seek(end)
