@@ -1,7 +1,7 @@
 """No command runs Python that a YAML file names unless the user has named that YAML file on the command line.
 
-A canary lies where a downloaded folder can put one. Every command, of core and of packages, gets that folder for each of
-its arguments; a command that is new must be added to `COMMANDS`.
+A canary lies where a downloaded folder can put one. Every command, of core and of packages, gets that folder for each
+of its arguments; a command that is new must be added to `COMMANDS`.
 """
 
 from __future__ import annotations

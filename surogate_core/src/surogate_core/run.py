@@ -25,7 +25,7 @@ from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_mode
 from .machine.devices import device as known_device
 from .machine.local_device import LocalDevice, local_device
 from .machine.system import pinnable_memory_bytes
-from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
+from .outputs.earlier_work import refuse_inputs, set_aside_model, writable
 from .planning.plan import Plan, plan_run
 from .planning.ranks import count_ranks
 from .planning.run import Run, asked_by
@@ -215,7 +215,7 @@ def merge(
         base_in_format = stored_base(trained, merging.base_dir, registry, notice)
         if base_in_format is not None:
             merging = replace(merging, merge=base_in_format.watched(merging.merge))
-        merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
+        merging.write(Path(output), make_room=partial(set_aside_model, Path(output)))
     if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
@@ -230,11 +230,9 @@ def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, 
     """
     from .checkpoint.model_ranges import export_model
 
-    if Path(output).resolve().is_relative_to(Path(checkpoint).resolve()):
-        raise ConfigError(f"{output}: is inside of {checkpoint}, which its run may delete. Name another output folder.")
     with writable(Path(output), overwrite, notice):
         refuse_inputs(Path(output), read=(Path(checkpoint),))
-        export_model(Path(checkpoint), Path(output), partial(set_aside_outputs, Path(output)))
+        export_model(Path(checkpoint), Path(output), partial(set_aside_model, Path(output)))
 
 
 def quantize(
@@ -255,6 +253,6 @@ def quantize(
             notice(line)
         opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
         refuse_inputs(Path(output), read=(opened.model_dir,))
-        make_room = partial(set_aside_outputs, Path(output))
+        make_room = partial(set_aside_model, Path(output))
         quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
     return opened.model_dir

@@ -23,7 +23,10 @@ from .folders import RUN_FILE
 
 @dataclass(frozen=True)
 class FoundRun:
-    """The resolved config of the run that wrote an adapter. named: the user gave its path, so its plugins are loaded."""
+    """The resolved config of the run that wrote an adapter.
+
+    named: the user gave its path on the command line, so that its plugins are loaded.
+    """
 
     path: Path
     named: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..api.destination import refuse_checkpoint
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
 from ..checkpoint.folders import RUN_FILE, SAVING
@@ -153,6 +154,7 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
 
 def _refuse_log_file(path: Path, source: str) -> None:
     """Raise ConfigError for a file that does not hold metrics of a run, or that cannot be written."""
+    refuse_checkpoint(path, f"{source}: log_file: ")
     if is_foreign(path):
         raise ConfigError(f"{source}: log_file: {path} does not hold metrics of a run. Name another file.")
     place = next((each for each in (path, *path.parents) if each.exists()), path)
