@@ -10,8 +10,12 @@ from ..errors import ConfigError
 from .json_object import read_json_object
 from .regular_file import is_regular
 
-MANIFEST, STATE, RUN_FILE = "manifest.json", "training_state", "run.yaml"
-"""Files of a checkpoint: what it holds, and the folder of the optimizer's state. In the folder around: the config."""
+MANIFEST = "manifest.json"
+"""The file that lists a checkpoint."""
+STATE = "training_state"
+"""The folder in it with the optimizer's state."""
+RUN_FILE = "run.yaml"
+"""The config, in the folder around the checkpoints."""
 
 _STEP = re.compile(r"step_\d{8,}")
 _OWN_SUFFIXES = (".partial", ".replaced", ".removed")
