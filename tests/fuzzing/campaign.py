@@ -1,9 +1,10 @@
 """Commands on damaged files, each in a process that is forked from one that has imported everything.
 
-    python tests/fuzzing/campaign.py FIRST COUNT LOG
+    nice python tests/fuzzing/campaign.py 1-20000 LOG
+    python tests/fuzzing/campaign.py 5,17,100-126 LOG
 
-runs the cases of COUNT seeds from FIRST on, one at a time, and appends a line of JSON to LOG for each that is wrong
-and, every EVERY cases, one with the counts. A case is decided by its seed: what is damaged, how, and which command
+runs the cases of these seeds, one at a time, and appends a line of JSON to LOG for each that is wrong and, every EVERY
+cases, one with the counts. A case is decided by its seed: what is damaged, how, and which command
 reads it. It may end with 0, or with 2 or 3 and one message. A traceback, a signal, more than SECONDS, or a file that a
 canary writes is wrong. A process has BYTES of memory besides what it shares with the one that it is forked from.
 """
@@ -279,21 +280,27 @@ KINDS: Mapping[str, Callable[[Workplace, random.Random], Words]] = {
 """{what is damaged: damages it and returns the words of a command}. The seed modulo their number chooses."""
 
 
-def main(first: int, count: int, log: Path) -> None:
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that a text such as "5,17,100-126" names."""
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return [seed for first, _, last in ends for seed in range(int(first), int(last or first) + 1)]
+
+
+def main(seeds: list[int], log: Path) -> None:
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, log.open("a", encoding="utf-8") as file:
         campaign, begin = Campaign(Path(folder)), time.monotonic()
-        for seed in range(first, first + count):
+        for done, seed in enumerate(seeds, start=1):
             outcome = campaign.case(seed)
             counts[f"{outcome.kind}: {outcome.code}"] += 1
             if outcome.wrong:
                 file.write(json.dumps(vars(outcome)) + "\n")
-            done = seed + 1 - first
-            if done % EVERY == 0 or done == count:
+            if done % EVERY == 0 or done == len(seeds):
                 seconds = round(time.monotonic() - begin)
-                file.write(json.dumps({"first": first, "done": done, "seconds": seconds, "counts": counts}) + "\n")
+                summary = {"first": seeds[0], "last": seed, "done": done, "seconds": seconds, "counts": counts}
+                file.write(json.dumps(summary) + "\n")
             file.flush()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(seeds_of(sys.argv[1]), Path(sys.argv[2]))

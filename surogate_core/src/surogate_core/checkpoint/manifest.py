@@ -18,6 +18,9 @@ from typing import Any, BinaryIO
 
 from xxhash import xxh3_128
 
+from ..api.regular_file import refuse_special
+from ..errors import ConfigError
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 
@@ -91,16 +94,19 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest. Raises DamagedCheckpoint if it is missing or invalid or has another format."""
     path = directory / MANIFEST
     try:
+        refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("format") != FORMAT:
             raise DamagedCheckpoint(f"{path}: format {content.get('format')!r}, this version reads {FORMAT}")
         manifest = Manifest(**content)
         _check(manifest)
+    except ConfigError as error:
+        raise DamagedCheckpoint(str(error)) from None
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: missing") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: is not a manifest ({error})") from None
     return manifest
 

@@ -15,6 +15,8 @@ from ..planning.ranks import kept_rows_text
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
+THREADS = "CPU threads (OMP_NUM_THREADS)"
+"""Among the versions of a checkpoint that was computed on a CPU: their number changes bits."""
 LAST_GOOD = "last-good"
 
 TOTAL_STEPS = "steps in all (max_steps or num_epochs)"
@@ -224,7 +226,7 @@ def differences(
     changed += [
         f"{name} {new or 'not used'} (saved: {old or 'not used'})"
         for name, old, new in _differing(resumed.manifest.versions, versions)
-        if name not in without_effect
+        if name not in without_effect and (name != THREADS or old)  # older checkpoints do not have it
     ]
     if changed:
         yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"
