@@ -41,7 +41,8 @@ an error that names the nearest one.
 - Numbers and booleans may be written as strings; YAML 1.2 rules apply, so `2e-4` is a number and `no` is text.
 - A dotted key is one of a section: `distributed.num_nodes` is `distributed: {num_nodes: 2}`.
 - `null` means the default.
-- `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign.
+- `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign. Variables with a
+  secret, such as `HF_TOKEN`, are refused: values of the config are written to files.
 - `run.yaml` in the output folder is a config with every key that has an effect, and with absolute paths.
 """
 
