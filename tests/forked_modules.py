@@ -33,10 +33,12 @@ PRELOADED = (
 CLIENT = """#!{python} -ES
 import json, os, signal, socket, sys
 words = {words} + sys.argv[1:]
+safe = words[:1] == ["-P"]
+words = words[safe:]
 if words[:1] != ["-m"] or not words[1].startswith("surogate_core"):
-    os.execv({python!r}, [{python!r}, *words])
+    os.execv({python!r}, [{python!r}, *["-P"] * safe, *words])
 here = os.getcwd()
-asked = [words[1], words[2:], {first!r} or here, here, dict(os.environ), {root!r}]
+asked = [words[1], words[2:], {first!r} or (here if not safe else ""), here, dict(os.environ), {root!r}]
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     socket.send_fds(server, [b"-"], [0, 1, 2])
@@ -88,7 +90,8 @@ class Server:
 
 
 def become(module: str, words: Sequence[str], first: str, folder: str, variables: dict[str, str], root: str) -> None:
-    """Be a process of Python of a virtual environment that runs a module. `first`: where it looks for others first."""
+    """Be a process of Python of a virtual environment that runs a module. `first`: where it looks for others first; ""
+    if nowhere."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -96,7 +99,7 @@ def become(module: str, words: Sequence[str], first: str, folder: str, variables
     (packages,) = Path(root).glob("lib/python3.*/site-packages")
     site.addsitedir(str(packages))
     named = variables.get("PYTHONPATH", "").split(":")
-    sys.path[:] = [first, *filter(None, named), *(path for path in sys.path[1:] if path not in before), *before]
+    sys.path[:] = [*filter(None, (first, *named)), *(path for path in sys.path[1:] if path not in before), *before]
     importlib.invalidate_caches()
     sys.prefix = sys.exec_prefix = root
     sys.executable = f"{root}/bin/forked-python"

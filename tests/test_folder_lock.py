@@ -96,6 +96,32 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     ]
 
 
+@pytest.mark.parametrize("began", ['"x"', "NaN", "1e300", "null", "[]", '"' + "9" * 400 + '"'])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_lock_file_with_a_time_that_is_none_names_its_holder_without_it(
+    tmp_path: Path, began: str, held: bool
+) -> None:
+    said: list[str] = []
+    content = f'{{"pid": 1, "host": "{"far" * 100}", "time": {began}}}'
+    if not held:
+        (tmp_path / LOCK).write_text(content)
+        with locked({tmp_path: ""}, said.append):
+            pass
+    else:
+        with locked({tmp_path: ""}, print):
+            (tmp_path / LOCK).write_text(content)
+            with pytest.raises(ConfigError, match="in use by process 1") as refused, locked({tmp_path: ""}, print):
+                pass
+        said = [str(refused.value)]
+    assert f"process 1 (host {('far' * 100)[:64]})" in said[0]
+
+
+def test_a_lock_file_of_100_000_brackets_is_taken(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("[" * 100_000)
+    with locked({tmp_path: ""}, print):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
 def test_a_lock_that_another_machine_left_is_taken_with_a_notice(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text(json.dumps({"pid": 4711, "host": "far", "time": 0.0}))
     said: list[str] = []

@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "world": "api errors",
         "machine": "api errors",
         "memory": "api machine program",
-        "hub": "errors",
+        "hub": "api errors",
         "config": "api errors",
         "plugins": "api config dtypes errors origin program",
         "data": "api config errors hub machine",

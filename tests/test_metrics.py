@@ -180,9 +180,8 @@ def test_a_file_of_one_partial_line_starts_empty(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_stops_the_run_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunStopped, match=r"metrics\.jsonl: cannot write: No space left on device\. Make room"):
-        JsonLinesLogger(info(tmp_path))
+    with pytest.raises(RunStopped, match=r"/dev/full: cannot write: No space left on device\. Make room"):
+        JsonLinesLogger(info(tmp_path, config={"log_file": "/dev/full"}))
 
 
 def test_an_output_directory_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ an error that names the nearest one.
 - A dotted key is one of a section: `distributed.num_nodes` is `distributed: {num_nodes: 2}`.
 - `null` means the default. In an entry of `datasets`, a key of the type that takes null gets it: `system_field: null`
   is no column, also where the default names one.
-- `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign.
+- `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign. Variables with a
+  secret, such as `HF_TOKEN`, are refused: values of the config are written to files.
 - `run.yaml` in the output folder is a config with every key that has an effect, and with absolute paths.
 """
 

@@ -88,8 +88,8 @@ def test_fingerprint_changes_with_the_files(tokenizer_dir: Path) -> None:
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{", "cannot be read"),
-        ("tokenizer_config.json", "[1]", "holds a list"),
-        ("tokenizer_config.json", "{", "is not JSON"),
+        ("tokenizer_config.json", "[1]", "must contain a JSON object, contains list"),
+        ("tokenizer_config.json", "{", "is not valid JSON"),
         ("tokenizer_config.json", '{"eos_token": "<nope>"}', "'<nope>' is not in"),
     ],
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from surogate_core import run
 from surogate_core.api import Merge
 from surogate_core.checkpoint import base
+from surogate_core.checkpoint.found_run import found_run
 from surogate_core.checkpoint.manifest import read_manifest, write_manifest
 from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError, PluginError
@@ -446,7 +447,7 @@ def test_the_distance_is_that_of_stored_matrices_alone(place: Workplace, tmp_pat
     """Modules that are trained in full replace those of the base: nothing of them was ever in the format."""
     output = place.root / "with-modules"
     run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True, **MODULES), mode="sft"))
-    base = stored_base(output / "adapter", place.root / "model", load_registry(), pytest.fail)
+    base = stored_base(found_run(output / "adapter"), place.root / "model", load_registry(), pytest.fail)
     assert base is not None
     assert base.tensors.keys() == {
         f"model.layers.{layer}.{name}_proj.weight"

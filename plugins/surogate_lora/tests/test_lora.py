@@ -423,7 +423,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors"):
         merge(folder)
     config.write_text("{")
-    with pytest.raises(ConfigError, match=r"adapter_config\.json: is not JSON"):
+    with pytest.raises(ConfigError, match=r"adapter_config\.json: is not valid JSON"):
         merge(folder)
     config.unlink()
     with pytest.raises(ConfigError, match=r"holds no adapter_config.json"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
 
 class SurogateError(Exception):
@@ -13,6 +16,10 @@ class SurogateError(Exception):
 
     exit_code = 1
     told = False
+
+    def __init__(self, message: str = "") -> None:
+        """A name, password or token before the @ of a URL is left out of the message."""
+        super().__init__(_PASSWORD.sub("***", message))
 
 
 class ConfigError(SurogateError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ from .config.adapter import Mode
 from .config.load import LoadedConfig, load_config
 from .config.plugin_files import plugin_files, read_run
 from .config.values import parse_bytes
-from .config.yaml import apply_overrides, read_yaml
-from .errors import ConfigError, PluginError
+from .config.yaml import apply_overrides
+from .errors import ConfigError
 from .fitting.changes import Changes, Proposal, changed
 from .fitting.proposals import propose
 from .hub.config_json import read_config
@@ -24,13 +25,12 @@ from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_mode
 from .machine.devices import device as known_device
 from .machine.local_device import LocalDevice, local_device
 from .machine.system import pinnable_memory_bytes
-from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
+from .outputs.earlier_work import refuse_inputs, set_aside_model, writable
 from .planning.plan import Plan, plan_run
 from .planning.ranks import count_ranks
 from .planning.run import Run, asked_by
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry
-from .plugins.registry import Registry
 from .train.result import TrainResult
 from .train.worker_setup import fill_weights, make_worker
 from .training import train
@@ -211,43 +211,35 @@ def merge(
     overwrite: bool = False,
     adapter: str | None = None,
     notice: Notice = print,
+    config: str | Path | None = None,
 ) -> Path:
     """Merge the adapter in `folder` into its base, write the model to `output` and return the folder of the base.
 
     `base`: directory or hub id, if not the one that the adapter's files name. `output` must be empty unless `overwrite`
     is set, which moves a model in it to `outputs.set_aside`. `adapter`: the kind of adapter, if several installed
     plugins can read the folder. `notice` gets how far the model is from the base that the adapter was trained on, if
-    that was stored in a weight format, or why that is unknown. Raises ConfigError for files that cannot be used.
+    that was stored in a weight format, or why that is unknown. `config`: the YAML file of the run that wrote the
+    adapter. Its `plugins` are loaded; those of a run.yaml that is only found beside the adapter are not. Raises
+    ConfigError for files that cannot be used, PluginError for plugins that do not load.
     """
+    from .checkpoint.found_run import FoundRun, found_run
     from .checkpoint.stored_base import stored_base
 
     with writable(Path(output), overwrite, notice):
-        registry = _registry_of(Path(folder), notice)
-        kind = adapter or kind_of_adapter(registry, Path(folder))
-        merging = open_merge(registry.adapter(kind), Path(folder), base)
+        trained = found_run(Path(folder)) if config is None else FoundRun(Path(config), named=True)
+        registry = load_registry(files=plugin_files(read_run(Path(config), ())) if config is not None else ())
+        with trained.explaining() if trained else nullcontext():
+            kind = adapter or kind_of_adapter(registry, Path(folder))
+            definition = registry.adapter(kind)
+        merging = open_merge(definition, Path(folder), base)
         refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
-        base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
+        base_in_format = stored_base(trained, merging.base_dir, registry, notice)
         if base_in_format is not None:
             merging = replace(merging, merge=base_in_format.watched(merging.merge))
-        merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
+        merging.write(Path(output), make_room=partial(set_aside_model, Path(output)))
     if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
-
-
-def _registry_of(folder: Path, notice: Notice) -> Registry:
-    """Return the installed plugins and those in files that the run of an adapter named.
-
-    A file that does not load any more, or a run.yaml that cannot be read, is no reason not to merge: `notice` says so.
-    """
-    from .checkpoint.stored_base import run_file
-
-    path = run_file(folder)
-    try:
-        return load_registry(files=plugin_files(read_yaml(path)) if path else ())
-    except (ConfigError, PluginError) as error:
-        notice(f"plugins of the run that wrote the adapter are not loaded: {error}")
-        return load_registry()
 
 
 def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, notice: Notice = print) -> None:
@@ -259,11 +251,9 @@ def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, 
     """
     from .checkpoint.model_ranges import export_model
 
-    if Path(output).resolve().is_relative_to(Path(checkpoint).resolve()):
-        raise ConfigError(f"{output}: is inside of {checkpoint}, which its run may delete. Name another output folder.")
     with writable(Path(output), overwrite, notice):
         refuse_inputs(Path(output), read=(Path(checkpoint),))
-        export_model(Path(checkpoint), Path(output), partial(set_aside_outputs, Path(output)))
+        export_model(Path(checkpoint), Path(output), partial(set_aside_model, Path(output)))
 
 
 def quantize(
@@ -284,6 +274,6 @@ def quantize(
             notice(line)
         opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
         refuse_inputs(Path(output), read=(opened.model_dir,))
-        make_room = partial(set_aside_outputs, Path(output))
+        make_room = partial(set_aside_model, Path(output))
         quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
     return opened.model_dir

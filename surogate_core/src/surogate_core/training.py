@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .api import DeviceInfo, JoinContext, Report, Task, World
+from .api import DeviceInfo, JoinContext, Report, Task, World, refuse_checkpoint
 from .assembly.resolve import KernelTable, idle_kernels, idle_modules, unserved_ops
 from .checkpoint.adapter import check_adapter
 from .checkpoint.folder_lock import locked
@@ -84,6 +84,8 @@ def train(
             return _train(loaded, processes, None, here, check, processes.log, None)
         checkpoints = Path(config.resolved_checkpoint_dir)
         folders = {checkpoints: "checkpoint_dir: ", Path(config.output_dir): "output_dir: "}
+        for folder, where in folders.items():
+            refuse_checkpoint(folder, where)
         with locked(folders, notice):
             if config.resume_with_saved_tokens and config.resume_from_checkpoint is False:
                 raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from surogate_core.api import ConfigError
+from surogate_core.api import ConfigError, refuse_checkpoint
 
 from .convert import Converted
 from .convert import convert as converted_from
@@ -89,6 +89,7 @@ def _by_reason(found: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _write_new(path: Path, text: str) -> None:
     """Write a new file whole, or none. Raises ConfigError."""
+    refuse_checkpoint(path, "--output: ")
     made = False
     try:
         with path.open("x", encoding="utf-8") as new:

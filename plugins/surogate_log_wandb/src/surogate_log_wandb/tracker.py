@@ -40,6 +40,7 @@ class WandbLogger(Logger):
                 # Do not capture the console: W&B would also record the cursor movements of the live display.
                 settings=wandb.Settings(console="off"),
             )
+            id_file.unlink(missing_ok=True)  # a link of this name would be written through
             id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
         except wandb.Error as error:
             raise ConfigError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from surogate_core.api import CAUSAL_LM, ConfigError, Merge
+from surogate_core.api import CAUSAL_LM, ConfigError, Merge, check_pattern
 from surogate_core.api.peft import OFF, PEFT_TASKS, read_peft_config, read_peft_tensors, write_peft
 from surogate_core.api.peft import PEFT_CONFIG as CONFIG_FILE
 from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
@@ -308,7 +308,7 @@ class _Selected(BaseModel):
         are_patterns = isinstance(value, str) or info.field_name in ("layers_pattern", "modules_to_save")
         for pattern in ([value] if isinstance(value, str) else value or []) if are_patterns else []:
             try:
-                re.compile(pattern)
+                check_pattern(pattern)
             except re.error as error:
                 raise ValueError(f"{brief(pattern)} is no regular expression: {error}") from None
         return value

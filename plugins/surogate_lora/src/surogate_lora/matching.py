@@ -7,6 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from surogate_core.api import check_pattern, match_groups, matches_whole
+
+PLAIN = re.compile(r"\w+")
+"""A pattern that stands for itself, as most do."""
+
 T = TypeVar("T")
 
 
@@ -22,12 +27,22 @@ def is_saved(module: str, name: str) -> bool:
 
 def pattern_of(patterns: Iterable[str], module: str) -> str | None:
     """`rank_pattern`, `alpha_pattern`: the first regular expression for the whole name or its end from a dot on."""
-    return next((pattern for pattern in patterns if compiled(pattern).match(module)), None)
+    return next((pattern for pattern in patterns if _fits(pattern, module)), None)
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """The expression that PEFT makes of a pattern. Raises re.error where there is none."""
-    return re.compile(rf"(.*\.)?({pattern})$")
+def _fits(pattern: str, module: str) -> bool:
+    if PLAIN.fullmatch(pattern):
+        return is_target(module, pattern)  # what the expression says, without a dot or another character of its own
+    return match_groups(_whole(pattern), module) is not None
+
+
+def check(pattern: str) -> None:
+    """Raises re.error for a pattern of which PEFT makes no expression."""
+    check_pattern(_whole(pattern))
+
+
+def _whole(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
 
 
 def of_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
@@ -59,7 +74,7 @@ class Selection:
             return True
         if self.exclude_modules and _is_named(module, self.exclude_modules):
             return False
-        if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save):
+        if any(_is_below(module, name) for name in self.modules_to_save):
             return False
         if isinstance(self.target_modules, str):
             if self.target_modules.lower() == "all-linear":
@@ -73,14 +88,31 @@ class Selection:
         if not wanted:
             return True
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else list(self.layers_pattern)
-        patterns = [rf"(?:^|.*?\.){name}\.(?P<index>\d+)\." for name in names if name] or [
-            r".*?\.[^.]*\.(?P<index>\d+)\."
-        ]
-        found = next(filter(None, (re.match(pattern, module) for pattern in patterns)), None)
+        named = {name: rf"(?:^|.*?\.){name}\.(?P<index>\d+)\." for name in names if name}
+        patterns = named or {"": r".*?\.[^.]*\.(?P<index>\d+)\."}
+        matching = (_index(pattern, module, is_plain=_is_plain(name)) for name, pattern in patterns.items())
+        found = next(filter(None, matching), None)
         return found is not None and int(found["index"]) in wanted
+
+
+def _is_plain(name: str) -> bool:
+    return not name or PLAIN.fullmatch(name) is not None
+
+
+def _index(pattern: str, module: str, *, is_plain: bool) -> Mapping[str, str] | None:
+    if not is_plain:
+        return match_groups(pattern, module)
+    found = re.match(pattern, module)
+    return None if found is None else found.groupdict()
+
+
+def _is_below(module: str, name: str) -> bool:
+    if PLAIN.fullmatch(name):
+        return f".{name}." in f".{module}."
+    return match_groups(rf"(^|.*\.){name}($|\..*)", module) is not None
 
 
 def _is_named(module: str, names: str | Sequence[str]) -> bool:
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return matches_whole(names, module)
     return any(is_target(module, name) for name in names)

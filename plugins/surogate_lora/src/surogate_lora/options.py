@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from .matching import compiled, of_pattern
+from .matching import check, of_pattern
 
 ALL_LINEAR = ("all-linear", "all")
 """The value of `lora_target_modules` that stands for every linear projection of the blocks."""
@@ -100,7 +100,7 @@ class LoraOptions(BaseModel):
     def _compiling(cls, value: dict[str, Any]) -> dict[str, Any]:
         for pattern in value:
             try:
-                compiled(pattern)
+                check(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value

@@ -16,7 +16,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Final
 
-from surogate_core.api import ConfigError
+from surogate_core.api import ConfigError, refuse_checkpoint
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -114,6 +114,7 @@ class Package:
 def write(package: Package, directory: Path) -> list[Path]:
     """Write a package into a new or empty directory and return its files. Raises ConfigError if it cannot."""
     package.check()
+    refuse_checkpoint(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory}: exists and is not an empty folder. Name another one.")
     written = []

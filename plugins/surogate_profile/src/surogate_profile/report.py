@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from surogate_core.api import refuse_checkpoint
 from surogate_core.cli.json_output import print_json
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.render import print_warning
@@ -106,6 +107,7 @@ def _figures(group: Group) -> dict[str, float]:
 def _check_writable(path: Path | None) -> None:
     if path is None:
         return
+    refuse_checkpoint(path, "--picture: ")
     if path.is_dir():
         raise ConfigError(f"--picture: {path} is a directory. Give the name of a file.")
     if not path.absolute().parent.is_dir():

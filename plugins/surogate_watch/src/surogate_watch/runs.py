@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
@@ -93,7 +94,9 @@ class RunFiles:
     def _read_metrics(self) -> None:
         try:
             stat = self._metrics.stat()
-        except OSError:
+        except (OSError, ValueError):
+            return
+        if not S_ISREG(stat.st_mode):  # a pipe would wait for its writer
             return
         if (stat.st_dev, stat.st_ino) != self._identity or stat.st_size < self._offset:  # a resumed run replaces it
             self._identity, self._offset, self._tail = (stat.st_dev, stat.st_ino), 0, b""
@@ -107,11 +110,9 @@ class RunFiles:
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:
             try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self._take(record)
+                self._take(json.loads(line))
+            except (ValueError, RecursionError, LookupError, TypeError, AttributeError, OverflowError):
+                continue  # no record of a run
 
     def _take(self, record: dict[str, Any]) -> None:
         run = self.run
@@ -154,9 +155,11 @@ def _metrics_file(folder: Path) -> Path:
 def _key(folder: Path, key: str) -> str:
     """Return the text of a key in the run file of a folder; "" without one, or in a file of something else."""
     try:
+        if not (folder / RUN_FILE).is_file():
+            return ""
         found = yaml.safe_load((folder / RUN_FILE).read_text(encoding="utf-8"))[key]
         return found if isinstance(found, str) else ""
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
         return ""
 
 
@@ -168,17 +171,19 @@ def _has_outputs(folder: Path) -> bool:
 def _holder(folder: Path) -> tuple[str, bool | None]:
     """Return who holds the lock of a folder, and whether that process lives; None: it is on another machine."""
     try:
+        if not S_ISREG((folder / LOCK).lstat().st_mode):
+            return "a process", None
         found = json.loads((folder / LOCK).read_text())
         pid, host = int(found["pid"]), str(found["host"])
     except FileNotFoundError:
         return "", None
-    except (OSError, ValueError, KeyError, TypeError):  # it is being written
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # it is being written
         return "a process", None
     if host != socket.gethostname():
         return f"process {pid} on {host}", None
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return f"process {pid}", False
     except PermissionError:
         pass

@@ -25,8 +25,11 @@ from ..program.shards import Sharding, chunk_size, part_size
 from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
+from .bounded_pattern import check_pattern, match_groups, matches_whole
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
+from .destination import refuse_checkpoint
 from .hooks import provides
+from .json_object import read_json_object
 from .kernels import BindContext, Call, KernelDef, Launch
 from .losses import Document, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
 from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, Metric, ModelDef, RowChoice, WeightMap
@@ -161,8 +164,13 @@ __all__ = [
     "WeightMap",
     "World",
     "accumulator",
+    "check_pattern",
     "chunk_size",
     "first_output",
+    "match_groups",
+    "matches_whole",
     "part_size",
     "provides",
+    "read_json_object",
+    "refuse_checkpoint",
 ]

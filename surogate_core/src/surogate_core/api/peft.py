@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..origin import Declared
 from .adapters import AdapterDef, Merge
+from .bounded_pattern import check_pattern, matches_whole
+from .json_object import read_json_object
 from .models import CAUSAL_LM
+from .regular_file import refuse_special
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,10 +231,10 @@ def _selection(path: Path, targets: Any) -> Callable[[str], bool]:
     if targets.lower() == _ALL_LINEAR:
         return lambda module: module != _HEAD
     try:
-        pattern = re.compile(targets)
+        check_pattern(targets)
     except re.error as error:
         raise ConfigError(f"{path}: target_modules: {brief(targets)} is no regular expression: {error}.") from None
-    return lambda module: pattern.fullmatch(module) is not None
+    return lambda module: matches_whole(targets, module)
 
 
 def _ends(module: str) -> Iterator[str]:
@@ -247,18 +250,8 @@ def _ends(module: str) -> Iterator[str]:
 
 def read_peft_config(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `adapter_config.json`. Raises ConfigError if it cannot be read."""
-    path = folder / PEFT_CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{folder}: holds no {PEFT_CONFIG}. Name the folder that has it.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON ({error}). Save the adapter again.") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: is no JSON object. Save the adapter again.")
-    return config
+    missing = f"{folder} holds no {PEFT_CONFIG}: name the folder that has it."
+    return read_json_object(folder / PEFT_CONFIG, "Save the adapter again.", missing)
 
 
 def read_peft_tensors(folder: Path) -> dict[str, Tensor]:
@@ -267,6 +260,7 @@ def read_peft_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     path = folder / PEFT_TENSORS
+    refuse_special(path)
     try:
         stored = load_file(path)
     except FileNotFoundError:

@@ -22,6 +22,9 @@ DATA, DATASETS = "data", "token_caches"
 """{"rows", "tokens", "content": a hash of tokens and labels}, and for each of `datasets` {"type", "version", "cache":
 name}. Older checkpoints have no DATASETS, an "identity" of the caches in DATA, and before 0.2.0 no "content"."""
 
+THREADS = "cpu_threads"
+"""Among the versions of a checkpoint that was computed on a CPU: their number changes bits."""
+
 MODEL_CONFIG = "model_config."
 """Before a key of the model's config.json."""
 
@@ -36,6 +39,7 @@ _TEXTS = {
     FROZEN: "frozen weights",
     DATA: "training data",
     DATASETS: "token caches",
+    THREADS: "CPU threads (OMP_NUM_THREADS)",
 }
 
 _BEFORE = {

@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from reprlib import repr as brief
 
+from ..api.regular_file import open_own
 from ..errors import ConfigError
 from .folders import made
 
 LOCK = ".surogate.lock"
 """Name of the lock file. It is removed with the lock, and left by a process that is killed."""
+
+LONGEST_NAME = 64
+"""Characters of a host's name."""
 
 _TAKEN = frozenset({errno.EAGAIN, errno.EACCES})
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -66,7 +71,7 @@ def _take(folder: Path, name: str, notice: Callable[[str], None]) -> int:
     while True:
         with suppress(FileNotFoundError):  # another process has removed the folder that it made, or its lock file
             folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            file = open_own(path, os.O_RDWR)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(file).st_ino == path.stat().st_ino:
@@ -115,12 +120,16 @@ def _holder(file: int) -> str:
 def _read(file: int) -> dict[str, object] | None:
     try:
         found = json.loads(os.pread(file, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and {"pid", "host", "time"} <= found.keys() else None
 
 
 def _text(holder: dict[str, object]) -> str:
-    began = time.localtime(float(str(holder["time"])))
+    named = f"process {brief(holder['pid'])} (host {str(holder['host'])[:LONGEST_NAME]}"
+    try:
+        began = time.localtime(float(str(holder["time"])))
+    except (ValueError, OverflowError, OSError):  # another program wrote it
+        return f"{named})"
     since = time.strftime("%H:%M" if began[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", began)
-    return f"process {holder['pid']} (host {holder['host']}, since {since})"
+    return f"{named}, since {since})"

@@ -7,6 +7,7 @@ reads it again.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from ..errors import RunStopped
+from ..api.json_object import read_json_object
+from ..errors import ConfigError, RunStopped
 
 _STEP = re.compile(r"step_(\d{8,})")
 _PARTIAL = ".partial"  # step_00000050.partial: being written
@@ -27,7 +29,10 @@ SAVING = ".saving-"
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_STOPPING = DISK_IS_FULL | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+_REPLACED_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})  # another program put a file in place of a folder
+_STOPPING = (
+    DISK_IS_FULL | _REPLACED_FOLDER | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+)
 
 
 def step_folder(directory: Path, step: int) -> Path:
@@ -111,6 +116,30 @@ def remove_leftovers(directory: Path) -> list[Path]:
             _remove(path)
             removed.append(path)
     return removed
+
+
+_MOVED = "files.json"
+"""In a `SAVING` folder: the files that are being moved out of it, and which of them is moved last."""
+
+
+def write_moved(fresh: Path, last: str) -> None:
+    """Note in a `SAVING` folder what it holds, for `half_moved`, before the first file is moved."""
+    names = sorted(path.name for path in fresh.iterdir())
+    (fresh / _MOVED).write_text(json.dumps({"last": last, "files": names}), encoding="utf-8")
+    sync(fresh / _MOVED)
+    sync(fresh)
+
+
+def half_moved(directory: Path) -> frozenset[str]:
+    """Return the names of files that a killed save may have moved in: they are of a model or adapter that is not
+    whole."""
+    names: set[str] = set()
+    for path in directory.glob(f"{SAVING}*/{_MOVED}"):
+        with suppress(ConfigError):  # killed while it wrote them: nothing was moved
+            noted = read_json_object(path)
+            if (path.parent / str(noted.get("last"))).exists():  # else it was killed after the last one
+                names |= {str(name) for name in noted.get("files") or ()}
+    return frozenset(names)
 
 
 def restore_replaced(directory: Path) -> None:

@@ -26,7 +26,7 @@ from ..machine.progress import Progress
 from ..reference.rounding import TORCH_DTYPES
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
-from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
+from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree, write_moved
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
@@ -106,14 +106,17 @@ def save_files(
     `stopping_when_disk_refuses`. If `write` fails, `out_dir` is as it was: absent if it was new.
     """
     with stopping_when_disk_refuses(out_dir, safe_in=safe_in), made(out_dir):
-        for leftover in out_dir.glob(f"{SAVING}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        leftovers = list(out_dir.glob(f"{SAVING}*"))  # they tell `make_room` what is no whole model
         with tempfile.TemporaryDirectory(dir=out_dir, prefix=SAVING) as name:
             fresh = Path(name)
             write(fresh)
             sync_tree(fresh)
             make_room()
-            _move_in(fresh, out_dir, last)
+            names = {path.name for path in fresh.iterdir()}
+            write_moved(fresh, last)
+            for leftover in leftovers:
+                shutil.rmtree(leftover, ignore_errors=True)
+            _move_in(fresh, out_dir, names, last)
 
 
 def saved_dtype(model: ModelExport, param: str) -> torch.dtype:
@@ -175,9 +178,8 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _move_in(fresh: Path, out_dir: Path, last: str) -> None:
+def _move_in(fresh: Path, out_dir: Path, new: set[str], last: str) -> None:
     """Move the files in the order of `save_model`. Sync in between, because renames may reach the disk in any order."""
-    new = {path.name for path in fresh.iterdir()}
     (out_dir / last).unlink(missing_ok=True)
     sync(out_dir)
     for name in sorted(new - {last}):

@@ -20,7 +20,9 @@ from typing import Any, BinaryIO
 
 from xxhash import xxh3_128
 
+from ..api.regular_file import refuse_special
 from ..api.sealed import BrokenSeal, sealed, unsealed
+from ..errors import ConfigError
 from .facts import facts_of_format_1
 from .folders import step_of
 
@@ -98,6 +100,7 @@ def read_manifest(directory: Path) -> Manifest:
     unknown format, or if its hash is missing or another one."""
     path = directory / MANIFEST
     try:
+        refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8"))
         format = content.get("format")
         if format not in (1, FORMAT):
@@ -108,11 +111,13 @@ def read_manifest(directory: Path) -> Manifest:
             manifest = replace(manifest, facts=facts_of_format_1(manifest.facts))
     except BrokenSeal as broken:
         raise DamagedCheckpoint(f"{path}: {broken}") from None
+    except ConfigError as error:
+        raise DamagedCheckpoint(str(error)) from None
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: missing") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: is not a manifest ({error})") from None
     for folder in (directory, directory.resolve()):
         if step_of(folder) not in (None, manifest.step):

@@ -20,6 +20,7 @@ from .facts import (
     FROZEN,
     MODEL_CONFIG,
     ROWS,
+    THREADS,
     TOTAL_STEPS,
     WEIGHTS,
     fact_text,
@@ -252,9 +253,9 @@ def differences(
         if name not in without_effect
     ]
     changed += [
-        f"{name} {new or 'not used'} (saved: {old or 'not used'})"
+        f"{fact_text(name)} {new or 'not used'} (saved: {old or 'not used'})"
         for name, old, new in _differing(resumed.manifest.versions, versions)
-        if name not in without_effect
+        if name not in without_effect and (name != THREADS or old)  # older checkpoints do not have it
     ]
     if changed:
         yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..api.regular_file import refuse_special
 from ..errors import ConfigError
 from ..runtime.pieces import Pieces
 from .manifest import HashedFile
@@ -148,6 +149,7 @@ def _contents(path: Path) -> Iterator[tuple[str, torch.dtype, list[int], _Range]
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, which the library has checked, and where its data begin."""
+    refuse_special(path)
     try:
         with safe_open(path, framework="pt"):
             pass

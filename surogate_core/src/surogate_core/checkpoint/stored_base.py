@@ -14,14 +14,13 @@ from torch import Tensor
 from ..api import HFTensor, Merge
 from ..assembly.assemble import record
 from ..config.load import load_config
-from ..config.yaml import read_yaml
 from ..errors import ConfigError, PluginError
 from ..machine.devices import cpu
 from ..planning.plan import run_inputs
 from ..planning.run import chosen_weight_format, open_run
 from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
-from .folders import RUN_FILE
+from .found_run import FoundRun
 from .matrix_codec import MatrixCodec
 
 ROWS = 64
@@ -65,29 +64,26 @@ class StoredBase:
         )
 
 
-def run_file(folder: Path) -> Path | None:
-    """Return the resolved config of the run that wrote an adapter; None if it is not next to it."""
-    return next((p for p in (folder / RUN_FILE, folder.parent / RUN_FILE) if p.is_file()), None)
-
-
-def stored_base(folder: Path, base_dir: Path, registry: Registry, notice: Callable[[str], None]) -> StoredBase | None:
-    """Return the weight format of the run that wrote an adapter, by the run.yaml next to it; None: it had none.
+def stored_base(
+    run: FoundRun | None, base_dir: Path, registry: Registry, notice: Callable[[str], None]
+) -> StoredBase | None:
+    """Return the weight format of the run that wrote an adapter; None: it had none, or is unknown.
 
     A run.yaml that cannot be used is no reason not to merge: None, and `notice` says why.
     """
-    path = run_file(folder)
-    if path is None:
+    if run is None:
         return None
     try:
-        return _stored_base(path, base_dir, registry)
+        with run.explaining():
+            return _stored_base(run, base_dir, registry)
     except (ConfigError, PluginError) as error:
         why = "; ".join(line.strip() for line in str(error).splitlines())
         notice(f"not shown: how far the model is from the base that the adapter was trained on, because of {why}")
         return None
 
 
-def _stored_base(path: Path, base_dir: Path, registry: Registry) -> StoredBase | None:
-    loaded = load_config({**read_yaml(path), "model": str(base_dir)}, registry=registry, source=str(path))
+def _stored_base(run: FoundRun, base_dir: Path, registry: Registry) -> StoredBase | None:
+    loaded = load_config({**run.keys, "model": str(base_dir)}, registry=registry, source=str(run.path))
     chosen = chosen_weight_format(loaded, registry)
     if chosen is None:
         return None

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..api import HFTensor, WeightMap
+from ..api.regular_file import is_regular, refuse_special
 from ..errors import ConfigError
 from ..hub.config_json import read_json
 from ..hub.files import PICKLED
@@ -237,7 +238,7 @@ def locate(model_dir: Path) -> dict[Path, set[str]]:
         indexed: dict[str, Path] = {}
     elif (model_dir / INDEX).exists():
         weight_map = read_weight_map(model_dir / INDEX)
-        missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+        missing = sorted({shard for shard in weight_map.values() if not is_regular(model_dir / shard)})
         if missing:
             raise ConfigError(f"{model_dir / INDEX}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
         indexed = {name: model_dir / shard for name, shard in weight_map.items()}
@@ -289,6 +290,7 @@ def _no_weights(model_dir: Path) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
+    refuse_special(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

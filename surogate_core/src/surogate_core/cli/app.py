@@ -180,12 +180,16 @@ def merge(
         str | None,
         typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: by the file in ADAPTER."),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     from .. import run
 
     print_notices()
-    base_dir = run.merge(adapter, output, base, overwrite, kind)
+    base_dir = run.merge(adapter, output, base, overwrite, kind, config=config)
     print(f"merged {adapter} into {base_dir}: {output}")
     if as_json:
         print_json({"adapter": adapter, "base": base_dir, "output": output})

@@ -76,7 +76,7 @@ def restart_if_wanted(config: TrainConfig, error: RunLost, notice: Callable[[str
     notice(f"restarting from {checkpoint} (max_restarts: {left} left)")
     sys.stderr.flush()
     settings = ("--set", f"max_restarts={left}", "--set", "resume_from_checkpoint=true")
-    os.execv(sys.executable, [sys.executable, "-m", "surogate_core.cli", *sys.argv[1:], *settings])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "surogate_core", *sys.argv[1:], *settings])
 
 
 def print_summary(out: TextIO, result: TrainResult) -> None:

@@ -11,6 +11,10 @@ from .errors import Findings, shown, shown_key
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _MAX_DEPTH = 32
+_SECRET = re.compile(
+    r"(HF|HUGGING_FACE_HUB|HUGGINGFACE|GITHUB|GH)_TOKEN|(.*_)?(API_KEY|ACCESS_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD)"
+)
+"""Names of variables whose values must not be written: run.yaml, metrics and the model card have the config."""
 
 
 def expand_variables(key: str, value: Any, findings: Findings) -> Any:
@@ -23,6 +27,12 @@ def expand_variables(key: str, value: Any, findings: Findings) -> Any:
         name = braced if plain is None else plain
         if not name.isidentifier() or not name.isascii():
             findings.wrong(key, f"{shown(match[0])} names no environment variable; write $$ for a dollar sign")
+        elif _SECRET.fullmatch(name.upper()):
+            findings.wrong(
+                key,
+                f"${name} looks like a secret, and values of the config are written to run.yaml, metrics and the model "
+                "card. The libraries that need it read the variable themselves: remove it here",
+            )
         elif name not in os.environ:
             findings.wrong(key, f"the environment variable {shown_key(name)} is not set; set it, or write $$ for a $")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from ..api.json_object import read_json_object
+from ..api.regular_file import is_regular, refuse_special
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY
 from .chat.template import ChatTemplate, read_chat_template
-from .readers import kind_of_value
 
 PIECE_CHARS = 1 << 20
 """Byte-level tokenizers read longer texts in pieces of about this length: in parallel, and with less memory."""
@@ -26,6 +28,9 @@ PIECE_CHARS = 1 << 20
 # the tokens of the whole text.
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=[^\W_])")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+HIGHEST_ID = 1 << 24
+"""The highest id of a token. Vocabularies in use have 2 % of that."""
+_LONG_NUMBER = re.compile(rb":\s*(\d{8,})")
 _SPECIAL_TOKENS = "special_tokens_map.json"
 _NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FINGERPRINTED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -212,11 +217,13 @@ def _naming_file(directory: Path, name: str) -> Path:
 
 def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    refuse_special(path)
+    if not is_regular(path):
         raise ConfigError(
             f"{where}: {directory} has no tokenizer.json. Write one with "
             "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
+    _refuse_ids(path, where)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
@@ -226,16 +233,38 @@ def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:
     return backend
 
 
+def _refuse_ids(path: Path, where: str) -> None:
+    """Raise ConfigError for an id of a token above HIGHEST_ID: the library makes a table of as many entries."""
+    data = path.read_bytes()
+    if not any(int(number[:19]) > HIGHEST_ID for number in _LONG_NUMBER.findall(data)):  # nor in the text of a token
+        return
+    try:
+        highest = max(_ids(json.loads(data)), default=0)
+    except (ValueError, RecursionError):  # the library says what is wrong
+        return
+    if highest > HIGHEST_ID:
+        raise ConfigError(
+            f"{where}: {path}: a token has the id {highest}, and the highest that is read is {HIGHEST_ID:,}. Download "
+            "it again."
+        )
+
+
+def _ids(spec: Any) -> Iterator[int]:
+    """Yield the ids in a parsed tokenizer.json, as far as it is one."""
+    model, added = (spec.get("model"), spec.get("added_tokens")) if isinstance(spec, dict) else (None, None)
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    found = [*vocab.values()] if isinstance(vocab, dict) else []
+    found += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    yield from (number for number in found if isinstance(number, int))
+
+
 def _read_json(path: Path, where: str) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {path} is not JSON: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{where}: {path} holds {kind_of_value(content)}, not an object. Download it again.")
-    return content
+        return read_json_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _pieces(text: str, chars: int) -> Iterator[str]:

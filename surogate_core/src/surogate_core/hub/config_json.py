@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ..api.json_object import read_json_object
 from ..errors import ConfigError
 
 QUANTIZATION = "quantization_config"
@@ -39,15 +39,6 @@ def refused_quantized(model_dir: Path, why: str) -> ConfigError:
 
 
 def read_json(path: Path, if_missing: str) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ConfigError naming the file; if it is missing, with `if_missing`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. {if_missing}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid JSON: {error}. Download it again.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must contain a JSON object, contains {type(content).__name__}. Download it again.")
-    return content
+    """Return the JSON object in a file of a model. Raises ConfigError naming the file; if it is missing, with
+    `if_missing`."""
+    return read_json_object(path, "Download it again.", if_missing)

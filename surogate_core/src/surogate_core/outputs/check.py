@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..errors import RunStopped
@@ -20,6 +22,10 @@ from ..planning.run import Run
 
 MEMORY_SHARE = 4
 """A model is loaded with its data if that takes less than 1 / MEMORY_SHARE of the free memory, else without."""
+
+LAST_BYTES = 4096
+LONGEST_LINE = 600
+"""Characters of the last line of the process's stderr that a message has."""
 
 
 class OutputCheck:
@@ -32,6 +38,7 @@ class OutputCheck:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._prepared: Run | None = None
+        self._said: IO[str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -42,11 +49,12 @@ class OutputCheck:
     def begin(self) -> None:
         """Start the process, unless it runs already. It imports transformers and waits."""
         if self._process is None:
+            self._said = TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "surogate_core.outputs.check_process"],
+                [sys.executable, "-P", "-m", "surogate_core.outputs.check_process"],  # nothing of the working folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,  # Ctrl-C reaches the run only, which ends this process
                 text=True,
@@ -81,13 +89,21 @@ class OutputCheck:
         assert process is not None and process.stdout is not None
         answer = process.stdout.read()
         if process.wait() or not answer:
+            code = process.returncode
             raise RunStopped(
                 f"{run.config.output_dir} is written, but the process that checks whether it loads ended with exit "
-                f"code {process.returncode} (-9: probably out of memory). Nothing was deleted. verify_outputs: false "
-                "skips this check."
+                f"code {code}{' (probably out of memory)' if code == -signal.SIGKILL else ''}{self._last_words()}. "
+                "Nothing was deleted. verify_outputs: false skips this check."
             )
         if problem := json.loads(answer):
             raise RunStopped(problem)
+
+    def _last_words(self) -> str:
+        """Return the last line that the process has written on stderr, as it follows its exit code."""
+        assert self._said is not None
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - LAST_BYTES))
+        lines = [line.strip() for line in self._said.read().splitlines() if line.strip()]
+        return f": {lines[-1][:LONGEST_LINE]}" if lines else ""
 
     def end(self) -> None:
         if self._process is not None:
@@ -98,7 +114,9 @@ class OutputCheck:
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
-        self._process = self._prepared = None
+        if self._said is not None:
+            self._said.close()
+        self._process = self._prepared = self._said = None
 
 
 def _requests(run: Run) -> list[tuple[str, str | None, str, str, str | None, Sequence[str]]]:

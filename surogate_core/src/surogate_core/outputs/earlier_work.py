@@ -8,14 +8,15 @@ first step: `run.yaml`, and metrics that hold only the record of its start.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..api.destination import refuse_checkpoint
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.folder_lock import LOCK, locked
-from ..checkpoint.folders import SAVING, free_name
+from ..checkpoint.folders import SAVING, free_name, half_moved
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, SAVED_TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE, parsed_record
@@ -24,6 +25,8 @@ from ..reporting.text import names_text
 
 OUTPUTS = "outputs"
 """The outputs of an earlier run are moved to the folder `outputs.set_aside`."""
+
+_OF_RUN = (METRICS_FILE, PICTURE_FILE, "step_*", "adapter_config.json", "adapter_model*")
 
 _MODEL_FILES = (
     *(*CONFIG_FILES, *WEIGHT_FILES, *SAVED_TOKENIZER_FILES),
@@ -77,15 +80,22 @@ def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = 
 
 @contextmanager
 def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a folder that a model is written to. It must be empty unless `overwrite`.
+    """Hold the lock of a folder that a command writes a model to: the rule of all such commands on where they may.
 
-    Raises ConfigError as `locked` does, and for a folder that is not empty, or a file. A folder that it creates is
-    removed if the block fails.
+    It must be empty unless `overwrite`, hold nothing of a run or an adapter, and be no checkpoint nor in one. What a
+    killed command has moved in counts as nothing. Raises ConfigError otherwise, for a file, and as `locked` does. A
+    folder that it creates is removed if the block fails.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises for names that are too long
         raise ConfigError(f"{folder}: is a file. Name a folder for the model.")
+    refuse_checkpoint(folder)
     with locked({folder: ""}, notice):
-        if not overwrite and (found := _entries(folder)):
+        if of_run := _of_run(folder):
+            raise ConfigError(
+                f"{folder}: holds {_named(of_run)}, of a run or an adapter, which is no place for another model. Name "
+                "another output folder."
+            )
+        if not overwrite and (found := _entries(folder, without=half_moved(folder))):
             raise ConfigError(
                 f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which "
                 "sets a model in it aside and deletes nothing."
@@ -102,6 +112,15 @@ def refuse_inputs(folder: Path, read: Sequence[Path]) -> None:
             raise ConfigError(f"{source}: is an input, but would be set aside in {folder}. Name another output folder.")
 
 
+def set_aside_model(folder: Path) -> list[Path]:
+    """Move a model in a folder to its subfolder `outputs.set_aside`, for one that a command writes in its place.
+
+    What a killed command has moved in is no model: it stays, and is replaced. Raises as `set_aside_outputs` does.
+    """
+    half = half_moved(folder)
+    return _move_aside(folder, [path for path in outputs_in(folder) if path.name not in half])
+
+
 def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     """Move the outputs in a folder to its subfolder `outputs.set_aside`. Return that path, or [] without outputs.
 
@@ -109,7 +128,10 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     disk refuses.
     """
     refuse_inputs(folder, read)
-    found = outputs_in(folder)
+    return _move_aside(folder, outputs_in(folder))
+
+
+def _move_aside(folder: Path, found: Sequence[Path]) -> list[Path]:
     if not found:
         return []
     target = free_name(folder / OUTPUTS)
@@ -122,10 +144,18 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     return [target]
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return what a folder holds, without its lock and what a killed save left."""
+def _of_run(folder: Path) -> list[Path]:
+    """Return what no command that writes a model has written into a folder: it is of a run, or an adapter."""
+    found = {path for pattern in _OF_RUN for path in folder.glob(pattern)}
+    found |= {folder / name for name in (ADAPTER_FOLDER, MERGED_FOLDER) if _entries(folder / name)}
+    return sorted(found)
+
+
+def _entries(folder: Path, without: Collection[str] = ()) -> list[Path]:
+    """Return what a folder holds, but for some names, its lock and what a killed save left."""
     own = (SAVING, LOCK)
-    return sorted(path for path in folder.iterdir() if not path.name.startswith(own)) if folder.is_dir() else []
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith(own)) if folder.is_dir() else []
+    return [path for path in found if path.name not in without]
 
 
 def _named(paths: Sequence[Path]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..api.destination import refuse_checkpoint
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
 from ..checkpoint.folders import RUN_FILE, SAVING
@@ -71,7 +72,9 @@ def _write_run_file(output: Path, loaded: LoadedConfig, versions: Mapping[str, s
     loaded = replace(loaded, config=_with_absolute_paths(loaded.config).model_copy(update=absolute))
     header = "".join(f"# {name} {version}\n" for name, version in versions.items())
     fresh = output / f"{SAVING}{RUN_FILE}"
-    fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
+    fresh.unlink(missing_ok=True)
+    with fresh.open("x", encoding="utf-8") as file:  # a new file, never what a link of this name points to
+        file.write(header + dump_yaml(resolved(loaded)))
     os.replace(fresh, output / RUN_FILE)
 
 
@@ -151,6 +154,7 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
 
 def _refuse_log_file(path: Path, source: str) -> None:
     """Raise ConfigError for a file that does not hold metrics of a run, or that cannot be written."""
+    refuse_checkpoint(path, f"{source}: log_file: ")
     if is_foreign(path):
         raise ConfigError(f"{source}: log_file: {path} does not hold metrics of a run. Name another file.")
     place = next((each for each in (path, *path.parents) if each.exists()), path)

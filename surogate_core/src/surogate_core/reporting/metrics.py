@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api import EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from ..api.regular_file import open_own
 from ..errors import ConfigError, RunStopped
 from ..machine.replaced_file import replaced
 
@@ -53,7 +54,7 @@ class JsonLinesLogger(Logger):
 
     A line is one unbuffered write to a file opened for appending. So readers see whole lines, and a killed process
     loses no report. Raises ConfigError if the file cannot be opened, and RunStopped if a line cannot be written (disk
-    full): a run that cannot be recorded stops, and the loop saves it first.
+    full, file or folder removed): a run that cannot be recorded stops, and the loop saves it first.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -61,7 +62,8 @@ class JsonLinesLogger(Logger):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _mend_last_line(self._path)
-            self._file = FileIO(self._path, "a")
+            named = bool(info.config.get("log_file"))  # its user may name a link, or /dev/null
+            self._file = FileIO(self._path if named else open_own(self._path, os.O_WRONLY | os.O_APPEND), "a")
         except OSError as error:
             key = "log_file" if info.config.get("log_file") else "output_dir"
             raise ConfigError(
@@ -87,6 +89,7 @@ class JsonLinesLogger(Logger):
 
     def _write(self, record: Mapping[str, Any]) -> None:
         line = memoryview(json.dumps(finite(record), allow_nan=False).encode() + b"\n")
+        self._refuse_lost()
         try:
             while line:
                 line = line[self._file.write(line) :]  # a nearly full disk may write only part of a line
@@ -94,6 +97,20 @@ class JsonLinesLogger(Logger):
             raise RunStopped(
                 f"{self._path}: cannot write: {error.strerror or error}. Make room on the disk, then resume the run."
             ) from error
+
+    def _refuse_lost(self) -> None:
+        """Raise RunStopped if the path is no longer that of the open file: its folder may be another run's by now."""
+        held = os.fstat(self._file.fileno())
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            what = "removed" if found is None else "replaced"
+            raise RunStopped(
+                f"{self._path}: was {what}, or its folder was, while the run trained: what follows would be recorded "
+                "nowhere. Resume the run from what is saved."
+            )
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -138,7 +155,7 @@ def parsed_record(line: bytes | str) -> dict[str, Any] | None:
     """Return the record of a line, or None if it has no valid record."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = isinstance(record, dict) and isinstance(record.get("step", 0), int)
     return record if whole else None
@@ -176,7 +193,7 @@ def _mend_last_line(path: Path) -> None:
             return
         try:
             json.loads(partial)
-        except ValueError:
+        except (ValueError, RecursionError):
             file.truncate(end - len(partial))
         else:
             file.seek(end)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..api import Comm, Report
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
-from ..checkpoint.facts import DATA, fact_text, value_text
+from ..checkpoint.facts import DATA, THREADS, fact_text, value_text
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import FOLDERS, Resumed, saved_tokens
 from ..config.load import resolved
@@ -184,10 +184,19 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         extends=steps.schedule.extends,
         facts=facts(run, plan, steps.loader, steps.total),
         before=partial(caches_before, steps.loader.rows),
-        versions=run_versions(run, plan) | {"device": _devices(plan)},
+        versions=run_versions(run, plan) | {"device": _devices(plan)} | _threads(plan),
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
         turn_ends=steps.data.turn_ends,
     )
+
+
+def _threads(plan: Plan) -> dict[str, str]:
+    """Return the CPU threads of torch if it computes on the CPU: they decide how sums are split, and so their bits."""
+    import torch
+
+    if plan.report.device.sm is not None:
+        return {}
+    return {THREADS: str(torch.get_num_threads() if plan.report.world_size == 1 else 1)}  # several have one each
 
 
 def _compared(run: Run, plan: Plan) -> dict[str, str]:

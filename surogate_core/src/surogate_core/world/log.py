@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import IO
 
 from ..api import World
+from ..api.regular_file import open_own
 
 
 class ProcessLog:
@@ -26,7 +28,8 @@ class ProcessLog:
     def open(self) -> None:
         """Write to the file from now on."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("w", encoding="utf-8", buffering=1)
+        file = open_own(self.path, os.O_WRONLY | os.O_TRUNC)
+        self._file = os.fdopen(file, "w", encoding="utf-8", buffering=1)
         self._write()
 
     def _write(self) -> None:

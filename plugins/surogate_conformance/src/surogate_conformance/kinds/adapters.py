@@ -87,7 +87,8 @@ def a_merged_model_computes_what_model_and_adapter_compute(definition: AdapterDe
         folder = _trained(bench, keys)
         merged = bench._new("merged")
         with quiet():
-            run.merge(folder, merged, str(keys["model"]), notice=lambda line: None)
+            own = folder.parent / "run.yaml"
+            run.merge(folder, merged, str(keys["model"]), notice=lambda line: None, config=own)
         by_adapter = bench.train(**{**keys, **STILL, "adapter_path": str(folder)})
         plain = {"model": str(merged), "from_scratch": False, **STILL}
         by_merged, by_base = bench.train(**plain), bench.train(**{**plain, "model": keys["model"]})

@@ -69,7 +69,7 @@ def its_module_imports_nothing_that_is_slow(subject: Subject, bench: Bench) -> N
         f"for name in {modules!r}: importlib.import_module(name)\n"
         f"print(' '.join(name for name in {HEAVY!r} if name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr.strip().rpartition("\n")[2]
     assert not done.stdout.strip(), f"importing {', '.join(modules)} imports {done.stdout.strip()}"
 
