@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import torch
 from end_to_end.product import Workplace
 
 from surogate_core import run
+from surogate_core.checkpoint.manifest import read_manifest, write_manifest
 
 SAID = "resuming with CPU threads (OMP_NUM_THREADS) 2 (saved: 1): not bit-identical to an uninterrupted run"
 
@@ -34,8 +35,7 @@ def test_a_run_that_is_resumed_with_another_number_of_threads_says_so(here: Work
 
 def test_a_checkpoint_that_does_not_know_its_threads_is_resumed_without_a_word(here: Workplace) -> None:
     go(here, 1)
-    path = here.out / "step_00000001/manifest.json"
-    content = json.loads(path.read_text())
-    del content["versions"]["cpu_threads"]
-    path.write_text(json.dumps(content))
+    step = here.out / "step_00000001"
+    manifest = read_manifest(step)
+    write_manifest(step, replace(manifest, versions={k: v for k, v in manifest.versions.items() if k != "cpu_threads"}))
     assert go(here, 2) == []
