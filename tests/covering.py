@@ -1,10 +1,12 @@
-"""Pairwise covering arrays: few combinations of settings in which every two settings take every pair of values."""
+"""Pairwise covering arrays: few combinations of settings in which every two settings take every pair of values, and
+draws that cover as many pairs as their size allows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from random import Random
+from typing import Any
 
 SEED = 13
 
@@ -32,6 +34,18 @@ def settings(names: Sequence[str], whole: Sequence[str]) -> list[frozenset[str]]
     """
     rows = [*pairwise(names), *pairwise([name for name in names if name not in whole]), frozenset(names)]
     return [row for row in dict.fromkeys(rows) if row]
+
+
+def drawn(axes: Mapping[str, Sequence[Any]], count: int, seed: int) -> list[dict[str, Any]]:
+    """Return {axis: value} `count` times, each with as many new pairs of values as possible: the best of 40."""
+    random, seen, found = Random(seed), set[Any](), []
+    for _ in range(count):
+        tried = [{axis: random.choice(values) for axis, values in axes.items()} for _ in range(40)]
+        pairs = [{frozenset(pair) for pair in combinations(one.items(), 2)} for one in tried]
+        best = max(range(len(tried)), key=lambda i: len(pairs[i] - seen))
+        seen |= pairs[best]
+        found.append(tried[best])
+    return found
 
 
 def _pairs(row: frozenset[str], names: Sequence[str]) -> set[tuple[str, str, bool, bool]]:

@@ -20,7 +20,7 @@ from models.harness import (
 )
 from torch import Tensor
 
-import surogate_core.assembly.pass_runner
+import surogate_core.assembly.verifier
 from surogate_core.api import (
     AdapterContext,
     AdapterDef,
@@ -43,9 +43,9 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
-from surogate_core.assembly import finisher
 from surogate_core.assembly.assemble import assemble, record
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.assembly.passes import recompute
 from surogate_core.assembly.step_inputs import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
@@ -154,13 +154,13 @@ def offload(schedule: Callable[[Programs, OffloadContext], Programs]) -> Mapping
 
 def test_what_plugins_return_and_the_last_program_of_each_name_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[tuple[str, Program]] = []
-    real = surogate_core.assembly.pass_runner.verify
+    real = surogate_core.assembly.verifier.verify
 
     def recording(program: Program, ops: Any, after: str, checked: Checked) -> None:
         real(program, ops, after, checked)
         verified.append((after, program))
 
-    monkeypatch.setattr(surogate_core.assembly.pass_runner, "verify", recording)
+    monkeypatch.setattr(surogate_core.assembly.verifier, "verify", recording)
     assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
     passes = assembly.passed.passes
     last = {p.program: p for p in passes}
@@ -195,7 +195,7 @@ def test_a_pass_of_core_that_breaks_a_program_is_named_although_others_followed(
 ) -> None:
     """Checks of core's own passes wait until the plan is chosen, also if a later pass cannot handle the program."""
     for broken in (lambda p: replace(p, ops=p.ops[1:]), lambda p: replace(p, ops=(*p.ops, None))):
-        monkeypatch.setattr(finisher, "recompute", lambda p, *rest, broken=broken: broken(p))
+        monkeypatch.setattr(recompute, "recompute", lambda p, *rest, broken=broken: broken(p))
         with pytest.raises(ProgramError, match=r"^micro after recompute[,:]"):
             assemble(plan_inputs(recompute=frozenset({"ffn"})))
 

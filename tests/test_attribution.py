@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from whole_plugin import ADAPTER, BOOM, FORMAT, MODEL, OPTIMIZER, the_error, whole_plugin, write_config
 
 from surogate_core.api import CheckpointForm
-from surogate_core.assembly import finisher
+from surogate_core.assembly.passes import accumulate
 from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
 from surogate_core.plugins.attribution import UNWRAPPED
@@ -86,7 +86,7 @@ def test_errors_of_core_are_not_attributed_to_a_plugin(
     def broken(*args: Any) -> Any:
         raise ProgramError("a pass of core is wrong")
 
-    monkeypatch.setattr(finisher, "accumulate", broken)
+    monkeypatch.setattr(accumulate, "accumulate", broken)
     result = CliRunner().invoke(app, ["plan", str(write_config(tmp_path, recipe="acme"))])
     assert result.exit_code == 1 and isinstance(result.exception, ProgramError)
     assert str(result.exception) == "a pass of core is wrong"

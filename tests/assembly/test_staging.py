@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from random_programs import VOCABULARY
 
-from surogate_core.api import Init, Program, Programs, Value
+from surogate_core.api import Init, Value
 from surogate_core.assembly.staging import split_staged, staged_params
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import plan_programs
@@ -38,15 +38,8 @@ class Blocks:
                 b.apply("swiglu", self.params[index])
             self.micro = b.program("micro")
 
-    def family(self) -> Programs:
-        nothing = Program("nothing", ())
-        coef = self.builder.activation("clip_coef", (), "fp32")
-        return Programs(
-            micro=self.micro, evaluate=nothing, update=nothing, clip_coef=coef, derive=self.derive, start=nothing
-        )
-
     def staged(self, trained: Sequence[Value] = ()) -> frozenset[Value]:
-        return staged_params(self.family(), self.builder.declared, trained)
+        return staged_params(self.derive, [self.micro], self.builder.declared, trained)
 
 
 def test_a_frozen_param_that_only_derive_reads_is_staged() -> None:

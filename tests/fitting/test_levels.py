@@ -159,8 +159,8 @@ def test_the_level_decides(
 ) -> None:
     opened, before = plan(model, **keys)
     made: list[object] = []
-    draft = plan_module.draft
-    monkeypatch.setattr(plan_module, "draft", lambda *given: made.append(given) or draft(*given))
+    sketch = plan_module.sketch
+    monkeypatch.setattr(plan_module, "sketch", lambda *given: made.append(given) or sketch(*given))
     found = propose(opened, before) if before.report.fits else suggest(opened, before)
     assert found[0].fits and not found[0].resort and found[0].plan.inputs.sharding == sharding
     assert len(made) <= 40, "plans of such models take seconds"

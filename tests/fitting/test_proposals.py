@@ -13,7 +13,7 @@ import pytest
 
 from surogate_core import run, training
 from surogate_core.api import DeviceInfo
-from surogate_core.assembly.assemble import draft
+from surogate_core.assembly.assemble import sketch
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.cli.fit import figures, fitted
 from surogate_core.cli.options import RunArguments
@@ -268,7 +268,7 @@ def test_few_plans_are_made_for_proposals(plan: Make, monkeypatch: pytest.Monkey
     """Each plan takes up to three assemblies; a change that cannot be faster takes one."""
     opened, before = plan("wide", "h100", sequence_len=4096, device_memory_limit="27GiB")
     made: list[object] = []
-    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
+    monkeypatch.setattr(plan_module, "sketch", lambda given, recording: made.append(given) or sketch(given, recording))
     assert len(suggest(opened, before)) == 3
     assert len(made) <= 24
 
@@ -278,7 +278,7 @@ def test_what_is_proposed_is_verified_and_what_it_was_compared_with_is_not(
 ) -> None:
     opened, before = plan("wide", "h100", sequence_len=4096, device_memory_limit="20GiB")
     made: list[Assembly] = []
-    monkeypatch.setattr(plan_module, "draft", lambda *given: made.append(draft(*given)) or made[-1])
+    monkeypatch.setattr(plan_module, "sketch", lambda *given: made.append(sketch(*given)) or made[-1])
     proposals = suggest(opened, before)
     shown = [proposal.plan.assembly for proposal in proposals]
     assert proposals and all(assembly.passed.later == [] for assembly in shown)

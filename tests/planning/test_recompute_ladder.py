@@ -15,7 +15,7 @@ from models.harness import tiny_config
 
 from surogate_core import run, training
 from surogate_core.api import Program, Value
-from surogate_core.assembly.assemble import draft
+from surogate_core.assembly.assemble import sketch
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.recomputed import CHOICES, Recomputation
 from surogate_core.cli.plan import to_json
@@ -65,7 +65,7 @@ def kept_bytes(program: Program) -> int:
 
 
 def as_given(plan: Plan, recomputation: Recomputation) -> Plan:
-    return plan_module.draft_exactly(replace(plan.inputs, recompute_chosen=recomputation))
+    return plan_module.sketch_exactly(replace(plan.inputs, recompute_chosen=recomputation))
 
 
 # ---------------------------------------------------------------------------------------------------------- the ladder
@@ -154,7 +154,7 @@ def test_the_search_tries_the_last_level_early_and_ends_if_it_does_not_fit() -> 
 
 def test_a_run_that_fits_is_planned_once_and_recomputes_nothing(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PlanInputs] = []
-    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
+    monkeypatch.setattr(plan_module, "sketch", lambda given, recording: made.append(given) or sketch(given, recording))
     planned = plan()
     assert planned.report.fits and planned.chosen is None and len(made) == 1
     assert not any(op.phase == "recompute" for p in planned.assembly.programs.values() for op in p.ops)
@@ -219,7 +219,7 @@ def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_level_alon
     without = plan().report.device_bytes["total"] - memory.arena_bytes
     limit = without + memory.arenas["evaluate"].arena_bytes
     made: list[PlanInputs] = []
-    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
+    monkeypatch.setattr(plan_module, "sketch", lambda given, recording: made.append(given) or sketch(given, recording))
     monkeypatch.setattr(plan_module, "first_that_fits", lambda *given: pytest.fail("the search of a level"))
     found = plan(device_memory_limit=limit - 1)
     assert not found.report.fits and len(made) == 2

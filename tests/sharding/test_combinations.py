@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
-from random import Random
 from typing import Any
 
 import pytest
+from covering import drawn
 from models.harness import OPS, tiny_config
 from sharding.ranks import assert_equal, trained
 
@@ -49,18 +48,6 @@ AXES: dict[str, tuple[Any, ...]] = {
     "ranks": (2, 3, 4),
     "tied": (False, True),
 }
-
-
-def drawn(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return settings that have as many new pairs of values as possible, each the best of 40."""
-    random, seen, found = Random(seed), set[Any](), []
-    for _ in range(count):
-        tried = [{axis: random.choice(values) for axis, values in AXES.items()} for _ in range(40)]
-        pairs = [{frozenset(pair) for pair in combinations(one.items(), 2)} for one in tried]
-        best = max(range(len(tried)), key=lambda i: len(pairs[i] - seen))
-        seen |= pairs[best]
-        found.append(tried[best])
-    return found
 
 
 def settings(one: dict[str, Any]) -> dict[str, Any]:
@@ -124,12 +111,12 @@ def check(one: dict[str, Any]) -> None:
     assert all((v.shard is not None) == sharding(one).weights for v in of_model)
 
 
-@pytest.mark.parametrize("one", drawn(16, SEED), ids=str)
+@pytest.mark.parametrize("one", drawn(AXES, 16, SEED), ids=str)
 def test_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", drawn(48, SEED + 1), ids=str)
+@pytest.mark.parametrize("one", drawn(AXES, 48, SEED + 1), ids=str)
 def test_more_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)

@@ -10,7 +10,7 @@ import torch
 from sharding.parts import divided, firsts, joined
 from torch import Tensor
 
-from surogate_core.assembly.update import emit_norm
+from surogate_core.assembly.passes.optimizer import emit_norm
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op

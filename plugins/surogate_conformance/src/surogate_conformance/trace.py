@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from surogate_core.api import Op, Program
-from surogate_core.assembly.pass_runner import Pass
-from surogate_core.assembly.passes import PASSES, Step
+from surogate_core.assembly.verifier import PassRun
 from surogate_core.origin import Origin
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.registry import Registry
@@ -53,8 +52,7 @@ class Change:
 class Traced:
     """A pass that ran. reordered: whether ops that it left as they are have another order."""
 
-    step: Step
-    ran: Pass
+    ran: PassRun
     changes: tuple[Change, ...]
     reordered: bool
 
@@ -69,23 +67,13 @@ class Served:
     kernel_of: str
 
 
-def traced(passes: Sequence[Pass]) -> list[Traced]:
-    """Return the passes in the order of `PASSES`, which is that in which each program took them.
-
-    Raises ValueError if a program did not take them in this order.
-    """
-    places: dict[int, int] = {}
-    found: list[tuple[int, Traced]] = []
+def traced(passes: Sequence[PassRun]) -> list[Traced]:
+    """Return what each pass of a run did to each program, in the order of `PASSES`."""
+    found = []
     for ran in passes:
         assert ran.programs is not None
-        before, after = ran.programs
-        began = places.get(id(before), 0) if before else 0
-        place = next((i for i, step in enumerate(PASSES) if i >= began and step.name == ran.name), None)
-        if place is None:
-            raise ValueError(f"{after.name}: {ran.name} ran after {PASSES[began].name}, which PASSES does not have")
-        places[id(after)] = place
-        found.append((place, Traced(PASSES[place], ran, *_changes(before, after, ran.by))))
-    return [one for _, one in sorted(found, key=lambda item: item[0])]
+        found.append(Traced(ran, *_changes(*ran.programs, ran.by)))
+    return found
 
 
 def served(plan: Plan, registry: Registry) -> list[Served]:

@@ -63,7 +63,7 @@ def trace(
 
 def text(plan: Plan, passes: Iterable[Traced], kernels: Iterable[Served]) -> Iterator[str]:
     """Yield the lines of the trace. Programs in which a pass does the same share their lines."""
-    for step, group in groupby(passes, lambda one: one.step):
+    for step, group in groupby(passes, lambda one: one.ran.step):
         yield f"{step.name}: {step.does}"
         programs: dict[frozenset[str], tuple[list[str], list[str]]] = {}
         for one in group:

@@ -192,7 +192,7 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     """
     if subject.run.weight_format is None:
         return (), {}
-    from surogate_core.assembly.weight_storage import STORED_BY
+    from surogate_core.assembly.passes.store import STORED_BY
 
     from .stored_weights import write_stored
 

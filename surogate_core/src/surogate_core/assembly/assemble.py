@@ -1,189 +1,200 @@
 """From plan inputs to planned programs: plugins record programs, passes transform them. No torch.
 
-`passes.PASSES` is the order of the passes. `record` runs those up to recomputation, `_finished` the others.
+`PASSES` is what happens, in order. Those up to `FORK` record the programs of a run, once for all plans of it; the
+others finish them for one plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Final
 
-from ..api import Definition, Init, Metric, ParamInfo, Programs, WeightMap
 from ..memory.plan import plan_programs
-from ..program.builder import Builder
-from ..program.op import Program
-from ..program.passes.fuse_adds import fuse_adds
-from ..program.passes.in_place import in_place
-from ..program.value import Value
-from .assembly import Assembly, Reported
-from .finisher import Finisher
+from .assembly import ADAPTER_START, Assembly
+from .draft import Draft, Pass
 from .inputs import PlanInputs
-from .pass_runner import PassRunner
-from .recorder import Recorder
+from .passes.accumulate import accumulate_gradients
+from .passes.adapter import apply_adapters, fuse_by_adapters, start_adapters
+from .passes.build import build_model
+from .passes.chunks import run_in_chunks
+from .passes.dead_code import drop_dead_code
+from .passes.derive import begin_derive
+from .passes.differentiate import append_backward
+from .passes.divide import divide_weights
+from .passes.documents import vary_documents
+from .passes.evaluation import make_evaluation
+from .passes.fuse_adds import fuse_additions
+from .passes.gather_late import gather_late
+from .passes.in_place import overwrite_inputs
+from .passes.loss import append_loss
+from .passes.lower import check_lowered, lower_programs
+from .passes.metrics import declare_metrics
+from .passes.offload import apply_offloads
+from .passes.optimizer import record_update
+from .passes.outputs import write_states
+from .passes.params import describe_params
+from .passes.pending import keep_pending_states
+from .passes.quantize_parts import quantize_parts
+from .passes.read_stored import read_stored, read_stored_at_start
+from .passes.recompute import recompute_values
+from .passes.reduce import reduce_gradients
+from .passes.reference import run_reference
+from .passes.scatter import scatter_gradients
+from .passes.staged import stage_params
+from .passes.start import record_start
+from .passes.store import store_weights
+from .passes.stream import stream_values
 from .resolve import resolve
-from .staging import split_staged, staged_params
-from .step_inputs import declare_batch, declare_scalars
-from .weight_maps import checked_weight_maps
+from .verifier import Verifier
 
 
-@dataclass(frozen=True)
-class RecordedPrograms:
-    """The programs of a run before recomputation and offloading, from which any number of runs are finished.
-
-    inputs of a run that is finished from it may differ in `recompute`, `recompute_chosen`, `offload` and `host_memory`
-    from those that it was recorded from, as long as `grouping` is the same.
-
-    states  what the optimizer declared
-    adapter_start
-            what adapters compute of the loaded weights
-    stored  {frozen param: the states that hold it in the run's weight format}
-    recompute_levels  {parts recomputed in any case: the recomputation to choose from}, of runs planned so far
-    """
-
-    recorder: Recorder
-    programs: Programs
-    params: Mapping[Value, ParamInfo]
-    states: Sequence[Value]
-    adapter_start: Program | None
-    stored: Mapping[Value, Sequence[Value]]
-    gradients: Mapping[Value, Value]
-    weights: tuple[WeightMap, ...]
-    reported: tuple[Reported, ...]
-    grad_norm: Value
-    cached: tuple[Value, ...]
-    recompute_levels: dict[frozenset[str], Any] = field(default_factory=dict)
+def _compares(draft: Draft) -> bool:
+    return draft.stand_in is not None
 
 
-def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Assembly:
+def _chunks(draft: Draft) -> bool:
+    return draft.inputs.attn_bwd_chunks > 1
+
+
+def _stores(draft: Draft) -> bool:
+    return draft.inputs.weight_format is not None
+
+
+def _starts_from_stored(draft: Draft) -> bool:
+    return _stores(draft) and ADAPTER_START in draft.programs
+
+
+def _divides_gradients(draft: Draft) -> bool:
+    return draft.inputs.sharding.gradients
+
+
+def _divides_weights(draft: Draft) -> bool:
+    return draft.inputs.sharding.weights
+
+
+FORK: Final = Pass("fork", "", "from here on for each plan", lambda draft: draft)
+"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `offload`, `zero_copy` and `host_memory`, as
+long as their `grouping` is the same."""
+
+PASSES: Final = (
+    Pass("build", "forward", "the model records its ops", build_model),
+    Pass("loss", "forward", "the run's loss follows", append_loss),
+    Pass("adapter", "forward", "adapters rewrite the model", apply_adapters),
+    Pass("reference", "forward", "the model without adapters runs before", run_reference, if_=_compares),
+    Pass("fuse_adds", "forward", "products add", fuse_additions),
+    Pass("metrics", "", "states of what is reported", declare_metrics),
+    Pass("differentiate", "micro", "appends the backward rule of every op", append_backward),
+    Pass("evaluation", "evaluate", "the forward program without ops for training alone", make_evaluation),
+    Pass("outputs", "micro, evaluate", "what is reported becomes a state", write_states),
+    Pass("dead_code", "micro, evaluate", "drops ops that no op reads", drop_dead_code),
+    Pass("fuse_adds", "micro", "products add", fuse_additions),
+    Pass("chunks", "micro", "the attention backward pass in chunks", run_in_chunks, if_=_chunks),
+    Pass("params", "", "kinds, parts and masters of params", describe_params),
+    Pass("derive", "derive", "what is made of params at every start", begin_derive),
+    Pass("optimizer", "update", "the global norm, then the optimizer", record_update),
+    Pass("start", "start", "masters from params", record_start),
+    Pass("store", "derive", "writes frozen weights in a weight format", store_weights, if_=_stores),
+    Pass("lower", "all", "the recipe chooses dtypes; may add `calibrate` and `report`, micro-steps", lower_programs),
+    Pass("dead_code", "all", "drops ops that no op reads", drop_dead_code),
+    Pass("quantize parts", "update", "ranks quantize the parts of weights that they have updated", quantize_parts),
+    Pass("check lowered", "", "refuses programs that read a state which nothing has set", check_lowered),
+    Pass("read stored", "all", "reads frozen weights from the weight format", read_stored, if_=_stores),
+    Pass("fuse", "micro-steps", "adapters fuse ops", fuse_by_adapters),
+    Pass("adapter start", ADAPTER_START, "adapters compute their params from the loaded weights", start_adapters),
+    Pass("read stored", ADAPTER_START, "from the weight format too", read_stored_at_start, if_=_starts_from_stored),
+    FORK,
+    Pass("recompute", "micro-steps", "computes values again instead of keeping them", recompute_values),
+    Pass("dead_code", "micro-steps", "drops ops that no op reads", drop_dead_code),
+    Pass("offload", "all", "strategies move values, one strategy after another", apply_offloads),
+    Pass("accumulate", "micro-steps", "the first writes gradients, the next add to them", accumulate_gradients),
+    Pass("scatter", "micro-steps", "ranks divide gradients", scatter_gradients, if_=_divides_gradients),
+    Pass("reduce", "micro-steps", "the last sums gradients over ranks; those that no step runs go", reduce_gradients),
+    Pass("pending", "all", "states of a step that may be skipped change in a copy", keep_pending_states),
+    Pass("gather late", "all", "the first micro-step gathers what the update left in parts", gather_late),
+    Pass("staged", "derive", "a program for the params of a block that nothing else reads", stage_params),
+    Pass("divide", "all", "ranks divide weights", divide_weights, if_=_divides_weights),
+    Pass("stream", "all", "copies what the host holds", stream_values),
+    Pass("in_place", "all", "outputs take the place of inputs", overwrite_inputs),
+    Pass("documents", "micro-steps, evaluate", "variants for batches of few documents", vary_documents),
+)
+
+
+def assemble(inputs: PlanInputs, recorded: Draft | None = None) -> Assembly:
     """Record, transform, verify and plan every program of a run; or only finish what is recorded.
 
     Raises ConfigError for sizes that do not fit together, and ProgramError if a plugin emits a program that breaks the
     rules. Needs neither torch nor a device. Takes about a second for the largest dense models.
     """
-    assembly = draft(inputs, recording or record(inputs))
+    assembly = sketch(inputs, recorded or record(inputs))
     assembly.passed.verify()
     return assembly
 
 
-def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
-    """Return the assembly of a run that `recording` is of, without the last checks. Raises like `assemble`."""
-    finisher = recording.recorder.forked(inputs)
-    with finisher.passed.finding_causes():
-        return _finished(recording, finisher, inputs)
-
-
-def _finished(recording: RecordedPrograms, finisher: Finisher, inputs: PlanInputs) -> Assembly:
-    b = finisher.b
-    programs = recording.programs.with_micro_steps(finisher.recomputed)
-    programs, on_host = finisher.offloaded(programs, recording.params, recording.states)
-    scatter = finisher.scattering(recording.params)
-    steps = (
-        finisher.accumulated(step, recording.gradients, recording.params, scatter) for step in programs.micro_steps()
-    )
-    micro_steps = [program for step in steps for program in step]
-    readings = {state for metric in recording.reported for state in (metric.step, metric.evaluation)}
-    readings |= {*recording.cached, *([programs.numerics.values] if programs.numerics else ())}
-    micro_steps, evaluate, update, copies = finisher.pending(micro_steps, programs, frozenset(readings))
-    update, micro_steps, gather = finisher.gathered_late(update, micro_steps, on_host)
-    beginning = () if recording.adapter_start is None else (recording.adapter_start,)
-    derive, staging = split_staged(programs.derive, staged_params(programs, b.declared, recording.gradients, beginning))
-    for program in (derive, *(staged.program for staged in staging)) if staging else ():
-        finisher.passed("staged", programs.derive, program)
-    staged = (one.program for one in staging)
-    whole = (*beginning, programs.start, derive, *staged, *micro_steps, evaluate, update, *gather)
-    divided, loading, parts = finisher.divided(whole, staging, recording.params)
-    staging = (*staging, *loading)
-    unfinished, host_places = finisher.streamed(divided, [parts.get(value, value) for value in on_host])
-    places = {whole: host_places.get(part, part) for whole, part in parts.items()} | host_places
-    finished = {p.name: finisher.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
-    cu_seqlens, variants = finisher.variants(tuple(finished.values()))
-    elsewhere = {param for staged in staging for param in staged.places if param.shard is None}
-    allocated = [v for v in b.declared if v not in elsewhere]
-    every = (*finished.values(), *chain.from_iterable(variants.values()))
-    ops = dict.fromkeys(chain.from_iterable(p.ops for p in every))  # programs share most of them
-    kernels = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
-    return Assembly(
-        programs=finished,
-        variants=variants,
-        cu_seqlens=cu_seqlens,
-        declared=b.declared,
-        staging=tuple(replace(staged, program=finished[staged.program.name]) for staged in staging),
-        trainable=tuple(places.get(param, param) for param in recording.gradients),
-        stored={
-            param.name: tuple(places.get(state, state) for state in states)
-            for param, states in recording.stored.items()
-        },
-        memory=plan_programs(finished.values(), allocated, kernels.workspace, variants),
-        kernels=kernels,
-        micro=recording.programs.micro,
-        batch=finisher.batch,
-        scalars=finisher.scalars,
-        reported=recording.reported,
-        grad_norm=recording.grad_norm,
-        weights=recording.weights,
-        pending=tuple(copies.values()),
-        passed=finisher.passed,
-        world_size=inputs.world_size,
-        numerics=programs.numerics,
-        cached=recording.cached,
-    )
-
-
 def trace(inputs: PlanInputs) -> Assembly:
-    """Return what `assemble` returns, with the programs of every pass (`Pass.programs`)."""
+    """Return what `assemble` returns, with the programs of every pass (`PassRun.programs`)."""
     return assemble(inputs, record(inputs, keeps=True))
 
 
-def record(inputs: PlanInputs, *, keeps: bool = False) -> RecordedPrograms:
-    """Record the programs of a run up to recomputation, without the last checks. Raises like `assemble`."""
-    passed = PassRunner(inputs.ops, keeps=keeps)
-    with passed.finding_causes():
-        return _recorded(inputs, passed)
+def record(inputs: PlanInputs, *, keeps: bool = False) -> Draft:
+    """Run the passes up to `FORK`, without the last checks. Raises like `assemble`.
+
+    Any number of plans are finished from the result, also for other `inputs` that differ as `FORK` says.
+    """
+    verifier = Verifier(inputs.ops, keeps=keeps)
+    with verifier.finding_causes():
+        return _passed(Draft.of(inputs, verifier), PASSES[: PASSES.index(FORK)])
 
 
-def _recorded(inputs: PlanInputs, passed: PassRunner) -> RecordedPrograms:
-    b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
-    recorder = Recorder(inputs, b, passed, declare_batch(b, inputs), declare_scalars(b, inputs))
-    model, head = recorder.build()
-    weights = checked_weight_maps(inputs, b.declared, b.stack_of)
-    forward, loss, stand_in, copies = recorder.loss(model, head)
-    forward = recorder.adapt(forward, weights)
-    forward = recorder.with_reference(forward, model, stand_in, copies) if stand_in else forward
-    forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
-    first, *others = (*loss.terms, *loss.metrics, *head.metrics)
-    _refuse_same_names([(inputs.loss, (*loss.terms[1:], *loss.metrics)), (inputs.model, head.metrics)])
-    totals, evaluated = dict[Value, Value](), dict[Value, Value]()
-    reported = tuple(_reported(b, one, totals, evaluated) for one in (replace(first, name="loss"), *others))
-    kept = (loss.cached_reference,) if inputs.loss.cached_reference and loss.cached_reference else ()
-    cached = tuple(b.state("cached_reference", v.shape, v.dtype, Init(kind="zeros")) for v in kept)
-    evaluated |= zip(kept, cached, strict=True)
-    norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
-
-    micro, gradients = recorder.differentiated(forward, totals, weights)
-    recorder.refuse_trained_reference(forward, gradients)
-    params = recorder.params(forward, gradients, weights)
-    programs, states = recorder.programs(micro, recorder.evaluation(forward, evaluated), params, copies, norm)
-    programs, storage = recorder.lowered(programs, params)
-    programs = programs.with_micro_steps(recorder.fused)
-    started, stored = recorder.adapter_start(weights, storage), {} if storage is None else storage.states
-    read = (weights, reported, norm, cached)
-    return RecordedPrograms(recorder, programs, params, states, started, stored, gradients, *read)
+def sketch(inputs: PlanInputs, recorded: Draft) -> Assembly:
+    """Return the assembly of a run that `recorded` is of, without the last checks. Raises like `assemble`."""
+    draft = recorded.forked(inputs)
+    with draft.verifier.finding_causes():
+        return _finished(_passed(draft, PASSES[PASSES.index(FORK) :]), recorded)
 
 
-def _refuse_same_names(metrics: Sequence[tuple[Definition, Sequence[Metric]]]) -> None:
-    taken = {"loss": "what is minimised"}
-    for definition, name in ((definition, metric.name) for definition, some in metrics for metric in some):
-        if name in taken:
-            raise definition.failed("build", f"its metric {name} has the name of {taken[name]}. Rename one")
-        taken[name] = f"a metric of {definition.origin}"
+def offloaded(inputs: PlanInputs, recorded: Draft) -> Draft:
+    """Return what the offload strategies of a run alone make of `recorded`."""
+    return _passed(recorded.forked(inputs), [one for one in PASSES if one.name == "offload"])
 
 
-def _reported(b: Builder, metric: Metric, totals: dict[Value, Value], evaluated: dict[Value, Value]) -> Reported:
-    """Return a metric, with states of its value in `totals` and `evaluated`, which other metrics may have added."""
-    value, zero = metric.value, Init(kind="zeros")
-    if value not in totals:
-        totals[value] = b.state(f"step_{metric.name}", value.shape, value.dtype, zero, collects="sum")
-        evaluated[value] = b.state(f"eval_{metric.name}", value.shape, value.dtype, zero)
-    return Reported(metric.name, metric.per, totals[value], evaluated[value], metric.of)
+def _passed(draft: Draft, passes: Iterable[Pass]) -> Draft:
+    for one in passes:
+        draft = one(draft)
+    return draft
+
+
+def _finished(draft: Draft, recorded: Draft) -> Assembly:
+    """Choose what runs each op, and plan the memory of all programs."""
+    inputs, b, places, programs = draft.inputs, draft.builder, draft.places, draft.programs
+    assert draft.grad_norm is not None
+    elsewhere = {param for staged in draft.staging for param in staged.places if param.shard is None}
+    allocated = [v for v in b.declared if v not in elsewhere]
+    every = (*programs.values(), *chain.from_iterable(draft.variants.values()))
+    ops = dict.fromkeys(chain.from_iterable(p.ops for p in every))  # programs share most of them
+    kernels = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
+    return Assembly(
+        programs=programs,
+        variants=draft.variants,
+        cu_seqlens=draft.cu_seqlens,
+        declared=b.declared,
+        staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in draft.staging),
+        trainable=tuple(places.get(param, param) for param in draft.gradients),
+        stored={
+            param.name: tuple(places.get(state, state) for state in states) for param, states in draft.stored.items()
+        },
+        memory=plan_programs(programs.values(), allocated, kernels.workspace, draft.variants),
+        kernels=kernels,
+        micro=recorded.programs["micro"],
+        batch=draft.batch,
+        scalars=draft.scalars,
+        reported=draft.reported,
+        grad_norm=draft.grad_norm,
+        weights=draft.weights,
+        pending=draft.pending,
+        passed=draft.verifier,
+        world_size=inputs.world_size,
+        numerics=draft.numerics,
+        cached=draft.cached,
+    )

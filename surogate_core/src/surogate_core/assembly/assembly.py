@@ -12,9 +12,9 @@ from ..memory.plan import MemoryPlan
 from ..program.op import Program, Purpose, Stage
 from ..program.passes.reduce import MicroStep
 from ..program.value import Value
-from .pass_runner import PassRunner
 from .resolve import KernelTable
 from .staging import Staged
+from .verifier import Verifier
 
 ADAPTER_START = "start_adapter"
 """The program of the stage "start" with the ops of `AdapterDef.start`."""
@@ -65,7 +65,7 @@ class Assembly:
     grad_norm: Value
     weights: tuple[WeightMap, ...]
     pending: tuple[Value, ...]
-    passed: PassRunner
+    passed: Verifier
     world_size: int
     numerics: Numerics | None = None
     cached: tuple[Value, ...] = ()

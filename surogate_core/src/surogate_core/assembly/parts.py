@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from ..api import ParamInfo
 from ..errors import ProgramError
 from ..program.builder import Builder
-from ..program.op import Op, Program
 from ..program.shards import SMALLEST_CHUNK, Sharding, is_divisible, part_inside
 from ..program.value import Shard, Value
 from .inputs import PlanInputs
@@ -104,89 +102,3 @@ def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> di
             )
         found[state] = replace(state, name=whole.name, shard=Shard(whole.shape, parts))
     return found
-
-
-def quantize_parts(update: Program, params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> Program:
-    """Return the update with ops on this rank's parts, and gathers of what they make unless ranks hold no more.
-
-    A recipe quantizes the updated weights at the end of the update. Where an element of a copy is made of that element
-    of the weight alone (`OpDef.elementwise`), no rank needs the whole weight: it quantizes its part, and ranks gather
-    the copy, which has fewer bytes.
-    Itself if no op copies a part. A weight that the update gathers anyway, because another op reads it, stays whole.
-    """
-    parts = {p.param: p.part for p in params if p.part is not None and p.part.owner is None}
-    copying = {
-        op
-        for op in update.ops
-        if op.ins and op.ins[0] in parts and b.ops[op.kind].elementwise(op) and op.outs[0].derived
-    }
-    if not sharding.weights:
-        whole = {v for op in update.ops if op not in copying for v in op.ins}
-        copying = {op for op in copying if op.ins[0] not in whole}
-    if not copying:
-        return update
-    ops: list[Op] = []
-    for block, found in groupby(update.ops, lambda op: op.outs[0].block if op in copying else None):
-        if block is None:
-            ops += found
-            continue
-        pairs = []
-        for op in found:
-            (copy,) = op.outs
-            part = part_inside(copy, sharding.parts)
-            ops.append(op.changed(ins=(parts[op.ins[0]], *op.ins[1:]), outs=(part,)))
-            pairs.append((part, copy))
-        if not sharding.weights:
-            with b.record("update", block) as gathers:
-                gather(b, pairs, sharding.parts)
-            ops += gathers
-    return replace(update, ops=tuple(ops))
-
-
-def gather_late(
-    update: Program, micro_steps: Sequence[Program], on_host: Collection[Value]
-) -> tuple[Program, list[Program], list[Program]]:
-    """Move the gathers of the update to the first micro-steps, but not of weights that it reads or the host holds.
-
-    An update ends with a gather of every weight that ranks have updated parts of, and of quantized copies of these, and
-    nothing is left to compute then. So those that the update itself does not read are gathered while the next step runs
-    its first blocks, if micro-steps read them. Meanwhile a rank has old weights in the parts of others: before an
-    evaluation, a save and the end of training, the program `gather` brings all of them up to date.
-
-    Return the update and the micro-steps, and the program `gather` if anything is gathered late.
-    """
-    used = {*on_host, *(v for op in update.ops for v in op.ins)}
-    late = [op for op in update.ops if _gathers_weights(op) and used.isdisjoint(op.outs)]
-    if not late:
-        return update, [*micro_steps], []
-    moved = set(late)
-    used = {v for p in micro_steps for op in p.ops for v in op.ins}
-    early = [found for op in late if (found := _gather_of(op, used))]
-    return (
-        replace(update, ops=tuple(op for op in update.ops if op not in moved)),
-        [replace(p, ops=(*_in_order_of_use(early, p), *p.ops)) if p.first else p for p in micro_steps],
-        [Program("gather", tuple(late), stage="update")],
-    )
-
-
-def _gathers_weights(op: Op) -> bool:
-    return op.kind in ("all_gather", "broadcast") and all(v.role == "param" or v.derived for v in op.outs)
-
-
-def _gather_of(op: Op, values: Collection[Value]) -> Op | None:
-    """Return the gather of those of its values that are among `values`; None if none is."""
-    pairs = [(part, whole) for part, whole in zip(op.ins, op.outs, strict=True) if whole in values]
-    if len(pairs) in (0, len(op.outs)):
-        return op if pairs else None
-    parts, wholes = zip(*pairs, strict=True)
-    return op.changed(ins=parts, outs=wholes, attrs={**op.attrs, "shapes": tuple(v.shape for v in wholes)})
-
-
-def _in_order_of_use(gathers: Sequence[Op], program: Program) -> list[Op]:
-    first: dict[Value, int] = {}
-    for index, op in enumerate(program.ops):
-        for value in op.ins:
-            first.setdefault(value, index)
-    never = len(program.ops)
-    ordered = sorted(gathers, key=lambda op: min(first.get(v, never) for v in op.outs))
-    return [op.changed(phase="forward") for op in ordered]

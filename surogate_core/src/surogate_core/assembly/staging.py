@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import Programs
 from ..errors import ProgramError
 from ..program.op import Op, Program
 from ..program.value import Value
@@ -38,12 +37,12 @@ def staged_place(param: Value) -> Value:
 
 
 def staged_params(
-    programs: Programs, declared: Iterable[Value], trained: Iterable[Value], others: Iterable[Program] = ()
+    derive: Program, others: Iterable[Program], declared: Iterable[Value], trained: Iterable[Value]
 ) -> frozenset[Value]:
-    """Return the frozen params that `derive` reads and no other program uses. `others`: programs besides these."""
-    read = {v for op in programs.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
-    for program in (*programs.all(), *others):
-        for op in program.ops if read and program is not programs.derive else ():
+    """Return the frozen params that `derive` reads and no other program uses."""
+    read = {v for op in derive.ops for v in op.ins if v.role == "param"}.difference(trained)
+    for program in others if read else ():
+        for op in program.ops:
             read.difference_update(op.ins, op.outs)
         read.difference_update(program.outputs)
     return frozenset(v for v in declared if v in read)

@@ -12,8 +12,8 @@ from typing import Any
 from .. import run
 from ..assembly.assemble import trace
 from ..assembly.inputs import PlanInputs
-from ..assembly.pass_runner import Pass
 from ..assembly.resolve import idle_kernels, idle_modules
+from ..assembly.verifier import PassRun
 from ..config.adapter import Mode
 from ..errors import ConfigError
 from ..machine.local_device import local_device
@@ -207,7 +207,7 @@ def pass_diff(inputs: PlanInputs, name: str, all_blocks: bool) -> Iterator[str]:
         yield from _diff(ran, all_blocks)
 
 
-def _diff(ran: Pass, all_blocks: bool) -> Iterator[str]:
+def _diff(ran: PassRun, all_blocks: bool) -> Iterator[str]:
     assert ran.programs is not None
     before, after = ran.programs
     old, new = before.ops if before else (), after.ops

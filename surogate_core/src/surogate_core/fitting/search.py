@@ -15,7 +15,8 @@ from functools import cache
 from math import inf
 from typing import Any
 
-from ..assembly.assemble import RecordedPrograms, record
+from ..assembly.assemble import offloaded, record
+from ..assembly.draft import Draft
 from ..assembly.inputs import PlanInputs
 from ..errors import SurogateError
 from ..memory.alignment import align
@@ -52,7 +53,7 @@ class Search:
         self._run, self._plan, self._most = run, plan, most
         recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
         divided = list(filter(self._is_allowed, divided_axes(run, plan))) if plan.inputs.world_size > 1 else []
-        self._recordings: dict[Hashable, RecordedPrograms] = {_programs(plan.inputs): plan.recording}
+        self._recordings: dict[Hashable, Draft] = {_programs(plan.inputs): plan.recording}
         self._on_host = cache(self._find_on_host)
         self._judged_with: Changes = {} if plan.report.fits else self._judging(divided, batch)
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
@@ -254,9 +255,7 @@ class Search:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
         judged = changed(self._run, self._judged_with)
         recording = self._recordings[_programs(self._inputs(judged))]
-        finisher = recording.recorder.forked(self._inputs(changed(judged, dict(changes))))
-        _, on_host = finisher.offloaded(recording.programs, recording.params, recording.states)
-        return on_host
+        return offloaded(self._inputs(changed(judged, dict(changes))), recording).on_host
 
 
 def _programs(inputs: PlanInputs) -> Hashable:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from ..api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
-from ..assembly.assemble import RecordedPrograms, draft, record
+from ..assembly.assemble import record, sketch
 from ..assembly.assembly import Assembly
+from ..assembly.draft import Draft
 from ..assembly.inputs import PlanInputs
+from ..assembly.passes.store import STORED_BY
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
-from ..assembly.weight_storage import STORED_BY
 from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
 from ..config.rope_scaling import with_rope_scaling
@@ -62,7 +63,7 @@ class Plan:
     target: Target = field(repr=False)
     assembly: Assembly = field(repr=False)
     report: Report
-    recording: RecordedPrograms = field(repr=False)
+    recording: Draft = field(repr=False)
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
     recompute_levels: Sequence[RecomputeLevel] = field(default=(), repr=False)
@@ -120,20 +121,20 @@ def sketch_run(
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
-    recording: RecordedPrograms | None = None,
+    recording: Draft | None = None,
     nodes: int = 1,
 ) -> Plan:
     """Return the plan of `plan_run` without its last checks (`Plan.verify`) and without the recomputation that the
     planner chooses. `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a sketch
     that does not fit may count only live bytes (`at_least`).
 
-    `recording`: of a plan that this one can be made from (`RecordedPrograms`).
+    `recording`: of a plan that this one can be made from (`assemble.record`).
     """
     device = limited(device, run.config.device_memory_limit)
     ranks = count_ranks(run.config, device, None, nodes) if world_size is None else world_size
     given = run_inputs(run, device, ranks, nodes)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
-    plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
+    plan = sketch_exactly(replace(inputs, recompute_chosen=None), recording)
     refuse_unstored(run, plan.assembly)
     with plan.assembly.passed.finding_causes():
         levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
@@ -156,14 +157,14 @@ def _recomputing(plan: Plan) -> Plan:
     expected, inputs, levels = plan.expected, plan.inputs, plan.recompute_levels
     plan = replace(plan, recompute_levels=())
     missing = -(-plan.report.missing_bytes // inputs.ranks_per_device)
-    drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
+    sketches: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
         """Return by how many bytes the device has too little for each of its ranks."""
-        if index not in drafts:
+        if index not in sketches:
             given = replace(inputs, recompute_chosen=levels[index].recomputation)
-            drafts[index] = given, draft(given, plan.recording)
-        given, assembly = drafts[index]
+            sketches[index] = given, sketch(given, plan.recording)
+        given, assembly = sketches[index]
         memory = assembly.memory
         needed = sum(device_parts(memory, given, at_least(memory, given)).values())
         return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
@@ -171,7 +172,7 @@ def _recomputing(plan: Plan) -> Plan:
     last = len(levels) - 1
     searches = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0
     index = first_that_fits(levels, missing, missing_at) if searches else last
-    given, assembly = drafts[index]
+    given, assembly = sketches[index]
     after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
     chosen = _chosen(levels[index].recomputation, plan, after)
     return replace(after, chosen=chosen) if chosen.saves > 0 else plan
@@ -188,12 +189,12 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
+def sketch_exactly(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     """Return the sketch with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")
     recording = recording or record(inputs)
-    assembly = draft(inputs, recording)
+    assembly = sketch(inputs, recording)
     with assembly.passed.finding_causes():
         report = summarise(assembly, inputs, at_least(assembly.memory, inputs))
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)

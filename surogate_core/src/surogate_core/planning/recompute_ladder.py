@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
-from ..assembly.assemble import RecordedPrograms
+from ..assembly.draft import Draft
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import CHOICES, Recomputation
 from ..memory.alignment import align
@@ -42,11 +43,16 @@ class RecomputeLevel:
     seconds: float
 
 
-def ladder(recording: RecordedPrograms, inputs: PlanInputs) -> list[RecomputeLevel]:
+_known: WeakKeyDictionary[Draft, dict[frozenset[str], list[RecomputeLevel]]] = WeakKeyDictionary()
+"""{recorded programs: {parts recomputed in any case: the levels}}, of runs planned so far"""
+
+
+def ladder(recording: Draft, inputs: PlanInputs) -> list[RecomputeLevel]:
     """Return the levels of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
-    if inputs.recompute not in recording.recompute_levels:
-        recording.recompute_levels[inputs.recompute] = _ladder(recording.programs.micro, inputs)
-    return recording.recompute_levels[inputs.recompute]
+    levels = _known.setdefault(recording, {})
+    if inputs.recompute not in levels:
+        levels[inputs.recompute] = _ladder(recording.programs["micro"], inputs)
+    return levels[inputs.recompute]
 
 
 def _ladder(program: Program, inputs: PlanInputs) -> list[RecomputeLevel]:

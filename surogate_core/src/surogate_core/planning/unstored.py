@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from ..api import ParamKind
 from ..assembly.assembly import Assembly
+from ..assembly.passes.store import STORED_BY
 from ..assembly.weight_maps import special_kinds
-from ..assembly.weight_storage import STORED_BY
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from .run import Run

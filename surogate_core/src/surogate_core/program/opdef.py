@@ -146,7 +146,7 @@ class OpDef(Definition):
                 part of. Kernels use `Value.first`.
     elementwise op -> whether it may read a part of its first input, in one dimension, and then writes that part of what
                 it would write, its only output: of ranks that have a part of the input each makes its own, and they
-                gather these (`assembly/parts.py`)
+                gather these (`assembly/passes/quantize_parts.py`)
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
     group_ends  of a product x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each, and of its dgrad and

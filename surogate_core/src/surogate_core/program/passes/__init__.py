@@ -1,1 +1,1 @@
-"""Passes: functions that transform one program into another. `assembly/assemble.py` calls them in a fixed order."""
+"""Transformations of one program, which know no run. The passes of a run, in `assembly/passes/`, apply them."""

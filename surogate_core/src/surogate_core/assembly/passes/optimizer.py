@@ -1,54 +1,47 @@
-"""The program of an optimizer step: the norm of all gradients, then the update of each group of params."""
+"""The optimizer records the program of a step: the norm of all gradients, then the update of each group of params."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from ..api import ParamInfo, Scalars, TrainedParam, UpdateContext
-from ..errors import ProgramError
-from ..origin import blaming
-from ..program.builder import Builder
-from ..program.op import Program
-from ..program.shards import chunk_size, part_of
-from ..program.value import Value
-from .inputs import PlanInputs, by_block
-from .parts import as_parts, gather_updated, owned
-
-
-@dataclass(frozen=True)
-class Update:
-    """A recorded update. measured: the params whose `amax` it writes. states: what the optimizer declared."""
-
-    program: Program
-    clip_coef: Value
-    measured: Sequence[TrainedParam]
-    states: Sequence[Value]
+from ...api import ParamInfo, TrainedParam, UpdateContext
+from ...errors import ProgramError
+from ...origin import blaming
+from ...program.builder import Builder
+from ...program.op import Program
+from ...program.shards import chunk_size, part_of
+from ...program.value import Value
+from ..draft import Draft
+from ..inputs import PlanInputs, by_block
+from ..parts import as_parts, gather_updated, owned
 
 
-def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], norm: Value) -> Update:
-    """Record the gradient norm and the optimizer over the trained params.
+def record_update(draft: Draft) -> Draft:
+    """Record the gradient norm and the optimizer over the trained params; see which magnitudes it computes.
 
     Raises ProgramError if the optimizer leaves a master or a work copy unwritten, writes one without `clip_coef`, or
     reads a state that nothing has set.
     """
-    infos = {info.param.name: info for info in params if info.grad is not None}
+    b, inputs, norm = draft.builder, draft.inputs, draft.grad_norm
+    assert norm is not None
+    infos = {info.param.name: info for info in draft.params.values() if info.grad is not None}
     with b.record("update") as ops:
         coef = b.activation("clip_coef", (), "fp32")
-        trained = [_param_grad(b, inputs, info) for info in infos.values()]
+        trained = [_param_grad(draft, info) for info in infos.values()]
         gradients = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
         emit_norm(b, gradients, [norm, coef], ranks=inputs.sharding.parts, max_norm=inputs.max_grad_norm)
         in_part, owned_by = _by_owner(trained)
-        wholes = _states_of_wholes(b, inputs, scalars, (infos[p.name] for p in in_part), coef)
+        wholes = _states_of_wholes(draft, (infos[p.name] for p in in_part), coef)
         before = len(b.declared)
         for group in inputs.grouping(in_part) if in_part else ():
             with b.block(_block(group)):
-                inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
+                inputs.optimizer.update(_context(draft, group, coef))
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         states = b.declared[before:]
         own: dict[Value, Value] = {}
         for owner, of_owner in owned_by.items():
-            own |= _emit_owned(b, inputs, scalars, of_owner, owner, coef)
+            own |= _emit_owned(draft, of_owner, owner, coef)
         for group in by_block([p for own_params in owned_by.values() for p in own_params]):
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
@@ -69,28 +62,37 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         b.redeclare(parts)
         program = program.on(parts)
     states = (*states, *(value for value in own if value.role == "state"))
-    return Update(
-        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in states]
+    return replace(
+        draft.having(draft.verified(None, program, (inputs.optimizer, "update"))),
+        clip_coef=coef,
+        states=[parts.get(state, state) for state in states],
+        params=_measured(draft.params, [p for p in trained if p.amax in written]),
     )
 
 
-def update_flops(b: Builder, inputs: PlanInputs, scalars: Scalars, info: ParamInfo) -> int:
-    """Return the floating-point operations of the update of a param, which is recorded with `b`."""
+def _measured(params: Mapping[Value, ParamInfo], trained: Iterable[TrainedParam]) -> Mapping[Value, ParamInfo]:
+    """Return what is known of params, with the largest magnitudes that the update writes of some."""
+    whole = {p.param.inside or p.param: p for p in trained}
+    return dict(params) | {param: replace(params[param], amax=p.amax) for param, p in whole.items()}
+
+
+def update_flops(draft: Draft, info: ParamInfo) -> int:
+    """Return the floating-point operations of the update of a param, which is recorded with the draft's builder."""
+    b, inputs = draft.builder, draft.inputs
     with b.record("update") as ops:
         coef = b.activation("clip_coef", (), "fp32")
-        inputs.optimizer.update(_context(b, inputs, scalars, [_param_grad(b, inputs, info)], coef))
+        inputs.optimizer.update(_context(draft, [_param_grad(draft, info)], coef))
     return sum(inputs.ops[op.kind].flops(op) for op in ops)
 
 
-def _emit_owned(
-    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[TrainedParam], owner: int, coef: Value
-) -> dict[Value, Value]:
+def _emit_owned(draft: Draft, params: Sequence[TrainedParam], owner: int, coef: Value) -> dict[Value, Value]:
     """Emit the update of params that one rank owns. Return {what the optimizer declared or made: as the owner's}."""
+    b, inputs = draft.builder, draft.inputs
     found: dict[Value, Value] = {}
     for group in inputs.grouping_of_owners(params):
         first = len(b.declared)
         with b.record("update", _block(group)) as ops:
-            inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
+            inputs.optimizer.update(_context(draft, group, coef))
         made = (v for op in ops for v in op.outs if v.role == "act")
         found |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
         for op in ops:
@@ -106,38 +108,36 @@ def _by_owner(params: Sequence[TrainedParam]) -> tuple[list[TrainedParam], dict[
     return found[None], {owner: found[owner] for owner in sorted(o for o in found if o is not None)}
 
 
-def _context(
-    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[TrainedParam], coef: Value
-) -> UpdateContext:
+def _context(draft: Draft, params: Sequence[TrainedParam], coef: Value) -> UpdateContext:
+    inputs = draft.inputs
     return UpdateContext(
-        builder=b,
+        builder=draft.builder,
         params=params,
         clip_coef=coef,
-        scalars=scalars,
+        scalars=draft.scalars,
         precision=inputs.precision,
         weight_decay=inputs.weight_decay,
         options=inputs.optimizer_options,
     )
 
 
-def _states_of_wholes(
-    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], coef: Value
-) -> Sequence[Value] | None:
+def _states_of_wholes(draft: Draft, params: Iterable[ParamInfo], coef: Value) -> Sequence[Value] | None:
     """Return the states that the optimizer declares for whole params; None if ranks divide none."""
+    inputs = draft.inputs
     infos = list(params)
     if all(info.part is None for info in infos):
         return None
-    alone, whole = b.forked(), []
+    alone, whole = replace(draft, builder=draft.builder.forked()), []
     for info in infos:
         master = info.master
         if info.part is not None and master is not None:
             shared = master is info.part
             master = info.param if shared else replace(master, shape=info.param.shape, shard=None)
-        whole.append(_param_grad(alone, inputs, replace(info, part=None, grad_part=None, master=master)))
-    with alone.record("update"):
+        whole.append(_param_grad(alone, replace(info, part=None, grad_part=None, master=master)))
+    with alone.builder.record("update"):
         for group in inputs.grouping(whole):
-            inputs.optimizer.update(_context(alone, inputs, scalars, group, coef))
-    return alone.declared[len(b.declared) :]
+            inputs.optimizer.update(_context(alone, group, coef))
+    return alone.builder.declared[len(draft.builder.declared) :]
 
 
 def _block(group: Sequence[TrainedParam]) -> int:
@@ -146,12 +146,13 @@ def _block(group: Sequence[TrainedParam]) -> int:
     return -1 if others else first
 
 
-def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> TrainedParam:
+def _param_grad(draft: Draft, info: ParamInfo) -> TrainedParam:
     """Return what the optimizer updates. The amax of a part is a state, because ranks combine it in its place.
 
     That of a param which one rank owns is not seen: the recipe reads the param.
     """
     assert info.grad is not None and info.master is not None
+    b, inputs = draft.builder, draft.inputs
     reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
     reads_amax &= info.part is None or info.part.owner is None
     amax = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..api import Definition, OpDef
 from ..errors import ProgramError
@@ -12,6 +13,9 @@ from ..origin import Origin, blaming
 from ..program.op import Program
 from ..program.value import Value
 from ..program.verify import Checked, verify
+
+if TYPE_CHECKING:
+    from .draft import Pass
 
 _MOST_NAMES = 3
 
@@ -21,25 +25,33 @@ Blamed = tuple[Definition, str]
 
 
 @dataclass(frozen=True)
-class Pass:
-    """A pass that ran. Its name is in `passes.PASSES`.
+class PassRun:
+    """A program that a pass has made.
 
+    step      the pass, one of `assemble.PASSES`
+    program   the name of the program
     by        the plugin's definition that made the program; None: core
-    programs  what it was made of, if anything, and the program; None: not kept (`PassRunner.keeps`)
+    programs  what it was made of, if anything, and the program; None: not kept (`Verifier.keeps`)
     """
 
-    name: str
+    step: Pass
     program: str
     ops_before: int
     ops_after: int
     by: Origin | None = None
     programs: tuple[Program | None, Program] | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        return self.step.name
+
 
 @dataclass
-class PassRunner:
+class Verifier:
     """Verifies the programs of a run after their passes. `checked` is what it found valid so far.
 
+    passes what passes have made so far, in their order
     later  checks of what passes returned, in their order, until `verify` runs them: most plans are made to compare
            their bytes, and a fifth of their time would be these checks. Each with the name of a program that a pass of
            core returned; "": it is run in any case
@@ -47,17 +59,18 @@ class PassRunner:
     """
 
     ops: Mapping[str, OpDef]
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[PassRun] = field(default_factory=list)
     keeps: bool = False
     checked: Checked = field(default_factory=Checked)
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
 
-    def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
-        """Verify `after`, which the pass `name` made of `before`, when `verify` is called, and return it.
+    def __call__(self, step: Pass, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
+        """Verify `after`, which the pass `step` made of `before`, when `verify` is called, and return it.
 
         `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them. A
         plugin may not drop what outlives the program: gradients, params and states that it wrote before.
         """
+        name = step.name
         if by:
             definition, function = by
             with blaming(definition.origin, function):
@@ -67,7 +80,7 @@ class PassRunner:
         else:
             self.later.append((after.name, lambda: verify(after, self.ops, name, self.checked)))
         counts, kept = (len(before.ops) if before else 0, len(after.ops)), (before, after) if self.keeps else None
-        self.passes.append(Pass(name, after.name, *counts, by[0].origin if by else None, kept))
+        self.passes.append(PassRun(step, after.name, *counts, by[0].origin if by else None, kept))
         return after
 
     def _verify_plugins(self, name: str, before: Program | None, after: Program, by: Definition, function: str) -> None:
@@ -102,9 +115,9 @@ class PassRunner:
             self.verify()
             raise
 
-    def forked(self) -> PassRunner:
-        """Return a runner for programs that are made of the same ones. It verifies those first."""
-        fork = PassRunner(self.ops, list(self.passes), self.keeps)
+    def forked(self) -> Verifier:
+        """Return a verifier of programs that are made of the same ones. It verifies those first."""
+        fork = Verifier(self.ops, list(self.passes), self.keeps)
 
         def follow() -> None:
             self.verify()

@@ -1,0 +1,64 @@
+"""Frozen matrices of a model are stored in a weight format. `read_stored` dequantizes them where programs read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ...api import ParamInfo, ParamKind
+from ...errors import ConfigError, ProgramError
+from ...origin import blaming
+from ...program.op import Op, Program
+from ...program.value import Value
+from ...program.verify import Checked, verify
+from ..draft import Draft
+from .read_stored import storage_context
+
+STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "quantize_embedding"}
+"""Keys that store a kind of param besides the matrices of blocks."""
+
+
+def store_weights(draft: Draft) -> Draft:
+    """Declare the states that hold frozen params, and let `derive` write them. Raises ConfigError if there are none."""
+    inputs, b, format = draft.inputs, draft.builder, draft.weight_format
+    _check_kinds(draft.params.values(), inputs.stored_kinds)
+    params = [param for param, info in draft.params.items() if _is_stored(info, inputs.stored_kinds)]
+    if not params:
+        raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
+    states: dict[Value, Sequence[Value]] = {}
+    writing: list[Op] = []
+    checked = Checked()
+    for param in params:
+        with blaming(format.origin, "quantize"), b.record("derive", param.block) as emitted:
+            states[param] = tuple(format.quantize(storage_context(draft, param)))
+            verify(Program("derive", tuple(emitted), stage="derive"), b.ops, "quantize", checked)
+            written = {value for op in emitted for value in op.outs}
+            if forgotten := [value for value in states[param] if value not in written]:
+                raise ProgramError(f"returned {forgotten[0]!r}, which it does not write")
+        writing += emitted
+    derive = draft.programs["derive"]
+    after = draft.verified(derive, replace(derive, ops=tuple(writing)), (format, "quantize"))
+    return replace(draft.having(after), stored=states, storing=frozenset(writing))
+
+
+def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
+    """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
+    inside = info.param.block >= 0 or info.kind != "matrix"
+    return info.of_model and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
+
+
+def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
+    """Raise ConfigError if a key asks for a kind of which the run stores no param."""
+    by_kind = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORED_BY}
+    for kind, key in STORED_BY.items():
+        tied = kind == "head" and not by_kind["head"]  # a head without a param of its own is the embedding
+        found = by_kind["embedding"] if tied else by_kind[kind]
+        if kind not in kinds or any(_is_stored(info, kinds) for info in found):
+            continue
+        if not found:
+            raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")
+        if any(info.grad is not None for info in found):
+            raise ConfigError(f"{key}: true, but this run trains {found[0].param.name} in full. Remove the key.")
+        raise ConfigError(
+            f"{key}: true, but the LM head of this model is its embedding. {STORED_BY['embedding']}: true stores both."
+        )
