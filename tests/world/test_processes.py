@@ -197,7 +197,7 @@ def test_a_run_that_one_process_stops_ends_on_all_after_the_same_step_and_not_by
             if p.world.process == 0 and step == 4:
                 interrupt.stop()
             interrupt.agree()
-            if interrupt.ends_steps:
+            if interrupt.ends_steps():
                 break
             p.barrier("the step")
         return step, interrupt.exit_code

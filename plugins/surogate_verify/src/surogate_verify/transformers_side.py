@@ -136,7 +136,7 @@ def _rescale(config: Any, scaling: Mapping[str, Any]) -> None:
     scaled = ropes["full_attention"] if any(isinstance(entry, dict) for entry in ropes.values()) else ropes
     kept = {key: scaled[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaled}
     scaled.clear()
-    scaled.update(kept | scaling)
+    scaled.update({**kept, **scaling})
     if (key := "original_max_position_embeddings") in scaling and hasattr(config, key):
         setattr(config, key, scaling[key])
     config.standardize_rope_params()

@@ -81,9 +81,8 @@ class Interrupt:
         """Ask for the run to finish after the step that is running."""
         self._stop_received = True
 
-    @property
     def ends_steps(self) -> bool:
-        """Whether no step follows: a signal or a listener asked for that."""
+        """Return whether no step follows: a signal or a listener asked for that."""
         stopped = self._stop_received if self._processes is None else self._stop_agreed
         return stopped or self.requested is not None
 

@@ -118,20 +118,20 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
             interrupt.agree()
             last, evaluates = launched.step == job.total_steps, _evaluates_after(job, launched.step)
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
-            if not (launched.reading.ready or last or evaluates or saves or interrupt.ends_steps):
+            if not (launched.reading.ready or last or evaluates or saves or interrupt.ends_steps()):
                 continue
             since, unfinished = finish(job, launched, progress, since), None
-            if interrupt.ends_steps:
+            if interrupt.ends_steps():
                 break
             if evaluates:
                 evaluate(job, interrupt, progress)
-            if interrupt.ends_steps:  # in the evaluation, which the resumed run makes up for: no step in between
+            if interrupt.ends_steps():  # in the evaluation, which the resumed run makes up for: no step in between
                 break
             if saves:
                 _save(job, progress)
             if evaluates or saves:
                 since = time.perf_counter()
-        if interrupt.ends_steps or _logger_failed(job, interrupt):
+        if interrupt.ends_steps() or _logger_failed(job, interrupt):
             _save(job, progress)
 
 
