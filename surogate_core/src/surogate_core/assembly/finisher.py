@@ -13,7 +13,7 @@ from ..program.builder import Builder
 from ..program.op import Program
 from ..program.passes.accumulate import accumulate
 from ..program.passes.dead_code import dead_code
-from ..program.passes.documents import for_fewer, smaller_bounds
+from ..program.passes.documents import for_fewer, refuse_sizes_by_documents, smaller_bounds
 from ..program.passes.pending import on_copies, states_to_commit
 from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
@@ -175,6 +175,7 @@ class Finisher:
         variants: dict[str, tuple[Program, ...]] = {}
         for program in programs if shorter else ():
             for fewer in for_fewer(program, whole, shorter.values()):
+                refuse_sizes_by_documents(fewer, shorter[fewer.documents], self.inputs.ops)
                 check_collectives(program, self.passed("documents", program, fewer))
                 variants[program.name] = (*variants.get(program.name, ()), fewer)
         return shorter, variants
