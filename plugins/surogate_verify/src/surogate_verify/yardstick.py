@@ -35,7 +35,7 @@ FARTHER_ALONE_IN_BF16: Final = 6.0
 """The same for a single gradient in bf16: at most 3.9. Smaller errors of the model are found in fp32."""
 
 DRAWS: Final = 8
-"""How many draws of transformers' rounding decide before a run is called wrong. One is enough for a run that is within
+"""Draws of transformers' rounding that decide before a run is called wrong. One is enough for a run that is within
 its bounds, and two for an error that is FAR above them. Where products are quantized, the one that is drawn decides.
 
 The hardest case is an error that is one normal number. That of a right model is called wrong with a probability of

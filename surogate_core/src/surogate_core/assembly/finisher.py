@@ -174,8 +174,9 @@ class Finisher:
         shorter = {n: self.b.input(f"{whole.name}@{n}", (n + 1,), whole.dtype) for n in bounds}
         variants: dict[str, tuple[Program, ...]] = {}
         for program in programs if shorter else ():
-            for fewer in for_fewer(program, whole, shorter.values()):
-                refuse_sizes_by_documents(fewer, shorter[fewer.documents], self.inputs.ops)
+            found = for_fewer(program, whole, shorter.values())
+            for input, fewer in zip(shorter.values(), found, strict=False):  # none if it does not read the whole
+                refuse_sizes_by_documents(fewer, input, self.inputs.ops)
                 check_collectives(program, self.passed("documents", program, fewer))
                 variants[program.name] = (*variants.get(program.name, ()), fewer)
         return shorter, variants
