@@ -43,7 +43,7 @@ The hardest case is an error that is one normal number. That of a right model is
 draw it would be 0.43, 0.37, 0.30, 0.16 and 0.11. Errors of many terms hardly differ between draws."""
 
 FAR: Final = 30.0
-"""How many times its bound an error must be for no further draw to matter."""
+"""An error that is this many times its bound needs no further draw."""
 
 NOTHING: Final = 0.9
 """Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""
