@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import scaled_family
 import torch
+from end_to_end.planted import write_random_model
 from end_to_end.product import Workplace, write_model
 
 import surogate_models.reference as reference
@@ -307,3 +309,15 @@ def test_a_model_that_transformers_does_not_have_is_refused(here: Workplace, mon
     monkeypatch.setattr(verification, "plan_run", of_a_foreign_model)
     with pytest.raises(ConfigError, match="transformers has no qwen3"):
         verified(here)
+
+
+def test_a_buffer_of_transformers_is_no_gradient_and_stays_in_its_dtype(here: Workplace) -> None:
+    """A param in fp32 in a bf16 run, which transformers does not train."""
+    write_random_model(here.root / "model", "qwen3", layers=1)
+    scaled_family.scale_model(here.root / "model")
+    scaled_family.in_transformers()
+    own = {"plugins": [scaled_family.__file__], "from_scratch": None, "model_dtype": "bf16"}
+    result = verified(replace(here, config={**here.config, **own}))
+    assert result.passed, result.first_wrong
+    assert result.verdict.not_compared == (scaled_family.SCALE,)
+    assert scaled_family.SCALE not in {row.name for row in result.verdict.rows}

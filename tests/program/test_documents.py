@@ -10,10 +10,13 @@ import pytest
 import torch
 from models.harness import OPS, plan_inputs, tiny_config
 
+from surogate_core.api import OutSpec
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.data.loader import MicroBatch
-from surogate_core.program.passes.documents import smaller_bounds
+from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
+from surogate_core.program.passes.documents import for_fewer, refuse_sizes_by_documents, smaller_bounds
 from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
 
@@ -92,3 +95,23 @@ def test_variants_share_one_plan_whose_workspace_is_the_largest_of_them() -> Non
     memory = assembled(64, ops=ops).memory
     assert memory.arenas["micro_first@8"] is memory.arenas["micro_first"]
     assert {nbytes for _, nbytes in memory.arenas["micro_first@8"].workspace.values()} == {64_000 // 256 * 256}
+
+
+def test_an_op_with_an_output_for_each_document_is_refused_with_the_reason() -> None:
+    """As a state of each document would be written. The variants would give it other shapes."""
+
+    def infer(ins: Any, attrs: Any) -> list[OutSpec]:
+        return [OutSpec("attention", (ins[1].shape[0] - 1, 4), "fp32"), *OPS["attention"].infer(ins, attrs)[1:]]
+
+    attention = replace(OPS["attention"], infer=infer)
+    b = Builder({"attention": attention}, "fp32")
+    cu_seqlens, fewer = b.input("cu", (65,), "int32"), b.input("cu@2", (3,), "int32")
+    with b.record("forward"):
+        b.emit(
+            "attention", b.input("qkv", (64, 64), "fp32"), cu_seqlens, n_heads=4, n_kv_heads=2, head_dim=8, seq_len=32
+        )
+        (variant,) = for_fewer(b.program("micro"), cu_seqlens, [fewer])
+    with pytest.raises(
+        ProgramError, match=r"test_documents.py:.* is \[64, 4\], and \[2, 4\] where cu@2 is \[3\]\. .* no output"
+    ):
+        refuse_sizes_by_documents(variant, fewer, b.ops)

@@ -151,7 +151,7 @@ def _conclusion(result: Verification) -> Iterator[str]:
     if wrong is None:
         yield f"{paint('pass', 'green')}: all {len(result.verdict.rows)} within bounds"
         if missing := result.verdict.not_compared:
-            yield f"      not compared, because only one side has it: {', '.join(missing)}"
+            yield f"      not compared, because only one side has or trains it: {', '.join(missing)}"
         return
     verdict = next(verdict for verdict in result.verdicts if not verdict.passed)
     count = sum(not row.ok for row in verdict.rows)

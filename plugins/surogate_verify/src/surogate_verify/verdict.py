@@ -85,7 +85,11 @@ def compare(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mappi
 def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[Row]:
     reference = 0.0
     for name, want in ((name, want) for name, want in truth.states.items() if name in ours.states):
-        before, reference = reference, yardstick.error(lambda of, name=name, want=want: distance(of.states[name], want))
+
+        def off(of: Observed, name: str = name, want: Tensor = want) -> float:
+            return distance(of.states[name], want)
+
+        before, reference = reference, yardstick.error(off)
         layer = int(name.split()[1]) if name.startswith("block ") else -1
         few = want.numel() <= LOGIT_POSITIONS  # scores may be right by chance, what they are computed from is not
         allowed = yardstick.allowed_gradient(max(reference, before)) if few else yardstick.allowed(reference)

@@ -35,7 +35,7 @@ FARTHER_ALONE_IN_BF16: Final = 6.0
 """The same for a single gradient in bf16: at most 3.9. Smaller errors of the model are found in fp32."""
 
 DRAWS: Final = 8
-"""How many draws of transformers' rounding decide before a run is called wrong. One is enough for a run that is within
+"""Draws of transformers' rounding that decide before a run is called wrong. One is enough for a run that is within
 its bounds, and two for an error that is FAR above them. Where products are quantized, the one that is drawn decides.
 
 The hardest case is an error that is one normal number. That of a right model is called wrong with a probability of
@@ -43,7 +43,7 @@ The hardest case is an error that is one normal number. That of a right model is
 draw it would be 0.43, 0.37, 0.30, 0.16 and 0.11. Errors of many terms hardly differ between draws."""
 
 FAR: Final = 30.0
-"""How many times its bound an error must be for no further draw to matter."""
+"""An error that is this many times its bound needs no further draw."""
 
 NOTHING: Final = 0.9
 """Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""

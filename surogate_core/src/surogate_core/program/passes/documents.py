@@ -8,10 +8,13 @@ shortest of all, every document fills its row, because none is longer: attention
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from ...errors import ProgramError
+from ...origin import blaming
 from ..op import Program
+from ..opdef import OpDef
 from ..value import Value
 
 STEP = 8
@@ -38,3 +41,18 @@ def for_fewer(program: Program, cu_seqlens: Value, shorter: Iterable[Value]) -> 
         for index in reading:
             ops[index] = ops[index].on({cu_seqlens: fewer})
         yield replace(program, ops=tuple(ops), name=f"{program.name}@{documents}", documents=documents)
+
+
+def refuse_sizes_by_documents(program: Program, fewer: Value, ops: Mapping[str, OpDef]) -> None:
+    """Raise ProgramError for an op of a variant whose outputs would have another shape in it."""
+    for op in program.ops:
+        if fewer not in op.ins:
+            continue
+        for out, spec in zip(op.outs, ops[op.kind].specs(op.ins, op.attrs, op.where), strict=False):
+            if tuple(spec.shape) != out.shape:
+                with blaming(ops[op.kind].origin, "infer"):
+                    raise ProgramError(
+                        f"{op.where}: {op.kind}: {out.name} is {list(out.shape)}, and {list(spec.shape)} where "
+                        f"{fewer.name} is {list(fewer.shape)}. Batches of few documents run with a shorter cu_seqlens, "
+                        "so no output may depend on its length: take a size that follows from the tokens."
+                    )
