@@ -100,7 +100,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._dated, self._written = self.globals.get("strftime_now"), self.globals.get("lipsum")
         self.tests.update(theirs.tests)
         for name in COMPARING & self.tests.keys():
-            test: Callable[..., Any] = self.tests[name]
+            test: Any = self.tests[name]
             self.tests[name] = priced_test(test, budget)
         self.filters.update(theirs.filters)
         for name in self.filters.keys() - FREE:
@@ -251,7 +251,7 @@ class _Counted(NodeTransformer):
             node.key = self._filter(_CHECK, node.key)
         return node
 
-    def _filter(self, name: str, value: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+    def _filter(self, name: str, value: Any, *args: nodes.Expr) -> nodes.Filter:
         return nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno, environment=self._environment)
 
 
