@@ -17,9 +17,9 @@ from .optimizer import update_flops
 def describe_params(draft: Draft) -> Draft:
     """Describe every param, and declare the masters of the trained ones.
 
-    `master_dtype` applies to the model's own weights of its dtype. An adapter's params, and those that the model declares
-    in another dtype, have the one that they are trained in, so a wider master may gain something and a narrower one
-    would only lose precision.
+    `master_dtype` applies to the model's own weights of its dtype. An adapter's params, and those that the model
+    declares in another dtype, have the one that they are trained in, so a wider master may gain something and a
+    narrower one would only lose precision.
     """
     inputs, b, gradients = draft.inputs, draft.builder, draft.gradients
     asked, stored = inputs.precision.master, {m.param: m for m in draft.weights}
