@@ -108,3 +108,9 @@ def test_states_that_do_not_fit_in_the_place_of_their_weight_are_refused() -> No
     memory = torch.zeros(64 * 64 - 1, dtype=torch.uint8)
     with pytest.raises(ProgramError, match=r"codes:uint8\[64,64\] has more bytes than its weight"):
         list(wholes_in(memory, [part], pytest.fail))
+
+
+def test_modules_that_are_saved_with_an_adapter_stay_whole_where_ranks_divide_weights(place: Workplace) -> None:
+    keys = {"lora_modules_to_save": ["embed_tokens", "lm_head"], "verify_outputs": False}
+    divided = trained(place, place.root / "model", 2, zero_level=3, **keys)
+    assert divided == trained(place, place.root / "model", 2, **keys)

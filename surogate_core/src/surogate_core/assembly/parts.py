@@ -22,6 +22,8 @@ def elements_together(info: ParamInfo, inputs: PlanInputs) -> int:
     """
     optimizer, parts, size = inputs.optimizer, inputs.sharding.parts, info.param.size
     divisible = info.grad is not None and info.of_model and is_divisible(info.param.shape, parts)
+    if stays_whole(info, inputs):
+        return 0
     if not inputs.sharding.states or optimizer.granularity is None or not divisible:
         return 0
     together = optimizer.granularity(info)
@@ -29,6 +31,14 @@ def elements_together(info: ParamInfo, inputs: PlanInputs) -> int:
         return together
     what = f"{info.param!r} has the granularity {together}, expected 1 or another power of two up to {SMALLEST_CHUNK}"
     raise optimizer.failed("granularity", f"{what}, {size} (all elements) or 0")
+
+
+def stays_whole(info: ParamInfo, inputs: PlanInputs) -> bool:
+    """Return whether every rank holds all of a param although ranks divide weights.
+
+    An adapter is saved as whole tensors, those of the model that it trains among them.
+    """
+    return inputs.sharding.weights and bool(inputs.adapters) and info.grad is not None
 
 
 def assigned(params: Iterable[ParamInfo], work: Callable[[ParamInfo], int], parts: int) -> dict[Value, int]:

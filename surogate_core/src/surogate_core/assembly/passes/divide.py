@@ -16,6 +16,7 @@ from ...program.op import Program
 from ...program.shards import SMALLEST_CHUNK, is_divisible, part_of
 from ...program.value import Value
 from ..draft import Draft
+from ..parts import stays_whole
 from ..staging import Staged, staged_place
 from ..streaming import Streaming
 from ..transfers import RankParts, take_part
@@ -43,7 +44,8 @@ def _parts(draft: Draft) -> dict[Value, Value]:
     staged = {param for one in draft.staging for param in one.places}
     reading = (p for p in draft.programs.values() if p.stage in ("micro", "evaluate"))
     read = {v for p in reading for op in p.ops for v in op.ins}
-    chosen = [p.param for p in params if p.of_model and is_divisible(p.param.shape, ranks)]
+    divisible = (p for p in params if p.of_model and is_divisible(p.param.shape, ranks))
+    chosen = [p.param for p in divisible if not stays_whole(p, draft.inputs)]
     owners = {p.param: p.part.owner for p in params if p.part is not None}
     parts = {param: part_of(param, ranks, owners.get(param)) for param in chosen if param not in staged}
     for value in draft.builder.declared:
