@@ -13,23 +13,17 @@ from .assembly import Reported
 from .inputs import PlanInputs
 from .staging import Staged
 from .step_inputs import declare_batch, declare_scalars
-from .verifier import Blamed, Verifier
+from .verifier import Blamed, Step, Verifier
 
 
 @dataclass(frozen=True)
-class Pass:
-    """A step from a recorded model to the programs of a run. Called with a draft, it returns the next one.
+class Pass(Step):
+    """A step from a model to the programs of a run. Called with a draft, it returns the next one.
 
-    name  for `surogate plugins trace` and `surogate plan --diff`; some passes run more than once
-    of    the programs that it makes or changes; "": none, it declares values
-    does  what it does, in a few words
-    run   does it. Reports each program that it makes (`Draft.verified`).
-    if_   whether a run needs it
+    run  does it. Reports each program that it makes (`Draft.verified`).
+    if_  whether a run needs it
     """
 
-    name: str
-    of: str
-    does: str
     run: Callable[[Draft], Draft] = field(repr=False)
     if_: Callable[[Draft], bool] = field(default=lambda draft: True, repr=False)
 

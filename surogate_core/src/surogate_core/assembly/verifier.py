@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..api import Definition, OpDef
 from ..errors import ProgramError
@@ -13,9 +12,6 @@ from ..origin import Origin, blaming
 from ..program.op import Program
 from ..program.value import Value
 from ..program.verify import Checked, verify
-
-if TYPE_CHECKING:
-    from .draft import Pass
 
 _MOST_NAMES = 3
 
@@ -25,16 +21,30 @@ Blamed = tuple[Definition, str]
 
 
 @dataclass(frozen=True)
+class Step:
+    """A place in the order of passes (`assemble.PASSES`).
+
+    name  for `surogate plugins trace` and `surogate plan --diff`; some passes run more than once
+    of    the programs that it makes or changes; "": none, it declares values
+    does  what it does, in a few words
+    """
+
+    name: str
+    of: str
+    does: str
+
+
+@dataclass(frozen=True)
 class PassRun:
     """A program that a pass has made.
 
-    step      the pass, one of `assemble.PASSES`
+    step      the pass
     program   the name of the program
     by        the plugin's definition that made the program; None: core
     programs  what it was made of, if anything, and the program; None: not kept (`Verifier.keeps`)
     """
 
-    step: Pass
+    step: Step
     program: str
     ops_before: int
     ops_after: int
@@ -64,7 +74,7 @@ class Verifier:
     checked: Checked = field(default_factory=Checked)
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
 
-    def __call__(self, step: Pass, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
+    def __call__(self, step: Step, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
         """Verify `after`, which the pass `step` made of `before`, when `verify` is called, and return it.
 
         `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them. A

@@ -1,4 +1,4 @@
-"""What is made of params at every start has a program."""
+"""The program `derive` makes what needs params at every start, such as quantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reports has states, which outlive the programs."""
+"""Reported values get states, which outlive the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of every param: its kind, its matrices, its gradient, its master, and the parts that ranks hold."""
+"""Every param is described: its kind, its matrices, its gradient, its master, and the parts that ranks hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host holds is copied to the device ahead of its use, and back."""
+"""Values that the host holds are copied to the device ahead of their use, and back."""
 
 from __future__ import annotations
 
