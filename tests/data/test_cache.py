@@ -417,7 +417,9 @@ def counted(*arguments):
     print("tokenises")
     write(*arguments)
 tokenize._write = counted
-entry = SimpleNamespace(path=sys.argv[1], subset=None, split="train", samples=None)
+entry = SimpleNamespace(
+    path=sys.argv[1], subset=None, split="train", samples=None, max_row_bytes=4096, max_document_bytes=1 << 20
+)
 dataset = tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2])))
 rows = pack.pack(pack.DocumentSpans.of([dataset]), 64)
 print(dataset.n_tokens, loader.Loader(rows, 2, 2, 1).step(0).tokens > 0)

@@ -63,7 +63,7 @@ def test_an_interrupt_says_which_shards_are_kept(
 
     with pytest.raises(KeyboardInterrupt):
         tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, moved=stop, notice=notes.append)
-    assert notes == ["datasets: 2 finished shards are kept: the next run continues there"]
+    assert notes == ["datasets: interrupted; 2 finished shards are kept: the next run continues there"]
     tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, notice=notes.append)
     assert "continuing after 2 shards" in notes[1]
 
