@@ -61,7 +61,8 @@ class Product:
         excess = ((out.double() - truth).abs() - rounding).clamp(min=0)
         assert out.isfinite().all()
         size = float(self.terms.square().mean().sqrt())
-        assert float(excess.square().mean().sqrt()) <= self.tolerance * size
+        scatter = 1 + 2 * out.numel() ** -0.5  # of an rms of few errors, over that of few terms
+        assert float(excess.square().mean().sqrt()) <= self.tolerance * size * scatter
         assert float(excess.max()) <= 20 * self.tolerance * size
 
 
