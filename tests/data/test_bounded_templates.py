@@ -14,8 +14,8 @@ from surogate_core.data.chat import render_budget
 from surogate_core.data.chat.conversation import CONVERSATION, ConversationOptions, encode_conversation
 from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.data.chat.template import ChatTemplate, RenderEnded
+from surogate_core.data.encode_rows import encode_rows
 from surogate_core.data.sources import open_source
-from surogate_core.data.tokenize import encode_rows
 from surogate_core.errors import ConfigError
 
 ASKED = [{"role": "user", "content": "Who goes there?"}, {"role": "assistant", "content": "A friend."}]

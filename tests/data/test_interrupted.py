@@ -30,7 +30,7 @@ class Endless(FileSource):
     def content_hash(self) -> str:
         return "endless"
 
-    def rows(self, columns: object, optional: object = ()) -> Iterator[Row]:
+    def rows(self, columns: object, optional: object = (), divide: object = None) -> Iterator[Row]:
         values = {
             "text": "Speak.",
             "messages": [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": "No."}],

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import processors
 
 from surogate_core.data import tokenizer as module
+from surogate_core.data.divide import reading
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
@@ -66,7 +67,7 @@ def test_long_text_tokenized_in_pieces_has_the_tokens_of_the_whole(
     text = play * 20 + "x" * 500
     whole = tokenizer.encode_ids(text)
     monkeypatch.setattr(module, "PIECE_CHARS", 50)
-    assert len(list(module._pieces(text, 50))) > 20
+    assert len(list(tokenizer.pieces(reading(text)))) > 20
     assert tokenizer.encode_ids(text) == whole
 
 

@@ -95,6 +95,9 @@ class DatasetFormatDef(Definition, Generic[Options]):
     version     raised whenever the same row and options give other tokens than before. Cached tokens of another version
                 are made anew, and a resumed run whose tokens would change is refused
     mended      version -> the fault that it mended, for that refusal ("a prompt that ends with an answer was trained")
+    encode_part (row, tokenizer, options, is first, is last) -> Encoded: `encode` of a part of a .txt file that is one
+                document, whose parts are tokenized one by one; only the first may be refused. For types without
+                `columns` and groups. None: files are read whole, up to 2 GiB
     """
 
     name: Name
@@ -111,3 +114,4 @@ class DatasetFormatDef(Definition, Generic[Options]):
     group_size: int = 1
     version: int = 1
     mended: Mapping[int, str] = field(default_factory=dict)
+    encode_part: Callable[[Mapping[str, Any], Tokenizer, Options, bool, bool], Encoded] | None = None

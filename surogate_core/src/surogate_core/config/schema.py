@@ -40,7 +40,7 @@ from .values import (
 )
 
 MAX_ROW_BYTES: Final = 1 << 26
-MAX_DOCUMENT_BYTES: Final = 1 << 31
+MAX_DOCUMENT_BYTES: Final = 1 << 34
 
 
 class DatasetEntry(Keys):

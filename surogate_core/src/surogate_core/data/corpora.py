@@ -22,13 +22,14 @@ from .cache import TokenDataset, default_cache_root
 from .chat.row_tokenizer import RowTokenizer
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .columns import Columns, unused_columns
+from .encode_rows import encode_rows
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .row import Wanted, missing_column, with_columns
 from .row_hashes import caches_hash
 from .saved_tokens import SavedCaches, SavedTokens, with_saved
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
-from .tokenize import cache_error, encode_rows, omission_lines, tokenize_dataset
+from .tokenize import cache_error, omission_lines, tokenize_dataset
 from .tokenizer import Tokenizer
 from .turn_ends import trained_ends, unknown_ends
 

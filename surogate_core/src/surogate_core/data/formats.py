@@ -27,8 +27,13 @@ class TextOptions(BaseModel):
     )
 
 
-def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOptions) -> Encoded:
-    """Return [bos] + tokens of the text + eos, all trained; nothing for an empty text."""
+def encode_text(
+    row: Mapping[str, object], tokenizer: Tokenizer, options: TextOptions, first: bool = True, last: bool = True
+) -> Encoded:
+    """Return [bos] + tokens of the text + eos, all trained; nothing for an empty text.
+
+    first, last: whether it is the start of the text and gets bos, and the end, and gets eos.
+    """
     text = row[options.text_field]
     if not isinstance(text, str):
         raise ConfigError(
@@ -46,11 +51,11 @@ def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOp
         ) from error
     tokens = list(tokenizer.encode_ids(text))
     add_bos = tokenizer.adds_bos if options.add_bos is None else options.add_bos
-    if add_bos:
+    if add_bos and first:
         if tokenizer.bos_id is None:
             raise ConfigError("add_bos is true, but the tokenizer defines no bos token. Remove add_bos.")
         tokens.insert(0, tokenizer.bos_id)
-    if tokenizer.eos_id is not None:
+    if tokenizer.eos_id is not None and last:
         tokens.append(tokenizer.eos_id)
     return Encoded(tokens, [True] * len(tokens))
 
@@ -62,4 +67,5 @@ TEXT = DatasetFormatDef(
     matches=lambda columns: "text" in columns,
     fields=lambda options: (options.text_field,),
     encode=encode_text,
+    encode_part=encode_text,
 )

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ConfigError
+from .divide import Divide, whole
 from .parquet import read_parquet
 from .repeated_keys import RepeatedKey, unique_keys
 from .row import Largest, Row, Wanted, refuse_repeated_columns, with_columns
+from .text_document import read_document
 
 CHUNK_BYTES = 1 << 20
 
@@ -34,17 +36,18 @@ def read_file(
     sample_by: str = "document",
     optional: Sequence[str] = (),
     largest: Largest | None = None,
+    divide: Divide = whole,
 ) -> Iterator[Row]:
     """Yield the rows of `path`, each with at least `columns`; None: all columns.
 
-    sample_by: what a row of a .txt file is. A missing column becomes None if it is in `optional`. Raises ConfigError
-    if the file is empty, damaged, or not UTF-8, has two columns of one name, lacks a column that is not optional, or
-    has a row that is larger than `largest`.
+    sample_by: what a row of a .txt file is. divide: how one that is a document becomes rows that are its parts. A
+    missing column becomes None if it is in `optional`. Raises ConfigError if the file is empty, damaged, or not UTF-8,
+    has two columns of one name, lacks a column that is not optional, or has a row that is larger than `largest`.
     """
     reader = _READERS[kind_of(path)]
     if reader is not _read_txt and sample_by != "document":
         raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
-    wanted = Wanted(columns or (), optional, sample_by, largest or Largest())
+    wanted = Wanted(columns or (), optional, sample_by, largest or Largest(), divide)
     count = 0
     try:
         if path.stat().st_size == 0:
@@ -105,7 +108,7 @@ def _lines(file: BinaryIO, path: Path, largest: Largest) -> Iterator[tuple[int, 
 def _read_txt(path: Path, wanted: Wanted) -> Iterator[Row]:
     if wanted.sample_by == "document":
         with _opened(path) as file:
-            yield Row(str(path), {"text": _document(file, path, wanted.largest.document)}, 0)
+            yield from read_document(file, path, wanted.largest, wanted.divide)
         return
     with _opened(path) as file:
         if wanted.sample_by == "line":
@@ -114,19 +117,6 @@ def _read_txt(path: Path, wanted: Wanted) -> Iterator[Row]:
                     yield Row(f"{path}:{number}", {"text": text}, number)
         else:
             yield from _paragraphs(_lines(file, path, wanted.largest), path, wanted.largest)
-
-
-def _document(file: BinaryIO, path: Path, most: int) -> str:
-    """Return the text of a whole file. It is decompressed in chunks, until it is too large."""
-    data = bytearray()
-    while chunk := file.read(CHUNK_BYTES):
-        data += chunk
-        if len(data) > most:
-            raise ConfigError(
-                f"{path}: the document has more than {most:,} bytes (max_document_bytes). Set sample_by to line or "
-                "paragraph, split the file, or raise max_document_bytes of the entry: it is held in memory whole."
-            )
-    return _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path))
 
 
 def _paragraphs(lines: Iterator[tuple[int, str]], path: Path, largest: Largest) -> Iterator[Row]:

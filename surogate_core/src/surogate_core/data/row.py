@@ -8,15 +8,22 @@ from typing import Any
 
 from ..config.schema import MAX_DOCUMENT_BYTES, MAX_ROW_BYTES
 from ..errors import ConfigError
+from .divide import Divide, whole
 from .repeated_keys import first_repeated
+
+HELD_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
 class Largest:
-    """Bytes, after decompression, that a row and a .txt file that is one document may have, by keys of the entry."""
+    """Bytes, after decompression, that a row and a .txt file that is one document may have, by keys of the entry.
+
+    held: bytes of such a file that may be in memory together.
+    """
 
     row: int = MAX_ROW_BYTES
     document: int = MAX_DOCUMENT_BYTES
+    held: int = HELD_BYTES
 
     def refuse_row(self, where: str, size: int) -> None:
         """Raise ConfigError if a row is larger."""
@@ -29,22 +36,36 @@ class Largest:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset. where: its place for messages ("train.jsonl:17"), `Source.place` of `file` and `number`."""
+    """A row of a dataset, or a part of one.
+
+    where: its place for messages ("train.jsonl:17"), `Source.place` of `file` and `number`. first, last: whether a part
+    is the first and the last of its row.
+    """
 
     where: str
     values: Mapping[str, Any]
     number: int
     file: int = 0
+    first: bool = True
+    last: bool = True
+
+    @property
+    def is_part(self) -> bool:
+        return not (self.first and self.last)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Columns to read from a file. columns: empty for all. optional: columns that a row may lack."""
+    """Columns to read from a file. columns: empty for all. optional: columns that a row may lack.
+
+    divide: how a .txt file that is one document becomes rows that are its parts.
+    """
 
     columns: Sequence[str] = ()
     optional: Sequence[str] = ()
     sample_by: str = "document"
     largest: Largest = field(default_factory=Largest)
+    divide: Divide = whole
 
     def refuse_missing(self, where: str, available: Sequence[str]) -> None:
         for column in self.columns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import itertools
 import json
 import os
 import shlex
@@ -22,6 +21,7 @@ from ..hub.files import find_local, hub_remedy, looks_like_repo
 from ..machine.progress import print_notice
 from ..machine.replaced_file import replaced
 from .columns import Columns
+from .divide import Divide, anywhere, whole
 from .parquet import read_parquet_tables, without_nulls
 from .readers import KINDS, READABLE, kind_of, place, read_file
 from .row import Largest, Row, missing_column
@@ -36,8 +36,12 @@ class Source(Protocol):
     def content_hash(self) -> str:
         """Return a hash of everything that determines the rows."""
 
-    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
+    def rows(
+        self, columns: Sequence[str] | None, optional: Sequence[str] = (), divide: Divide = whole
+    ) -> Iterator[Row]:
         """Yield the rows in order, each with at least `columns`; a missing column of `optional` becomes None.
+
+        divide: how a text that need not be in memory whole becomes rows that are its parts.
 
         Raises ConfigError naming file and line.
         """
@@ -89,10 +93,19 @@ class FileSource:
             digests = list(pool.map(_file_digest, self.files))
         return hashlib.sha256("\n".join([*digests, self.sample_by, str(self.samples)]).encode()).hexdigest()
 
-    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
-        read = partial(read_file, columns=columns, sample_by=self.sample_by, optional=optional, largest=self.largest)
+    def rows(
+        self, columns: Sequence[str] | None, optional: Sequence[str] = (), divide: Divide = whole
+    ) -> Iterator[Row]:
+        read = partial(
+            read_file,
+            columns=columns,
+            sample_by=self.sample_by,
+            optional=optional,
+            largest=self.largest,
+            divide=divide,
+        )
         every = (replace(row, file=file) for file, path in enumerate(self.files) for row in read(path))
-        return itertools.islice(every, self.samples)
+        return every if self.samples is None else _first(every, self.samples)
 
     def place(self, file: int, number: int) -> str:
         return place(self.files[file], number)
@@ -100,8 +113,9 @@ class FileSource:
     def count_columns(self) -> Columns:
         columns = Columns()
         if self.files[0].suffix.lower() != ".parquet":  # all files are of one kind
-            for row in self.rows(None):
-                columns.add_row(row)
+            for row in self.rows(None, divide=anywhere):
+                if row.first:  # it is filled if the text is
+                    columns.add_row(row)
             return columns
         for path in self.files:
             for batch in read_parquet_tables(path, self.largest):
@@ -116,6 +130,14 @@ class FileSource:
         names = ", ".join(path.name for path in self.others[:_MOST_NAMES])
         more = f" and {len(self.others) - _MOST_NAMES:,} more" if len(self.others) > _MOST_NAMES else ""
         return f"files not read, since their kind is none of {READABLE}: {names}{more}"
+
+
+def _first(rows: Iterator[Row], count: int) -> Iterator[Row]:
+    for row in rows:
+        yield row
+        count -= row.last
+        if count == 0:
+            return
 
 
 def _file_digest(path: Path) -> str:
@@ -213,7 +235,9 @@ class HubSource:
     def content_hash(self) -> str:
         return hashlib.sha256(str(self._table._fingerprint).encode()).hexdigest()
 
-    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
+    def rows(
+        self, columns: Sequence[str] | None, optional: Sequence[str] = (), divide: Divide = whole
+    ) -> Iterator[Row]:
         table = self._table
         available = [str(name) for name in table.column_names]
         absent = [column for column in columns or () if column not in available]

@@ -99,6 +99,7 @@ class TokenWriter:
         self._files = {name: _HashedFile(_open_at(self._partial / name, sizes[name]), hashes[name]) for name in sizes}
         self._tokens, self._mask, self._lengths, self._hashes, self._places, *_ = self._files.values()
         self._journal = (self._partial / _JOURNAL).open("w", encoding="utf-8")
+        self._part, self._part_tokens = _document_hash(), 0
         self._journal.writelines(shard.line() for shard in found)
         _sync(self._journal)
 
@@ -143,23 +144,45 @@ class TokenWriter:
         """Append documents: their concatenated tokens, mask and columns, and the length and place of each."""
         if len(tokens) == 0:
             return
-        tokens = tokens.astype(self._dtype)
-        self._tokens.write(tokens.tobytes())
+        tokens = self._write(tokens, trained)
         stops = np.cumsum(lengths)
         documents = (tokens[start:stop].tobytes() for start, stop in zip(stops - lengths, stops, strict=True))
-        self._hashes.write(b"".join(hashlib.blake2b(document, digest_size=8).digest() for document in documents))
+        self._end(b"".join(_document_hash(document).digest() for document in documents), lengths, places)
+        for name in self._columns:
+            self._files[column_file(name)].write((columns or {})[name].astype("<f4").tobytes())
+
+    def append_part(self, tokens: npt.NDArray[Any], trained: Bools) -> None:
+        """Append tokens of a document without columns, which `end_document` ends. No shard can be finished before."""
+        if len(tokens):
+            self._part.update(self._write(tokens, trained).tobytes())
+            self._part_tokens += len(tokens)
+
+    def end_document(self, place: Int64s) -> bool:
+        """End the document of the parts, of the row at `place`. Return whether it has tokens: else there is none."""
+        length = self._part_tokens
+        if length:
+            self._end(self._part.digest(), np.array([length]), place)
+        self._part, self._part_tokens = _document_hash(), 0
+        return length > 0
+
+    def _write(self, tokens: npt.NDArray[Any], trained: Bools) -> npt.NDArray[Any]:
+        """Write tokens and mask. Return the tokens as they are written."""
+        tokens = tokens.astype(self._dtype)
+        self._tokens.write(tokens.tobytes())
         bits = np.concatenate([_bools(self.counts.bits), trained])
         whole = len(bits) - len(bits) % 8
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
         self.counts.bits = "".join("01"[int(bit)] for bit in bits[whole:])
-        self._lengths.write(lengths.astype("<i8").tobytes())
-        self._places.write(places.astype("<i8").tobytes())
-        for name in self._columns:
-            self._files[column_file(name)].write((columns or {})[name].astype("<f4").tobytes())
-        self.counts.n_docs += len(lengths)
         self.counts.n_tokens += len(tokens)
         self.counts.n_trained += int(np.count_nonzero(trained))
         self.counts.max_token = max(self.counts.max_token, int(tokens.max()))
+        return tokens
+
+    def _end(self, hashes: bytes, lengths: Int64s, places: Int64s) -> None:
+        self._hashes.write(hashes)
+        self._lengths.write(lengths.astype("<i8").tobytes())
+        self._places.write(places.astype("<i8").tobytes())
+        self.counts.n_docs += len(lengths)
 
     def omit(self, omission: Omission, where: str) -> None:
         """Add an omission of the row at `where` to the sums."""
@@ -287,6 +310,10 @@ def _proven(
                     return _proven(directory, shards[:number], sizes)
             before = now
     return shards, hashes
+
+
+def _document_hash(tokens: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(tokens, digest_size=8)
 
 
 def _bools(bits: str) -> Bools:

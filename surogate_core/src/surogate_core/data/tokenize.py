@@ -6,22 +6,19 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tokenizers
 from pydantic import BaseModel
 
-from ..api import DatasetFormatDef, Encoded, Omission
+from ..api import DatasetFormatDef, Omission
 from ..config.schema import DatasetEntry
-from ..errors import ConfigError, PluginError, RunStopped
+from ..errors import ConfigError, RunStopped
 from ..machine.progress import Progress, print_notice
 from .cache import (
     CACHE_FORMAT,
@@ -35,11 +32,9 @@ from .cache import (
 )
 from .chat.conversation import CONVERSATION
 from .chat.row_tokenizer import RowTokenizer
-from .chat.template import RenderEnded, end_renderings_with
-from .encoded import arrays_of, documents_of
+from .encode_rows import EncodedRows, divide_of, encode_rows, texts_of
 from .old_caches import name_before
 from .row import Row
-from .skipped_rows import cause
 from .sources import Source, open_source
 from .token_writer import Counts, TokenWriter
 
@@ -202,25 +197,6 @@ def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
     )
 
 
-@dataclass(frozen=True)
-class EncodedRows:
-    """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names.
-
-    places: as in `TokenDataset`. bad: the errors of rows that are refused, unless these are skipped.
-    """
-
-    tokens: npt.NDArray[np.uint32]
-    trained: npt.NDArray[np.bool_]
-    lengths: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    columns: Mapping[str, npt.NDArray[np.float32]]
-    rows: int
-    empty: int
-    n_bytes: int
-    omissions: list[tuple[Omission, str]]
-    bad: list[ConfigError]
-
-
 def _write(
     writer: TokenWriter,
     source: Source,
@@ -237,9 +213,10 @@ def _write(
     kept = done.n_tokens
     pending: deque[Future[EncodedRows]] = deque()
     bad: list[ConfigError] = []
+    refused = False  # the row whose parts follow
 
     def drain(limit: int) -> None:
-        nonlocal kept
+        nonlocal kept, refused
         while len(pending) > limit:
             chunk = pending.popleft().result()
             bad.extend(chunk.bad)
@@ -247,13 +224,20 @@ def _write(
                 raise _refused(bad)
             if bad:  # nothing is kept: only the rest of the bad rows is counted
                 continue
-            writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.places, chunk.columns)
+            if chunk.first:
+                refused = not chunk.last and not len(chunk.places)
+            if chunk.first and chunk.last:
+                writer.append(chunk.tokens, chunk.trained, chunk.lengths, chunk.places, chunk.columns)
+            elif not refused:
+                writer.append_part(chunk.tokens, chunk.trained)
+                if chunk.last:
+                    done.empty_rows += not writer.end_document(chunk.places)
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
-            done.n_bytes += chunk.n_bytes
+            done.n_bytes += 0 if refused else chunk.n_bytes
             done.empty_rows += chunk.empty
             done.rows += chunk.rows
-            if done.n_tokens - kept >= SHARD_TOKENS:
+            if chunk.last and done.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
                 kept = done.n_tokens
             progress(done)
@@ -261,8 +245,9 @@ def _write(
     ended = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = islice(source.rows(columns, format_def.optional(options)), done.rows, None)
-            for rows in _chunks(left, columns):
+            divide = divide_of(format_def, tokenizer)
+            rows_left = _after(source.rows(columns, format_def.optional(options), divide), done.rows)
+            for rows in _chunks(rows_left, columns):
                 pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad, ended))
                 drain(2 * workers)
             drain(0)
@@ -285,86 +270,33 @@ def _refused(bad: Sequence[ConfigError]) -> ConfigError:
     return ConfigError(f"{count} rows cannot be used. {remedy} The first:\n{shown}")
 
 
+def _after(rows: Iterator[Row], done: int) -> Iterator[Row]:
+    """Yield what is left after the first `done` rows."""
+    for row in rows:
+        if done:
+            done -= row.last
+        else:
+            yield row
+
+
 def _chunks(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[list[Row]]:
-    """Yield lists of at most CHUNK_ROWS rows; a list ends with the row that reaches CHUNK_CHARS characters."""
+    """Yield lists of at most CHUNK_ROWS rows; a list ends with the row that reaches CHUNK_CHARS characters.
+
+    A part of a row is alone.
+    """
     chunk: list[Row] = []
     chars = 0
     for row in rows:
+        if row.is_part:
+            if chunk:
+                yield chunk
+            yield [row]
+            chunk, chars = [], 0
+            continue
         chunk.append(row)
-        chars += sum(len(text) for text in _texts(row.values, columns))
+        chars += sum(len(text) for text in texts_of(row.values, columns))
         if len(chunk) == CHUNK_ROWS or chars >= CHUNK_CHARS:
             yield chunk
             chunk, chars = [], 0
     if chunk:
         yield chunk
-
-
-def _texts(values: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
-    return (value for value in (values.get(column) for column in columns) if isinstance(value, str))
-
-
-def encode_rows(
-    rows: Sequence[Row],
-    columns: Sequence[str],
-    format_def: DatasetFormatDef,
-    options: BaseModel,
-    tokenizer: RowTokenizer,
-    skip_bad: bool,
-    ended: Event | None = None,
-) -> EncodedRows:
-    """Return the documents of rows that have `columns`. skip_bad: leave out rows that the type refuses.
-
-    ended: set if nobody waits for the result any more.
-    """
-    tokens: list[npt.NDArray[np.uint32]] = []
-    trained: list[npt.NDArray[np.bool_]] = []
-    numbers: dict[str, list[npt.NDArray[np.float32]]] = {column.name: [] for column in format_def.columns}
-    omitted: list[tuple[Omission, str]] = []
-    bad: list[ConfigError] = []
-    places: list[tuple[int, int]] = []
-    n_bytes = empty = 0
-    end_renderings_with(ended)
-    for row in rows:
-        if ended is not None and ended.is_set():
-            raise CancelledError
-        try:
-            documents = documents_of(format_def, format_def.encode(row.values, tokenizer, options), row)
-        except RenderEnded as error:
-            raise RenderEnded(f"{row.where}: {error}") from error
-        except ConfigError as error:
-            if not skip_bad:
-                bad.append(ConfigError(f"{row.where}: {error}"))
-                continue
-            documents = [Encoded((), (), left_out=cause(error, columns))]
-        except PluginError as error:
-            raise PluginError(f"{row.where}: {error}") from error.__cause__
-        except Exception as error:  # an error in a format of core
-            error.add_note(f"while encoding {row.where}")
-            raise
-        # of a row that is left out, only that
-        out = next((document.left_out for document in documents if document.left_out), "")
-        found = [omission for document in documents for omission in document.omissions]
-        omitted += [(omission, row.where) for omission in ([Omission("", "rows", out)] if out else found)]
-        if out or not any(len(document.tokens) for document in documents):
-            empty += not out
-            continue
-        for document in documents:
-            ids, mask, found_numbers = arrays_of(document, row, format_def, tokenizer)
-            tokens.append(ids.astype(np.uint32))
-            trained.append(mask)
-            places.append((row.file, row.number))
-            for name, values in found_numbers.items():
-                numbers[name].append(values)
-        n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
-    return EncodedRows(
-        tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.uint32),
-        trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
-        lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
-        places=np.array(places, np.int64),
-        columns={name: np.concatenate([np.zeros(0, np.float32), *parts]) for name, parts in numbers.items()},
-        rows=len(rows),
-        empty=empty,
-        n_bytes=n_bytes,
-        omissions=omitted,
-        bad=bad,
-    )

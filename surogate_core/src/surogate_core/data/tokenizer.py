@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from ..api.regular_file import is_regular, refuse_special
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY
 from .chat.template import ChatTemplate, read_chat_template
+from .divide import More, reading, whole
+from .line_cuts import LINE_CUT, has_line_cuts
 
 PIECE_CHARS = 1 << 20
-"""Byte-level tokenizers read longer texts in pieces of about this length: in parallel, and with less memory."""
+"""Longer texts are read in pieces of about this length, if they may be cut: in parallel, and with less memory."""
 
-# A line break between two words. Every byte-level pre-tokenizer in use splits there, so the tokens of the pieces are
-# the tokens of the whole text.
-_SAFE_CUT = re.compile(r"(?<=\S)\n(?=[^\W_])")
+_WINDOW_CHARS = 1 << 10
+"""Characters on each side of a cut whose tokens are compared with and without it."""
+_TRIED_CUTS = 16
+"""Cuts that are compared until more of the text is read."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 HIGHEST_ID = 1 << 24
 """The highest id of a token. Vocabularies in use have 2 % of that."""
@@ -58,9 +62,47 @@ class Tokenizer:
 
     def encode_ids(self, text: str) -> list[int]:
         """Return the tokens of `text`, without bos or eos. Special tokens written in the text are recognised."""
-        if len(text) > PIECE_CHARS and self.is_byte_level:
-            return [token for ids in self.encode_batch(list(_pieces(text, PIECE_CHARS))) for token in ids]
+        if len(text) > PIECE_CHARS and self._has_line_cuts:
+            return [token for ids in self.encode_batch(list(self.pieces(reading(text)))) for token in ids]
         return self.encode_batch([text])[0]
+
+    def pieces(self, more: More) -> Iterator[str]:
+        """Yield pieces of a text. Their tokens, one after the other, are those of the text.
+
+        A text that must not be cut, by its lines or by the tokenizer, is one piece.
+        """
+        if not self._has_line_cuts:
+            yield from whole(more)
+            return
+        text, start, ended = "", PIECE_CHARS, False
+        while True:
+            cut = self._cut(text, start, ended)
+            if cut is not None:
+                yield text[:cut]
+                text, start = text[cut:], PIECE_CHARS
+            elif ended:
+                yield text
+                return
+            else:
+                start = max(start, len(text) - 2 * _WINDOW_CHARS)
+                read = more(max(PIECE_CHARS, len(text)))  # doubling: linear even without any cut
+                text, ended = text + read, not read
+
+    def _cut(self, text: str, start: int, ended: bool) -> int | None:
+        """Return the first cut after `start`, if the tokens around it are the same with it."""
+        for line_break in islice(LINE_CUT.finditer(text, start), _TRIED_CUTS):
+            cut = line_break.end()
+            before, after = text[max(0, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
+            if len(after) < _WINDOW_CHARS and not ended:
+                return None
+            uncut, first, second = self.encode_batch([before + after, before, after])
+            if uncut == first + second:
+                return cut
+        return None
+
+    @cached_property
+    def _has_line_cuts(self) -> bool:
+        return has_line_cuts(self._spec)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return `encode_ids` of each text, computed on all cores and without the GIL."""
@@ -265,14 +307,3 @@ def _read_json(path: Path, where: str) -> dict[str, Any] | None:
         return read_json_object(path)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _pieces(text: str, chars: int) -> Iterator[str]:
-    start = 0
-    while len(text) - start > chars:
-        cut = _SAFE_CUT.search(text, start + chars)
-        if cut is None:
-            break
-        yield text[start : cut.end()]
-        start = cut.end()
-    yield text[start:]
