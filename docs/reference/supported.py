@@ -17,6 +17,7 @@ from pathlib import Path
 from surogate_core import run
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB
+from surogate_models_moe.kernels.routes import MOST_CHOSEN, MOST_EXPERTS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -69,6 +70,16 @@ COMBINATIONS = """
 Every pair was planned for an H100, all else by default. A number in a table is a refusal, quoted below.
 """
 
+MIXTURES = """
+## Mixtures on a GPU
+
+Kernels of mixtures of experts are for these. A run with another mixture is refused before it starts, or runs ops in
+plain torch with `kernels: allow_reference`, slowly. A CPU runs every mixture.
+
+| | on an H100 |
+|---|---|
+"""
+
 Features = Mapping[str, Sequence[str]]
 """What a row or a column is called, and the keys that select it."""
 
@@ -102,6 +113,20 @@ TABLES: Sequence[tuple[Features, Features]] = (
     (RECIPES, OPTIMIZERS),
     ({f"{name}, nvfp4": [*keys, "recipe=nvfp4"] for name, keys in GPUS.items()}, MEMORY),
 )
+
+
+MIXTURE_CASES: Mapping[str, tuple[Mapping[str, int], Sequence[str]]] = {
+    "128 experts, 8 a token, `model_dtype: bf16`": ({}, ()),
+    "the same in `model_dtype: fp32`": ({}, ["model_dtype=fp32"]),
+    f"{MOST_EXPERTS} experts, {MOST_CHOSEN} a token": (
+        {"num_experts": MOST_EXPERTS, "num_experts_per_tok": MOST_CHOSEN},
+        (),
+    ),
+    f"{MOST_EXPERTS + 1} experts": ({"num_experts": MOST_EXPERTS + 1}, ()),
+    f"{MOST_CHOSEN + 1} experts a token": ({"num_experts_per_tok": MOST_CHOSEN + 1}, ()),
+    "experts of a width that 8 does not divide": ({"moe_intermediate_size": 764}, ()),
+}
+"""Keys of config.json and of the run that differ from those of Qwen3-30B-A3B."""
 
 
 class Trials:
@@ -138,6 +163,18 @@ class Trials:
         return head + [f"| {row} | {' | '.join(found)} |" for row, found in cells.items()]
 
 
+def mixtures(folder: Path) -> list[str]:
+    """Return the lines of the table of mixtures, with the ops that have no kernel."""
+    config = json.loads((PUBLISHED / "qwen3-30b-a3b/config.json").read_text()) | {"num_hidden_layers": 1}
+    lines = []
+    for name, (changes, keys) in MIXTURE_CASES.items():
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        planned = run.plan(run.load(folder / "run.yaml", keys), device="h100")
+        missing = ", ".join(f"`{kind}`" for kind in planned.kernels.in_torch)
+        lines.append(f"| {name} | {f'no kernel for {missing}' if missing else 'yes'} |")
+    return lines
+
+
 def sizes() -> str:
     return textwrap.fill(", ".join(sorted(folder.name for folder in PUBLISHED.iterdir())) + ".", 120) + "\n"
 
@@ -170,7 +207,8 @@ def page() -> str:
         text = HEAD + sizes() + FAMILIES + families() + CARDS + "\n".join(cards(trials)) + "\n" + COMBINATIONS
         tables = [line for rows, columns in TABLES for line in trials.table(rows, columns)]
         refusals = [f"{number}. {text}" for number, text in enumerate(trials.refusals, 1)]
-        return text + "\n".join([*tables, "", *refusals]) + "\n"
+        text += "\n".join([*tables, "", *refusals]) + "\n"
+        return text + MIXTURES + "\n".join(mixtures(Path(folder))) + "\n"
 
 
 if __name__ == "__main__":

@@ -335,10 +335,14 @@ def test_the_plan_gives_the_reasons_of_kernels_that_refuse_as_the_run_does(run_o
     device = replace(known_device("h200"), name="old", title="NVIDIA Old", sm=80)
     opened = run.open_run(run.load(run_of("0.6B")))
     text = "\n".join(plan_text(opened, refuse_everywhere(run.plan(opened, device)), "", ""))
-    assert "without a compiled kernel, so this GPU cannot run it" in text
+    assert "without a compiled kernel, so this GPU cannot run it" in text and "as if compiled" not in text
     assert "attention, linear: needs a newer card" in text and "rmsnorm: no installed package has a kernel" in text
     allowed = run.open_run(run.load(run_of("8B"), ["kernels=allow_reference"]))
-    text = "\n".join(plan_text(allowed, refuse_everywhere(run.plan(allowed, device)), "", ""))
+    slow = refuse_everywhere(run.plan(allowed, device))
+    text = "\n".join(plan_text(allowed, slow, "", ""))
+    assert "without what plain torch adds: attention, linear, rmsnorm count as if compiled" in " ".join(text.split())
+    assert to_json(slow, "train", "")["step"]["counted_as_compiled"] == ["attention", "linear", "rmsnorm"]
+    assert to_json(run.plan(allowed, device), "train", "")["step"]["counted_as_compiled"] == []
     assert "run in plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
     assert "needs a newer card" in text
 

@@ -18,6 +18,7 @@ from surogate_loss_preference import reference
 from surogate_verify.verification import Extent, verify
 
 from .planted import write_random_model
+from .product import Workplace
 
 PROMPT, CHOSEN, REJECTED = "to be", "or not", "that is"
 
@@ -79,6 +80,13 @@ def test_verify_compares_scores_the_loss_and_gradients_with_transformers(
     )
     wrong = verify(path, extent=Extent(rows=1, length=32), notice=lambda line: None).first_wrong
     assert wrong is not None and wrong.name == "logits" and wrong.error == pytest.approx(0.01, rel=1e-3)
+
+
+def test_verify_passes_with_the_instructions_of_another_processor(folder: Path) -> None:
+    """Sums in another order round otherwise on both sides, and bounds must not depend on it."""
+    place = Workplace(folder, keys_of(folder, "elsewhere"))
+    done = place.surogate("verify", place.write(), "--rows", "1", "--length", "32", ATEN_CPU_CAPABILITY="default")
+    assert done.returncode == 0 and "\npass:" in done.stdout, done.stdout + done.stderr
 
 
 def scores(folder: Path, model: Any) -> dict[str, float]:

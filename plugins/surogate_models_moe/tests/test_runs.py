@@ -32,15 +32,18 @@ EXPERTS = {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.d
 ATTENTION = {f"{x}_proj" for x in "qkvo"}
 
 
+def drawn(root: Path, **model_config: Any) -> Workplace:
+    """Return a workplace whose model transformers has drawn and written."""
+    workplace = make_workplace(root, **KEYS)
+    torch.manual_seed(0)
+    model = write_model(workplace.root / "model", **MODEL_CONFIG | MOE | model_config)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32).save_pretrained(model)
+    return workplace
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A workplace whose model transformers has drawn and written."""
-    workplace = make_workplace(tmp_path_factory.mktemp("moe"), **KEYS)
-    torch.manual_seed(0)
-    model = write_model(workplace.root / "model", **MODEL_CONFIG | MOE)
-    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
-    drawn.save_pretrained(model)
-    return workplace
+    return drawn(tmp_path_factory.mktemp("moe"))
 
 
 def train(place: Workplace, name: str, **keys: Any) -> Path:
@@ -252,3 +255,14 @@ def test_a_run_in_fp8_calibrates_evaluates_and_resumes_to_the_bit(place: Workpla
     assert [figures(straight, kind)[-2:] for kind in ("step", "eval")] == [
         figures(resumed, kind)[-2:] for kind in ("step", "eval")
     ]
+
+
+def test_an_adapter_of_a_mixture_with_a_dense_layer_is_written_and_checked_by_loading_it_in_peft(
+    tmp_path: Path,
+) -> None:
+    """Names of dense MLPs must not make PEFT expect adapters of experts."""
+    pytest.importorskip("peft")
+    dense = drawn(tmp_path, mlp_only_layers=[0])
+    adapter = train(dense, "dense", **LORA, max_steps=1, verify_outputs=True) / "adapter"
+    adapted = {name.split("layers.")[1].split(".lora_")[0] for name in weights(adapter, "adapter_model")}
+    assert {name for name in adapted if ".mlp." in name} == {f"0.mlp.{x}_proj" for x in ("gate", "up", "down")}

@@ -56,6 +56,18 @@ def computes_in_fp32(inputs: PlanInputs) -> bool:
     return {p.model, p.matmul, p.gradient, p.param_grad, *([p.adapter] if inputs.adapters else [])} == {"fp32"}
 
 
+def in_plain_torch(exact: Plan) -> str:
+    """Return a line about the ops that the comparison in fp32 runs in plain torch on a GPU, or "" if there are none."""
+    kinds = exact.kernels.in_torch
+    if not kinds:
+        return ""
+    return (
+        f"the comparison in fp32 runs {', '.join(kinds)} in plain torch on the GPU: they have no compiled kernel for "
+        "fp32. It takes longer for that, and its errors may differ in their last digits when it is repeated. The run "
+        "itself, and its comparison, are not affected."
+    )
+
+
 def refuse_training_only(subject: Subject) -> None:
     """Raise ConfigError if the model itself has training-only ops: they are off in transformers, but not in ours."""
     ops = subject.plan.inputs.ops

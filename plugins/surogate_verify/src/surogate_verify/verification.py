@@ -28,7 +28,7 @@ from surogate_core.planning.plan import plan_run
 from surogate_core.plugins.discovery import load_registry
 
 from .needs import Needs, estimate, refuse_unless_it_fits
-from .programs import Subject, computes_in_fp32, in_fp32, refuse_training_only, without_dropout
+from .programs import Subject, computes_in_fp32, in_fp32, in_plain_torch, refuse_training_only, without_dropout
 from .rows import ComparedRows, from_data, random_rows
 from .verdict import Row, Verdict, compare
 
@@ -156,7 +156,13 @@ def verify(
             notice(f"--length {length}: shorter rows choose otherwise than those of the run. {choices[0].says}")
         stored, dequantized = _stored(subject, scratch)
         exact_already = computes_in_fp32(subject.plan.inputs)
-        exact = None if exact_already else planned(in_fp32, kernels="allow_reference", **dequantized)
+        exact = None
+        if not exact_already:
+            dequantized["kernels"] = "allow_reference"
+            exact = planned(in_fp32, **dequantized)
+            if said := in_plain_torch(exact.plan):
+                notice(said)
+                exact = planned(in_fp32, **dequantized, deterministic="false")  # which torch does not promise
         if config.datasets and not extent.random_tokens:
             data = run.tokenize(subject.run.loaded if scored else loaded, notice)
             rows = from_data(data, subject.plan.inputs, config.train_seed)

@@ -82,6 +82,13 @@ class KernelTable:
             found.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
         return found
 
+    @property
+    def in_torch(self) -> tuple[str, ...]:
+        """The kinds of ops that a GPU runs in plain torch, if it runs them. Estimates take these as compiled kernels.
+        Empty on a CPU, whose rates are those of torch."""
+        sm = self.target.device.sm if self.target else None
+        return () if sm is None else tuple(sorted(self.refusals))
+
     @cached_property
     def notices(self) -> tuple[str, ...]:
         """The notices of the kernels for a user who plans a run, each line once."""

@@ -72,6 +72,8 @@ def _print(console: Console, fit: run.Fit, target: str) -> None:
         console.print(nothing_fits(report), markup=False)
         return
     console.print(_table(fit))
+    if in_torch := fit.before.kernels.in_torch:
+        console.print(f"tokens/s count {', '.join(in_torch)} as if compiled: plain torch is slower", markup=False)
     console.print()
     console.print(_advice(fit.proposals[0], target), markup=False)
 

@@ -188,6 +188,9 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
             f"{_duration(step.comm_seconds)} over {link.name} ({link.source}){waiting}"
         )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"
+    if plan.kernels.in_torch and config.allows_references:
+        slow = f"without what plain torch adds: {', '.join(plan.kernels.in_torch)} count as if compiled"
+        yield paragraph(slow, output_width() or 80, " " * 8)
     if report.devices > 1:
         yield f"scale:  {report.scaling:.1%} of {report.devices} x one {'GPU' if report.device.sm else 'device'}"
     if config.max_steps > 0:

@@ -26,7 +26,8 @@ from .encode_rows import encode_rows
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .row import Wanted, missing_column, with_columns
 from .row_hashes import caches_hash
-from .saved_tokens import SavedCaches, SavedTokens, with_saved
+from .saved_caches import SavedCaches, with_saved
+from .saved_tokens import SavedTokens
 from .sources import Source, count_columns, open_source
 from .spans import duplicates, truncate, weigh
 from .tokenize import cache_error, omission_lines, tokenize_dataset
