@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ..data.checks import COUNTED_LABELS
 from ..planning.unstored import param_kinds
@@ -92,6 +91,8 @@ def token_counts(rows: PackedRows, tokens: Sequence[int]) -> dict[int, int]:
 
 def untrained_rows(model_dir: Path, name: str, rows: Sequence[int]) -> list[int]:
     """Return those of `rows` of a checkpoint's matrix that look untrained. It is read once, piece by piece."""
+    import torch
+
     path = next((path for path, names in locate(model_dir).items() if name in names), None)
     if path is None or not rows:
         return []
@@ -116,6 +117,8 @@ def untrained_rows(model_dir: Path, name: str, rows: Sequence[int]) -> list[int]
 
 def _equal_rows(piece: Tensor, own: Tensor) -> Tensor:
     """Return how many rows of `piece` each row of `own` equals."""
+    import torch
+
     wanted, found = _keys(own), _keys(piece)
     alike = piece[torch.isin(found, wanted)]
     return torch.stack([(alike == row).all(1).sum() for row in own])
@@ -123,5 +126,7 @@ def _equal_rows(piece: Tensor, own: Tensor) -> Tensor:
 
 def _keys(rows: Tensor) -> Tensor:
     """Return a number of the first columns of each row, which few rows share that are not equal."""
-    first = rows[:, :4].double()
-    return (first * torch.tensor([1.0, 3.1, 9.7, 29.3], dtype=torch.float64)[: first.shape[1]]).sum(1)
+    total = rows[:, 0].double()
+    for column in range(1, min(4, rows.shape[1])):
+        total = total * 3.1 + rows[:, column]
+    return total
