@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from surogate_core.checkpoint import stored_weights, tensor_file
 from surogate_core.checkpoint.hf import ModelExport, save_model
-from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, open_weights
+from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, locate, open_weights
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
 from surogate_core.runtime.pieces import Pieces
@@ -171,6 +171,21 @@ def test_a_tied_model_with_another_head_in_its_file_is_refused(
     save()
     with pytest.raises(ConfigError, match=rf"lm_head\.weight is \[{rows - 1}, {columns}\], expected \[{rows}, "):
         model.load(tmp_path)
+
+
+def test_an_old_file_beside_newer_shards_is_refused_unless_they_are_one_model(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3)}
+    save_file({"a": tensors["a"]}, tmp_path / "model-1.safetensors")
+    save_file({"b": tensors["b"]}, tmp_path / "model-2.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    save_file(tensors, tmp_path / WEIGHTS)
+    assert locate(tmp_path) == {tmp_path / WEIGHTS: {"a", "b"}}
+    for old in ({**tensors, "a": -tensors["a"]}, {"b": tensors["b"]}, {**tensors, "a": tensors["a"].half()}):
+        save_file(old, tmp_path / WEIGHTS)
+        with pytest.raises(ConfigError, match=r"holds two models, model\.safetensors and the shards .* differ in a "):
+            locate(tmp_path)
+    (tmp_path / "model-1.safetensors").unlink()  # the index is left of a model that is gone
+    assert locate(tmp_path) == {tmp_path / WEIGHTS: {"a", "b"}}
 
 
 def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:

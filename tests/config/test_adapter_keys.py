@@ -66,3 +66,25 @@ def test_adapter_init_mode_matters_only_with_an_adapter_path() -> None:
     assert config(adapter_init_mode="merge", **lora) == config(**lora)
     assert config(adapter_init_mode="trainable", adapter_path="a", **lora).adapter_path == "a"
     assert "adapter_init_mode: not yet" in message(adapter_init_mode="merge", adapter_path="a", **lora)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lora_modules_to_save", ["embed_tokens"]),
+        ("lora_target_parameters", ["mlp.experts.down_proj"]),
+        ("lora_rank", 64),
+    ],
+)
+def test_a_key_of_another_adapter_is_refused_unless_it_has_its_default(key: str, value: object) -> None:
+    registry = load_registry()
+    said = f"{key}: is of adapter lora, and this run trains adapter dora, which does not read it; remove the key, or "
+    with pytest.raises(ConfigError, match=f"{said}set adapter: lora"):
+        load("sft", registry, adapter="dora", **{key: value})
+    default = load("sft", registry, adapter="dora", lora_rank=16, lora_target_modules=["all-linear"], lora_dropout=0)
+    assert [line.partition(":")[0] for line in default.notices if "has no effect" in line] == [
+        *("lora_rank", "lora_target_modules", "lora_dropout"),
+    ]
+    with pytest.raises(ConfigError, match="dora_rank: is of adapter dora, and this run trains adapter lora"):
+        load("sft", registry, dora_rank=8)
+    assert load("train", registry, **{key: value}).config.adapter is None

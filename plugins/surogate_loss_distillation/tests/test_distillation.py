@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from surogate_loss_distillation.loss import DISTILLATION
 from surogate_loss_distillation.ops import OPS
 from surogate_loss_distillation.options import DistillationOptions
 from surogate_loss_distillation.reference import lm_head_distill, lm_head_distill_grads
+from surogate_loss_distillation.teacher import Cache, _vocabulary
 
 T, C, V = 12, 8, 11
 TARGETS = torch.tensor([3, -100, 5, 0, 10, -100, -100, 2, 2, 7, 1, -100], dtype=torch.int32)
@@ -186,3 +189,20 @@ def test_options_that_cannot_work_are_refused() -> None:
         trained({**KEYS, "distillation_teacher": ""}, DOCUMENTS)
     with pytest.raises(ValidationError, match="beside: a teacher in the program that trains is not built"):
         DistillationOptions(distillation_run_teacher="beside")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", '{"vocab_size": 9, "vocab_size": 8}', '{"text_config": []}'])
+def test_a_damaged_config_of_the_teacher_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
+    for name in ("model", "teacher"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 97}')
+    (tmp_path / "teacher" / "config.json").write_text(content)
+    context = SimpleNamespace(options=SimpleNamespace(distillation_top_k=4), model_dir=tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"teacher/config\.json"):
+        _vocabulary(context, tmp_path / "teacher")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", ""])
+def test_a_damaged_manifest_is_damage_of_the_cache(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    assert str(tmp_path) in Cache(tmp_path, 3, 2, 97, {"format": 1}).damage()

@@ -149,3 +149,11 @@ def test_references_of_the_ops_fit_their_shape_rules() -> None:
     assert dx.any(1).nonzero().flatten().tolist() == [1, 3] and torch.equal(dx[1], d[0, 0] * weight[0])
     (dw,) = check_op(ops["document_scores_wgrad"], d, x, *rest, padding=0)
     assert torch.allclose(dw[0], d[0, 0] * x[1] + d[0, 1] * x[3])
+
+
+def test_a_damaged_file_of_the_tokenizer_is_refused_by_its_name(tmp_path: Path) -> None:
+    model = scored(MODELS["qwen3"], tiny_config(), tmp_path, RewardOptions())
+    for content in ("[" * 100_000, '{"pad_token": "a", "pad_token": "b"}', "[]", "{"):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
+            model.saved(tiny_config())

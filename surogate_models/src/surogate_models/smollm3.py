@@ -53,7 +53,14 @@ def _has_rope(config: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
     if given is None:
         interval = read_int(config, "no_rope_layer_interval", default=4)
         return tuple((i + 1) % interval != 0 for i in range(n_layers))
-    if not isinstance(given, list | tuple) or len(given) < n_layers or any(flag not in (0, 1) for flag in given):
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) < n_layers
+        or any(
+            type(flag) is not int or flag not in (0, 1)
+            for flag in given  # transformers loads no booleans
+        )
+    ):
         raise invalid("no_rope_layers", f"must be a list of 1 (with RoPE) or 0 (without) for {n_layers} layers", given)
     return tuple(bool(flag) for flag in given[:n_layers])
 

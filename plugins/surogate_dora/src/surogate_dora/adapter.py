@@ -194,4 +194,5 @@ DORA = FORMAT.adapter(
     apply=apply,
     start=start,
     trainable=lambda param, stored, options: stored is None,
+    trains_tokens="adapter: lora and lora_modules_to_save: [embed_tokens, lm_head]",
 )

@@ -259,4 +259,5 @@ LORA = AdapterDef(
     with_head=with_head,
     matches=matches,
     commands=commands,
+    trains_tokens=f"lora_modules_to_save: [{saved_modules.EMBEDDING}, {saved_modules.HEAD}]",
 )

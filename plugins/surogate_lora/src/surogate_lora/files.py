@@ -241,9 +241,14 @@ def _change(place: str, down: Tensor, up: Tensor, factor: float) -> Callable[[Te
 def _replacement(place: str, trained: Tensor) -> Callable[[Tensor], Tensor]:
     def replaced(weight: Tensor) -> Tensor:
         if weight.shape != trained.shape:
-            raise ConfigError(
-                f"{place} is {list(trained.shape)}; the base's is {list(weight.shape)}. Name its own base."
+            is_resized = weight.shape[1:] == trained.shape[1:] and module_of(place).endswith((EMBEDDING, HEAD))
+            remedy = (
+                "The adapter was saved after its base's vocabulary was resized. Resize the base in transformers too: "
+                f"model.resize_token_embeddings({len(trained)}), save_pretrained, and name its folder: --base FOLDER."
+                if is_resized
+                else "Name its own base."
             )
+            raise ConfigError(f"{place} is {list(trained.shape)}; the base's is {list(weight.shape)}. {remedy}")
         return trained.to(weight.dtype)
 
     return replaced
@@ -349,8 +354,14 @@ def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
         ):
             tensors[name] = tensor
         else:
+            why = (
+                "PEFT saves it so beside an adapter whose base got a new vocabulary (resize_token_embeddings). "
+                if module_of(name).endswith((EMBEDDING, HEAD))
+                else ""
+            )
             raise ConfigError(
-                f"{path}: {name} is neither a matrix of a LoRA adapter of linear projections nor of modules_to_save."
+                f"{path}: {name} is neither a matrix of a LoRA adapter of linear projections nor of modules_to_save. "
+                f"{why}{MERGE_THERE}."
             )
     return tensors
 

@@ -33,7 +33,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from xxhash import xxh3_128
 
-from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped
+from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped, read_json_object
 from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile, PieceHashes, ProvenFile, digest_of
 from surogate_core.api.sealed import sealed, unsealed
 
@@ -129,11 +129,9 @@ def _vocabulary(context: PrepareContext[DistillationOptions], directory: Path) -
     """Return how many of the teacher's logits count: embeddings may have more rows than the tokenizer has tokens."""
     k, sizes = context.options.distillation_top_k, []
     for path in (context.model_dir / "config.json", directory / "config.json"):
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{KEY}: {path} cannot be read: {error}. Name a model's directory.") from None
-        size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+        config = read_json_object(path, "Download it again, or name a model's directory.")
+        inner = config.get("text_config")
+        size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, Mapping) else None)
         if not isinstance(size, int):
             raise ConfigError(f"{KEY}: {path}: vocab_size is {size!r}, not a number. Use another model.")
         sizes.append(size)
@@ -198,13 +196,13 @@ class Cache:
             return (self.directory / _DAMAGED).read_text(encoding="utf-8")
         try:
             self._hashes()
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
             return f"{self.directory}: {error}" if self.directory.is_dir() else ""
         return ""
 
     def _hashes(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the hashes of the pieces of each file; none of a cache of 0.2.0. Raises if they are damaged."""
-        manifest = json.loads((self.directory / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json_object(self.directory / "manifest.json")
         if manifest == self.identity:
             return {}
         files = unsealed(manifest)["files"]
@@ -305,7 +303,7 @@ class _Files:
             self._open[column] = file, dtype, width * dtype.itemsize
         try:
             self.done = int(json.loads(self._journal.read_text()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, RecursionError):
             self.done = 0
         self._saved = time.monotonic()
 

@@ -219,7 +219,7 @@ def _cell(row: Mapping[str, Any], name: str, as_text: bool) -> Any:
     if isinstance(value, str) and not as_text and value.lstrip()[:2] in ("[{", "[]"):
         try:
             found = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         value = found if all(isinstance(item, Mapping) and {"role", "from"} & item.keys() for item in found) else value
     if value is None or value == [] or (isinstance(value, str) and not value.strip()):

@@ -6,7 +6,6 @@ document that is not `pad_token_id`, and so does training.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -27,6 +26,7 @@ from surogate_core.api import (
     LossDef,
     ModelDef,
     WeightMap,
+    read_json_object,
 )
 
 from .losses import FIGURES, loss_of_groups
@@ -148,8 +148,7 @@ def _tokenizer_padding(folder: Path) -> int | None:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return read_json_object(path)
 
 
 def _build(context: LossContext[RewardOptions]) -> Loss:

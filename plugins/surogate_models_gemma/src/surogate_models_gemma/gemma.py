@@ -57,9 +57,11 @@ class GemmaDims(DecoderDims):
 
 
 def cap(config: Mapping[str, Any], key: str, *, default: float = 0.0) -> float:
-    """Return a soft cap. Null means none, which is 0."""
+    """Return a soft cap. Null means none, which is 0. transformers loads no integer."""
     if key in config and config[key] is None:
         return 0.0
+    if type(config.get(key)) is int:
+        raise invalid(key, f"transformers takes no integer; write {config[key]}.0", config[key])
     return read_positive(config, key, default=default) if is_given(config, key) else default
 
 
@@ -99,7 +101,7 @@ def read_gemma(config: Mapping[str, Any], *, pattern: int, max_positions: int, q
         **vars(sizes) | {"norm_offset": 1.0},
         windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
         ropes=tuple(local if kind == "sliding_attention" else whole for kind in kinds),
-        score_scale=read_positive(config, "query_pre_attn_scalar", default=256.0) ** -0.5,
+        score_scale=read_int(config, "query_pre_attn_scalar", default=256) ** -0.5,
         **caps,
     )
 

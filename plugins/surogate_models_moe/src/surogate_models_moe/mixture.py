@@ -77,6 +77,8 @@ def read_mixture(config: Mapping[str, Any], *, n_experts: int, d_expert: int) ->
     k = read_int(config, "num_experts_per_tok", default=8)
     if k > experts:
         raise invalid("num_experts_per_tok", f"must be at most the number of experts {experts}", k)
+    if "norm_topk_prob" in config and not is_given(config, "norm_topk_prob"):
+        raise invalid("norm_topk_prob", "must be true or false; transformers loads no null", None)
     normalize = read_bool(config, "norm_topk_prob")
     return {"n_experts": experts, "k": k, "d_expert": d_expert, "normalize": normalize}
 

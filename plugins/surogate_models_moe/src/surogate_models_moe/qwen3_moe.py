@@ -60,6 +60,8 @@ def _dense_layers(config: Mapping[str, Any], n_layers: int) -> frozenset[int]:
         raise invalid("mlp_only_layers", f"must be a list of numbers of layers, from 0 to {n_layers - 1}", named)
     step = read_int(config, "decoder_sparse_step", default=1)
     dense = frozenset(i for i in range(n_layers) if i in named or (i + 1) % step)
+    if len({*named}) == n_layers:
+        raise invalid("mlp_only_layers", "leaves no layer with experts. Such a model is a Qwen3", named)
     if len(dense) == n_layers:
         raise invalid("decoder_sparse_step", "leaves no layer with experts. Such a model is a Qwen3", step)
     return dense

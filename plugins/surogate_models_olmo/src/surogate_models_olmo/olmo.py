@@ -74,11 +74,9 @@ def olmo3_dims(config: Mapping[str, Any]) -> OlmoDims:
     sizes = _sizes(config, ropes[_FULL])
     absent = [_SLIDING if (i + 1) % 4 else _FULL for i in range(sizes.n_layers)]
     kinds = read_layer_types(config, sizes.n_layers, default=absent)
-    window = 0
-    if _SLIDING in kinds:
-        if "sliding_window" in config and not is_given(config, "sliding_window"):
-            raise invalid("sliding_window", f"must be given, because layers have {_SLIDING}", None)
-        window = read_int(config, "sliding_window", default=4096)
+    if "sliding_window" in config and not is_given(config, "sliding_window"):
+        raise invalid("sliding_window", "must be a number; transformers runs no OLMo 3 without one", None)
+    window = read_int(config, "sliding_window", default=4096)
     windows = tuple(window if kind == _SLIDING else 0 for kind in kinds)
     return OlmoDims(**vars(sizes), ropes=tuple(ropes[kind] for kind in kinds), windows=windows)
 

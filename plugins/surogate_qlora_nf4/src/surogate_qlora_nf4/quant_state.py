@@ -61,7 +61,7 @@ def _parsed(stored: Tensor) -> Mapping[str, Any]:
         raise ConfigError(f"its {NAME} must be bytes, found {stored.dtype}. {_ORIGINAL}")
     try:
         state = json.loads(bytes(stored.reshape(-1).tolist()))
-    except ValueError as error:  # of JSON, or of its encoding
+    except (ValueError, RecursionError) as error:  # of JSON, or of its encoding
         raise ConfigError(f"its {NAME} is no JSON ({error}). {_ORIGINAL}") from None
     if not isinstance(state, dict):
         raise ConfigError(f"its {NAME} is no JSON object, but {type(state).__name__}. {_ORIGINAL}")

@@ -73,6 +73,9 @@ class AdapterDef(Definition, Generic[Options]):
     check       (folder, folder of the base model): loads the adapter as its users will. Raises, with the reason, if
                 that fails.
     commands    (folder, name of the base model, options) -> pairs of a program and the command that loads it there
+    trains_tokens
+                settings with which the rows of tokens in embedding and head are trained too, as a notice on tokens that
+                nothing has trained names them ("key: [value]"). "": there are none.
     """
 
     name: Name
@@ -91,6 +94,7 @@ class AdapterDef(Definition, Generic[Options]):
     fuse: Callable[[Program, Options], Program] = lambda program, options: program
     with_head: Callable[[AdapterDef[Options], ModelDef[Any]], AdapterDef[Options]] | None = None
     matches: Callable[[Path], bool] = lambda folder: True
+    trains_tokens: str = ""
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,7 @@ def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
 def locate(model_dir: Path) -> dict[Path, set[str]]:
     """Return the checkpoint's files and the tensors in each, as the files' headers have them."""
     if (model_dir / WEIGHTS).exists():
+        _refuse_two_models(model_dir)
         paths = [model_dir / WEIGHTS]
         indexed: dict[str, Path] = {}
     elif (model_dir / INDEX).exists():
@@ -257,6 +258,33 @@ def locate(model_dir: Path) -> dict[Path, set[str]]:
 
 
 AGAIN = "Download the checkpoint again."
+
+
+def _refuse_two_models(model_dir: Path) -> None:
+    """Raise ConfigError if a folder has both one file and shards, unless the first row of every tensor is the same."""
+    single, index = model_dir / WEIGHTS, model_dir / INDEX
+    places = read_weight_map(index) if index.exists() else {}
+    shards = {name: model_dir / shard for name, shard in places.items() if shard != WEIGHTS}
+    if not shards or not all(is_regular(shard) for shard in shards.values()):
+        return  # the index is left of what is gone
+    with ExitStack() as stack:
+        own = stack.enter_context(opened(single))
+        files = {path: stack.enter_context(opened(path)) for path in sorted({*shards.values()})}
+        held = {name for file in files.values() for name in file.keys()}  # noqa: SIM118, no mapping
+        differing = sorted({*own.keys()} ^ held) or sorted(held ^ shards.keys())
+        differing = differing or [name for name, path in shards.items() if _differs(own, files[path], name)]
+    if differing:
+        raise ConfigError(
+            f"{model_dir}: holds two models, {WEIGHTS} and the shards of {INDEX}, which differ in {differing[0]} "
+            f"({len(differing)} such tensors). transformers reads {WEIGHTS}. Remove the files of the one that is old."
+        )
+
+
+def _differs(file: Any, other: Any, name: str) -> bool:
+    mine, theirs = file.get_slice(name), other.get_slice(name)
+    if mine.get_shape() != theirs.get_shape() or mine.get_dtype() != theirs.get_dtype():
+        return True
+    return bool(mine.get_shape()) and mine[:1].ne(theirs[:1]).any().item() is True
 
 
 def read_weight_map(path: Path) -> dict[str, str]:

@@ -54,8 +54,21 @@ def validate_selected(
     owners = owners_of_keys(models)
     for key, value in given.items():
         if not any(owner in selected for owner in owners[key]):
-            _check_idle(key, value, owners[key], models, registry, findings)
+            if adapter is not None and _says_what_to_train(key, value, owners[key][0], models):
+                names = " or ".join(name for _, name in owners[key])
+                what = f"is of adapter {names}, and this run trains adapter {adapter}, which does not read it"
+                findings.wrong(key, f"{what}; remove the key, or set adapter: {owners[key][0][1]}")
+            else:
+                _check_idle(key, value, owners[key], models, registry, findings)
     return options
+
+
+def _says_what_to_train(key: str, value: Any, owner: Owner, models: Mapping[Owner, type[BaseModel]]) -> bool:
+    """Return whether a key is of an adapter, and has another value than its default: without it, others are trained."""
+    model = models[owner]
+    default = dict(zip(keys_of(model), model.model_fields.values(), strict=True))[key].default
+    is_default = value == default or (not value and not default) or (isinstance(value, list) and (*value,) == default)
+    return owner[0] == "adapter" and not is_default
 
 
 def validate_options(

@@ -23,7 +23,8 @@ def check_rows(rows: PackedRows, vocab_size: int, key: str = "datasets") -> None
         if dataset.max_token >= vocab_size:
             raise ConfigError(
                 f"{key}: token {dataset.max_token} is outside the model's vocab_size of {vocab_size}. "
-                "Use the tokenizer that belongs to the model."
+                "Use the tokenizer that belongs to the model; or, if it has new tokens, give the model rows for them "
+                "first: model.resize_token_embeddings(len(tokenizer)) in transformers, then save_pretrained."
             )
     if not any(batch.n_valid for (batch,) in eval_batches(rows, 1)):
         raise ConfigError(f"{key}: no token is trained: the dataset's type masks all of them. Check its options.")

@@ -18,7 +18,7 @@ _WEIGHT = ".weight"
 
 def remedies(run: Run, assembly: Assembly) -> dict[str, str]:
     """Return {param that the run does not store in its weight format: what to do if a checkpoint holds it so}."""
-    kinds = _kinds(run, assembly)
+    kinds = param_kinds(run, assembly)
     trained = {v.name for v in assembly.trainable}
     original = "Use the original checkpoint of this model."
     found = {}
@@ -42,7 +42,7 @@ def refuse_unstored(run: Run, assembly: Assembly) -> None:
     kept = run.weight_format[0].checkpoints.kept(config)
     if not isinstance(kept, list | tuple):
         return
-    kinds, unstored = _kinds(run, assembly), remedies(run, assembly)
+    kinds, unstored = param_kinds(run, assembly), remedies(run, assembly)
     for m in assembly.weights:
         for tensor in m.tensors if kinds.get(m.param) == "head" and m.param in unstored else ():
             if not any(_matches(tensor.name.removesuffix(_WEIGHT), str(pattern)) for pattern in kept):
@@ -50,7 +50,7 @@ def refuse_unstored(run: Run, assembly: Assembly) -> None:
                 raise ConfigError(f"{path}: {QUANTIZATION}: {tensor.name} is stored quantized. {unstored[m.param]}")
 
 
-def _kinds(run: Run, assembly: Assembly) -> Mapping[str, ParamKind]:
+def param_kinds(run: Run, assembly: Assembly) -> Mapping[str, ParamKind]:
     return {value.name: kind for value, kind in special_kinds(assembly.only("evaluate"), run.registry.ops).items()}
 
 
