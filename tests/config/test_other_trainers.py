@@ -32,7 +32,7 @@ FOREIGN = {
     "enable_activation_checkpointing": "recompute: auto",
     "evaluation_strategy": "eval_steps",
     "deepspeed": "zero_level: 1, 2 or 3",
-    "early_stopping_patience": "a callback of the Python API does",
+    "early_stopping_patience": "a callback of the Python API that returns True ends a run early",
     "label_smoothing_factor": "tokens_label_smoothing",
     "beta": "dpo_beta, kto_beta, orpo_beta or simpo_beta",
     "assistant_only_loss": "loss_scale",

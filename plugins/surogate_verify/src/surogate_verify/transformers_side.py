@@ -150,9 +150,10 @@ def _convert(model: Any, dtype: torch.dtype, but: Collection[str] = ()) -> None:
 
 
 def _other_dtypes(subject: Subject) -> set[str]:
-    """Return the tensors whose params have another dtype than the run's model."""
+    """Return the tensors whose params have another dtype than the run's model. Those in a weight format are no params."""
     assembly, dtype = subject.plan.assembly, subject.plan.inputs.precision.model
-    return {t.name for m in assembly.weights for t in m.tensors if assembly.params[m.param].dtype != dtype}
+    others = {name for name, param in assembly.params.items() if param.dtype != dtype}
+    return {tensor.name for weight in assembly.weights if weight.param in others for tensor in weight.tensors}
 
 
 def _count_padding(model: Any) -> None:
