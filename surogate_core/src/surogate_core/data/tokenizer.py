@@ -24,7 +24,7 @@ from .chat.template import ChatTemplate, read_chat_template
 from .divide import More, reading, whole
 from .line_cuts import LINE_CUT, has_line_cuts
 
-PIECE_CHARS = 1 << 20
+PIECE_CHARS = 1 << 18
 """Longer texts are read in pieces of about this length, if they may be cut: in parallel, and with less memory."""
 
 _WINDOW_CHARS = 1 << 10
