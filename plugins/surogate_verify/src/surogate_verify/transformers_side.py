@@ -150,7 +150,7 @@ def _convert(model: Any, dtype: torch.dtype, but: Collection[str] = ()) -> None:
 
 
 def _other_dtypes(subject: Subject) -> set[str]:
-    """Return the tensors whose params have another dtype than the run's model. In a weight format they have no param."""
+    """Return the tensors whose params have another dtype than the run's model. Those in a format have no param."""
     assembly, dtype = subject.plan.assembly, subject.plan.inputs.precision.model
     others = {name for name, param in assembly.params.items() if param.dtype != dtype}
     return {tensor.name for weight in assembly.weights if weight.param in others for tensor in weight.tensors}
