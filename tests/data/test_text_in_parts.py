@@ -325,3 +325,15 @@ def test_a_large_file_is_read_with_little_memory(tmp_path: Path) -> None:
     )
     size, more = map(int, done.stdout.split())
     assert size == 300 << 20 and more < 60 * 1024
+
+
+@pytest.mark.parametrize(("name", "differs"), [("qwen", False), ("metaspace", False), ("space first", True)])
+def test_caches_of_tokenizers_whose_long_texts_were_cut_before_have_other_names(
+    name: str, differs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.2.0 cut long texts for every byte-level tokenizer."""
+    of = made(tmp_path, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowTokenizer, "_has_line_cuts", True)
+        before = RowTokenizer(of.directory)
+    assert (before.fingerprint != of.fingerprint) == differs

@@ -132,8 +132,6 @@ def _load_data(
         notice(line)
     if plan.chosen:
         notice(str(plan.chosen))
-    from ..checkpoint.untrained_tokens import untrained_tokens
-
     kept = asdict(saved_tokens(resumed)) if resumed and run.config.resume_with_saved_tokens else None
     kept = processes.share(kept, "the tokens of the checkpoint") if run.config.resume_with_saved_tokens else None
     saved = SavedTokens(**kept) if kept else None
@@ -141,8 +139,10 @@ def _load_data(
     for line in _data_lines(steps):
         notice(line)
     mark("data")
-    if processes.world.writer and (line := untrained_tokens(run, plan.assembly, steps.data)):
-        notice(line)
+    from ..checkpoint.untrained_tokens import untrained_tokens
+
+    if processes.world.writer and (untrained := untrained_tokens(run, plan.assembly, steps.data)):
+        notice(untrained)
     saved_run = _saved_run(run, plan, steps)
     data = value_text(DATA, saved_run.facts[DATA])
     processes.compare("data", {fact_text(DATA): data, "steps": str(steps.total)})
