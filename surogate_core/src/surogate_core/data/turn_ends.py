@@ -15,6 +15,8 @@ from .tokenizer import Tokenizer
 
 _AT_ONCE = 1 << 24
 """Tokens that are looked at together."""
+_ENOUGH = 1 << 16
+"""Documents that are looked at where every token is trained: those end alike, and there may be billions."""
 
 _CHAT = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
 
@@ -24,7 +26,7 @@ def trained_ends(datasets: Iterable[TokenDataset], tokenizer: Tokenizer) -> tupl
     added, found = set(tokenizer.added_ids), set[int]()
     for dataset in datasets:
         for stops in _stops(dataset):
-            last, before = dataset.tokens[stops - 1], dataset.tokens[np.maximum(stops - 2, 0)]
+            last, before = dataset.tokens_at(stops - 1), dataset.tokens_at(np.maximum(stops - 2, 0))
             spaces = [token for token in np.unique(last).tolist() if not tokenizer.decode([token]).strip()]
             of_spaces = np.isin(last, [token for token in spaces if token not in added])
             found |= {*np.unique(last[~of_spaces]).tolist(), *np.unique(before[of_spaces]).tolist()}
@@ -33,12 +35,15 @@ def trained_ends(datasets: Iterable[TokenDataset], tokenizer: Tokenizer) -> tupl
 
 def _stops(dataset: TokenDataset) -> Iterator[Int64s]:
     """Yield the positions after the last token of each trained part, of the dataset's documents in order."""
-    yield (ends := dataset.offsets[1:])[dataset.trained_at(ends - 1)]
+    ends = dataset.offsets[1:]
     if dataset.n_trained == dataset.n_tokens:
+        yield ends[:_ENOUGH]
         return
+    yield ends[dataset.trained_at(ends - 1)]
     for start in range(0, dataset.n_tokens, _AT_ONCE):
-        trained = dataset.trained(start, min(start + _AT_ONCE + 1, dataset.n_tokens))
-        yield start + 1 + np.flatnonzero(trained[:-1] & ~trained[1:])
+        stop = min(start + _AT_ONCE + 1, dataset.n_tokens)
+        bits = np.unpackbits(dataset.mask[start // 8 : -(-stop // 8)], bitorder="little")[: stop - start]
+        yield start + 1 + np.flatnonzero(bits[:-1] > bits[1:])
 
 
 def template_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
