@@ -257,6 +257,7 @@ def test_a_run_in_fp8_calibrates_evaluates_and_resumes_to_the_bit(place: Workpla
     ]
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_mixture_with_a_dense_layer_is_written_and_checked_by_loading_it_in_peft(
     tmp_path: Path,
 ) -> None:
