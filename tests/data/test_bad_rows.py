@@ -61,7 +61,7 @@ def test_skipped_rows_are_counted_also_from_the_cache(tmp_path: Path, tokenizer:
         notes: list[str] = []
         assert tokenized(tmp_path / "a.jsonl", texts, tokenizer, notes, skip=True).n_docs == 2
         assert [note.partition("refuses them: ")[2] for note in notes] == [
-            "column 'text' holds a value of type int, not text (first: a.jsonl:2)",
+            "column 'text' holds a number, not text (first: a.jsonl:2)",
             "column 'text' holds null, not text (first: a.jsonl:4)",
         ]
     with pytest.raises(ConfigError, match="2 rows cannot be used"):
