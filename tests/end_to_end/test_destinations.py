@@ -17,6 +17,7 @@ from surogate_core.api import destination
 from surogate_core.checkpoint import folders, hf, manifest, states
 from surogate_core.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.errors import ConfigError
+from surogate_core.outputs import folder
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_a_link_to_a_checkpoint_is_one(place: Path) -> None:
 
 
 def test_the_names_of_a_checkpoint_are_those_of_what_writes_it() -> None:
-    own = (manifest.MANIFEST, states.FOLDER, folders.RUN_FILE)
+    own = (manifest.MANIFEST, states.FOLDER, folder.RUN_FILE)
     assert own == (destination.MANIFEST, destination.STATE, destination.RUN_FILE)
 
 

@@ -17,8 +17,10 @@ STATE = "training_state"
 RUN_FILE = "run.yaml"
 """The config, in the folder around the checkpoints."""
 
-_STEP = re.compile(r"step_\d{8,}")
-_OWN_SUFFIXES = (".partial", ".replaced", ".removed")
+STEP = re.compile(r"step_(\d{8,})")
+"""The name of a checkpoint."""
+PARTIAL, REPLACED, REMOVED = ".partial", ".replaced", ".removed"
+"""After such a name: being written; complete, until a new one of that step has its name; being deleted."""
 
 
 def refuse_checkpoint(path: Path, where: str = "") -> None:
@@ -29,7 +31,7 @@ def refuse_checkpoint(path: Path, where: str = "") -> None:
         if is_checkpoint(place):
             what = "is" if place == real else f"is inside of {place},"
             raise ConfigError(f"{where}{path}: {what} a checkpoint, which its run may delete. Name another place.")
-    if _STEP.match(real.name) and _is_of_run(real.parent):
+    if STEP.match(real.name) and _is_of_run(real.parent):
         raise ConfigError(
             f"{where}{path}: has the name of a checkpoint in the folder of a run, which would take it for its own. "
             "Name another place."
@@ -38,8 +40,8 @@ def refuse_checkpoint(path: Path, where: str = "") -> None:
 
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint, whole, damaged, or being written or deleted."""
-    step = _STEP.match(folder.name) is not None
-    if step and folder.name.endswith(_OWN_SUFFIXES) and folder.is_dir():
+    step = STEP.match(folder.name) is not None
+    if step and folder.name.endswith((PARTIAL, REPLACED, REMOVED)) and folder.is_dir():
         return True
     if not is_regular(folder / MANIFEST):
         return False

@@ -9,22 +9,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+from ..api.destination import PARTIAL, REMOVED, REPLACED, STEP
 from ..api.json_object import read_json_object
 from ..errors import ConfigError, RunStopped
 
-_STEP = re.compile(r"step_(\d{8,})")
-_PARTIAL = ".partial"  # step_00000050.partial: being written
-_REPLACED = ".replaced"  # step_00000050.replaced: a complete older one, until the new one of that step has its name
-_REMOVED = ".removed"  # step_00000050.removed: being deleted
 _ASIDE = ".set_aside"  # step_00000050.set_aside: a complete one of a later step than the run resumed from
-RUN_FILE = "run.yaml"  # the resolved config, in the folder around the checkpoints
 SAVING = ".saving-"
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
@@ -46,7 +41,7 @@ def save_checkpoint(directory: Path, step: int, save: Callable[[Path], None]) ->
     RunStopped when the disk is full or refuses, after removing what was written; earlier checkpoints are untouched.
     """
     final = step_folder(directory, step)
-    partial, replaced = (final.with_name(final.name + suffix) for suffix in (_PARTIAL, _REPLACED))
+    partial, replaced = (final.with_name(final.name + suffix) for suffix in (PARTIAL, REPLACED))
     with stopping_when_disk_refuses(final, safe_in=directory):
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -72,13 +67,13 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints in `directory`, lowest step first. Empty if the directory does not exist."""
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
+    found = [path for path in directory.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (_step(path), path))
 
 
 def step_of(path: Path) -> int | None:
     """Return the step that a checkpoint's folder is named after; None for a folder of another name."""
-    return _step(path) if _STEP.fullmatch(path.name) else None
+    return _step(path) if STEP.fullmatch(path.name) else None
 
 
 def _step(path: Path) -> int:
@@ -95,7 +90,7 @@ def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> 
     own = [path for path in list_checkpoints(directory) if newest is None or _step(path) <= newest]
     removed = own[:-keep] if keep > 0 else []
     for path in removed:
-        doomed = path.with_name(path.name + _REMOVED)
+        doomed = path.with_name(path.name + REMOVED)
         with stopping_when_disk_refuses(path, safe_in=directory, doing="removing"):
             _remove(doomed)
             path.rename(doomed)
@@ -111,7 +106,7 @@ def remove_leftovers(directory: Path) -> list[Path]:
     restore_replaced(directory)
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        of_a_step = _STEP.fullmatch(path.stem) is not None and path.suffix in (_PARTIAL, _REPLACED, _REMOVED)
+        of_a_step = STEP.fullmatch(path.stem) is not None and path.suffix in (PARTIAL, REPLACED, REMOVED)
         if of_a_step or path.name.startswith(SAVING):
             _remove(path)
             removed.append(path)
@@ -144,8 +139,8 @@ def half_moved(directory: Path) -> frozenset[str]:
 
 def restore_replaced(directory: Path) -> None:
     """Give a checkpoint that was being replaced its name back if the run was killed before the new one took it."""
-    for path in directory.glob(f"step_*{_REPLACED}"):
-        if _STEP.fullmatch(path.stem) and not path.with_name(path.stem).exists():
+    for path in directory.glob(f"step_*{REPLACED}"):
+        if STEP.fullmatch(path.stem) and not path.with_name(path.stem).exists():
             path.rename(path.with_name(path.stem))
 
 

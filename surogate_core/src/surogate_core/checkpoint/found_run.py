@@ -14,11 +14,11 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from ..api.destination import RUN_FILE
 from ..api.regular_file import is_regular
 from ..config.plugin_files import KEY
 from ..config.yaml import read_yaml
 from ..errors import ConfigError, PluginError
-from .folders import RUN_FILE
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from xxhash import xxh3_128
 
+from ..api.destination import MANIFEST
 from ..api.regular_file import refuse_special
 from ..api.sealed import BrokenSeal, sealed, unsealed
 from ..errors import ConfigError
@@ -27,7 +28,6 @@ from .facts import facts_of_format_1
 from .folders import step_of
 
 FORMAT = 2
-MANIFEST = "manifest.json"
 
 
 class DamagedCheckpoint(Exception):

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..api import WeightMap
+from ..api.destination import MANIFEST, STATE
 from ..errors import ConfigError
 from ..reporting.text import names_text
 from ..runtime.pieces import Pieces
 from .folders import list_checkpoints
 from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
-from .manifest import MANIFEST, DamagedCheckpoint, read_manifest, verify_files
+from .manifest import DamagedCheckpoint, read_manifest, verify_files
 from .saved_tensors import SavedTensor, read_tensors
-from .states import FOLDER, write_tensors
+from .states import write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
 from .tensor_file import write_safetensors
 
@@ -99,7 +100,7 @@ def export_model(folder: Path, output: Path, make_room: Callable[[], object] = l
         verify_files(folder, manifest)
     except DamagedCheckpoint as damage:
         raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
-    files = [name for name in manifest.files if Path(name).parts[0] not in (FOLDER, RANGES_FOLDER)]
+    files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
     save_files(output, lambda fresh: join_files(folder, files, fresh), CONFIG, make_room=make_room)
 
 

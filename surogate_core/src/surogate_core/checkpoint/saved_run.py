@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ..api.destination import MANIFEST
 from ..config.errors import keys_of
 from ..config.load import resolved
 from ..config.schema import DTYPE_KEYS
@@ -29,7 +30,7 @@ from .adapter import adapter_params, write_adapter
 from .base import base_facts, load_base
 from .facts import DATA, DATASETS, MODEL_CONFIG, ROWS, TOTAL_STEPS
 from .folders import sync
-from .manifest import MANIFEST, Manifest, list_files, write_manifest
+from .manifest import Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
 from .other_tokens import other_tokens
 from .progress import Progress

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..api.destination import STATE as FOLDER
 from ..assembly.assembly import Assembly
 from ..errors import ConfigError
 from ..program.value import Value
@@ -16,8 +17,6 @@ from ..reference.rounding import TORCH_DTYPES
 from ..runtime.pieces import Pieces
 from .saved_tensors import SavedTensor, read_tensors
 from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors
-
-FOLDER = "training_state"
 
 
 def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:

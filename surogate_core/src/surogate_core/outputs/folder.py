@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..api.destination import refuse_checkpoint
+from ..api.destination import RUN_FILE, refuse_checkpoint
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
-from ..checkpoint.folders import RUN_FILE, SAVING
+from ..checkpoint.folders import SAVING
 from ..checkpoint.resume import LAST_GOOD, Resumed, refuse_checkpoints
 from ..config.load import LoadedConfig, resolved
 from ..config.schema import DatasetEntry, TrainConfig

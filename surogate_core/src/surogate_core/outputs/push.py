@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.folders import RUN_FILE
+from ..api.destination import RUN_FILE
 from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY, TOKENIZER_FILES, WEIGHT_FILES
