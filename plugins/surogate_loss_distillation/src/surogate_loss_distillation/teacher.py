@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from xxhash import xxh3_128
 
 from surogate_core.api import ConfigError, PrepareContext, Prepared, RunStopped, read_json_object
-from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile, PieceHashes, ProvenFile, digest_of
+from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile, PieceHashes, ProvenFile, read_piece_hashes
 from surogate_core.api.sealed import sealed, unsealed
 
 if TYPE_CHECKING:
@@ -206,14 +206,10 @@ class Cache:
         if manifest == self.identity:
             return {}
         files = unsealed(manifest)["files"]
-        hashes, at, found = np.fromfile(self.directory / "pieces.bin", "<u8"), 0, {}
-        for name, file in files.items():
-            own = hashes[at : at + -(-file["bytes"] // PIECE_BYTES)]
-            at += len(own)
-            if digest_of(own) != file["pieces"]:
-                raise ValueError(f"pieces.bin: the hashes of {name} differ from what was written")
-            found[name] = own
-        return found
+        try:
+            return read_piece_hashes(self.directory / "pieces.bin", files)
+        except ValueError as error:
+            raise ValueError(f"pieces.bin: {error}") from None
 
     def checks(self) -> dict[str, Callable[[Any], None]]:
         """Return for each column a function that verifies rows of it."""

@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -77,6 +77,21 @@ class PieceHashes:
 
 def digest_of(hashes: npt.NDArray[np.uint64]) -> str:
     return xxh3_128(np.ascontiguousarray(hashes, "<u8").data).hexdigest()
+
+
+def read_piece_hashes(path: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, npt.NDArray[np.uint64]]:
+    """Return the hashes of the pieces of each of `files`, {name: {"bytes", "pieces": the digest of its hashes}}.
+
+    `path` holds them in this order. Raises OSError if it cannot be read, and ValueError if it is damaged.
+    """
+    hashes, at, found = np.fromfile(path, "<u8"), 0, {}
+    for name, file in files.items():
+        own = hashes[at : at + -(-file["bytes"] // PIECE_BYTES)]
+        at += len(own)
+        if digest_of(own) != file["pieces"]:
+            raise ValueError(f"the hashes of {name} differ from what was written")
+        found[name] = own
+    return found
 
 
 class ProvenFile:

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..api import Omission
-from ..api.proven_file import PIECE_BYTES, DamagedFile, ProvenFile, digest_of
+from ..api.proven_file import PIECE_BYTES, DamagedFile, ProvenFile, read_piece_hashes
 from ..api.sealed import unsealed
 from ..machine.cache_home import cache_home
 
@@ -241,19 +241,15 @@ def _proofs(directory: Path, manifest: Manifest, token_bytes: int, made_anew: bo
     item_bytes = {TOKENS: token_bytes, HASHES: 8, PLACES: 16, OFFSETS: 8}
     items = {name: PIECE_BYTES // item_bytes.get(name, 4) for name in manifest.files} | {MASK: PIECE_BYTES * 8}
     try:
-        hashes = np.fromfile(directory / PIECES, "<u8")
-    except OSError as error:
+        hashes = read_piece_hashes(directory / PIECES, manifest.files)
+    except (OSError, ValueError) as error:
         raise DamagedCache(f"{directory / PIECES}: {error}") from error
-    proofs, at = {}, 0
+    proofs = {}
     for name, file in manifest.files.items():
-        own = hashes[at : at + -(-file["bytes"] // PIECE_BYTES)]
-        at += len(own)
-        if digest_of(own) != file["pieces"]:
-            raise DamagedCache(f"{directory / PIECES}: the hashes of {name} differ from what was written")
         found = (directory / name).stat().st_size if (directory / name).is_file() else -1
         if found != file["bytes"]:
             raise DamagedCache(f"{directory / name}: {'missing' if found < 0 else f'{found} bytes'}")
-        proofs[name] = ProvenFile(directory / name, own, items[name], _damaged(directory, made_anew))
+        proofs[name] = ProvenFile(directory / name, hashes[name], items[name], _damaged(directory, made_anew))
     return proofs
 
 
