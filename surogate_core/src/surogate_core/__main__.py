@@ -1,11 +1,3 @@
 """`python -m surogate_core` is the command `surogate`: torchrun starts modules."""
 
-import os
-import sys
-
-if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]  # `python -m` puts it there: files of a working folder would be imported, and its plugins found
-
-from .cli.app import main
-
-main()
+from .cli import __main__  # noqa: F401 (it runs)
