@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from surogate_core.api.json_object import RepeatedKey, unique_keys
+
 from .leaves import Leaf
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -45,14 +47,10 @@ class Source:
 
 def read_json(text: str) -> Any:
     """Return a value of JSON. Raises ValueError, for a key that is given twice too."""
-
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key is given twice; keep one")
-        return found
-
-    return json.loads(text, object_pairs_hook=object_of)
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKey:
+        raise ValueError("a key is given twice; keep one") from None
 
 
 def typed(value: Any) -> Any:

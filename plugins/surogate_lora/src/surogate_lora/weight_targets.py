@@ -7,11 +7,12 @@ of its weight, PEFT adapts the same module with the same tensors. PEFT's all-lin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from surogate_core.api import ConfigError, read_json_object
 
 from .experts import COUNTS
 
@@ -35,10 +36,9 @@ def _config(base_model: str) -> Mapping[str, Any]:
     try:
         folder = Path(base_model).expanduser()
         path = folder / "config.json" if folder.is_dir() else try_to_load_from_cache(base_model, "config.json")
-        found = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str | Path) else {}
-    except (OSError, RuntimeError, ValueError):  # neither a model nor the name of one
+        return read_json_object(Path(path)) if isinstance(path, str | Path) else {}
+    except (ConfigError, OSError, RuntimeError, ValueError):  # neither a model nor the name of one
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def with_weights(patterns: Mapping[str, T]) -> dict[str, T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ def read_json_object(path: Path, remedy: str = "Download it again.", if_missing:
 def json_object(data: bytes) -> dict[str, Any]:
     """Return the object in a text of JSON. Raises ValueError, saying what `read_json_object` refuses."""
     try:
-        content = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
-    except _RepeatedKey as error:
-        raise ValueError(str(error)) from None
+        content = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys)
+    except RepeatedKey as error:
+        raise ValueError(f"has the key {error.key!r} twice in one object") from None
     except RecursionError:
         raise ValueError(f"is not valid JSON: it nests deeper than {DEEPEST} levels") from None
     except ValueError as error:
@@ -63,16 +63,25 @@ def json_object(data: bytes) -> dict[str, Any]:
     raise ValueError(f"is not valid JSON: it nests deeper than {DEEPEST} levels")
 
 
-class _RepeatedKey(Exception):
-    """An object has a key twice. json.loads would silently keep the last."""
+class RepeatedKey(Exception):
+    """A JSON object has a key twice. json.loads would silently keep the last."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key!r} appears twice in one object")
+        self.key = key
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs, for `json.loads(object_pairs_hook=)`. Raises RepeatedKey."""
     found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _RepeatedKey(f"has the key {next(key for key in keys if keys.count(key) > 1)!r} twice in one object")
+    if len(found) != len(pairs):
+        raise RepeatedKey(first_repeated([key for key, _ in pairs]) or "")
     return found
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that is the same as one before it; None if there is none."""
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
 
 
 def _holders_in(value: Any) -> Iterator[Any]:

@@ -18,10 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..api.json_object import RepeatedKey, unique_keys
 from ..errors import ConfigError
 from .divide import Divide, whole
 from .parquet import read_parquet
-from .repeated_keys import RepeatedKey, unique_keys
 from .row import Largest, Row, Wanted, refuse_repeated_columns, with_columns
 from .text_document import read_document
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..api.json_object import first_repeated
 from ..config.schema import MAX_DOCUMENT_BYTES, MAX_ROW_BYTES
 from ..errors import ConfigError
 from .divide import Divide, whole
-from .repeated_keys import first_repeated
 
 HELD_BYTES = 1 << 31
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...api import Omission
+from ...api.json_object import RepeatedKey, unique_keys
 from ...errors import ConfigError
 from ..readers import kind_of_value
-from ..repeated_keys import parse_json
 
 Dropped = Counter[tuple[str, str]]
 """(what, its unit) -> how many of it a row has that no chat template can write."""
@@ -99,7 +99,9 @@ def from_json(value: object) -> object:
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
-            return parse_json(value)
+            return json.loads(value, object_pairs_hook=unique_keys)
+        except RepeatedKey as error:
+            raise ConfigError(f"{error}: {value[:60]!r}. Correct or remove such rows.") from error
         except (ValueError, RecursionError):
             return value
     return value
