@@ -16,6 +16,7 @@ from end_to_end.product import contents, losses, records
 from end_to_end.several import several, trained
 
 from surogate_core import run
+from surogate_core.api.sealed import sealed, unsealed
 from surogate_core.checkpoint.manifest import MANIFEST, hash_file, read_manifest, verify_files
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.resume import choose_checkpoint
@@ -211,7 +212,7 @@ def parts(here: Workplace, original: Path) -> Path:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the header of a file, and write its new hash into the manifest."""
+    """Change the header of a file, and write the new hashes into the manifest."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
@@ -221,9 +222,9 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
     manifest = path.parents[1] / MANIFEST
-    found = json.loads(manifest.read_text())
+    found = unsealed(json.loads(manifest.read_text()))
     found["files"][f"{STATES}/{path.name}"] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
-    manifest.write_text(json.dumps(found))
+    manifest.write_text(json.dumps(sealed(found)))
 
 
 NAME = "adamw.m.layers.0.attn.o"

@@ -80,7 +80,7 @@ def test_a_step_has_the_loss_and_the_gradients_of_bitsandbytes_and_peft(
 
     monkeypatch.setattr(transformers_side, "_load", load)
 
-    def in_training(model: Any, dtype: object) -> None:
+    def in_training(model: Any, *given: object) -> None:
         model.eval = model.train  # bitsandbytes multiplies in bf16 on a CPU in the mode for evaluation
 
     monkeypatch.setattr(transformers_side, "_convert", in_training)

@@ -219,7 +219,7 @@ def test_nf4_stores_every_expert_and_no_router(place: Workplace) -> None:
     ("keys", "message"),
     [
         ({**LORA, "lora_target_modules": ["gate_proj"]}, "is no linear projection .* It has q_proj, k_proj, v_proj"),
-        ({**LORA, "lora_target_modules": ["gate"]}, "is no linear projection"),
+        ({**LORA, "lora_target_modules": ["router"]}, "is no linear projection"),
         ({**LORA, "lora_modules_to_save": ["up_proj"]}, "is a linear projection of the blocks or of experts"),
         (
             {**LORA, "lora_target_parameters": ["mlp.experts.up_proj"]},
