@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from surogate_core.data.loader import MicroBatch
+from surogate_core.batch import MicroBatch
 
 
 def random_batch(

@@ -16,7 +16,7 @@ from surogate_core.api import compiled
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device as module
-from surogate_core.machine.devices import DEVICES, built_in_gpu, cpu
+from surogate_core.machine.devices import DEVICES, cpu, gpu
 from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 
 ROOT = Path(__file__).parents[1]
@@ -115,12 +115,12 @@ def test_an_unknown_gpu_has_the_rates_of_its_generation(driver: Any) -> None:
     ],
 )
 def test_the_names_that_drivers_give_are_in_the_device_table(title: str, sm: int, name: str) -> None:
-    found = built_in_gpu(title, sm, 1 << 36)
+    found = gpu(title, sm, 1 << 36)
     assert (found.name, found.title, found.flops) == (name, title, DEVICES[name].flops)
 
 
 def test_an_unknown_gpu_gets_the_slowest_of_its_generation_by_both_rates() -> None:
-    assert built_in_gpu("NVIDIA H7", 90, 1 << 36).source == "rates of NVIDIA H20, the nearest known"
+    assert gpu("NVIDIA H7", 90, 1 << 36).source == "rates of NVIDIA H20, the nearest known"
 
 
 @pytest.mark.parametrize(

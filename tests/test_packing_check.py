@@ -14,9 +14,9 @@ from torch import Tensor
 
 from surogate_core.api import OpDef, PrecisionRequest, World
 from surogate_core.assembly.assemble import assemble
+from surogate_core.batch import MicroBatch
 from surogate_core.data.asked import Asked
 from surogate_core.data.cache import TokenDataset
-from surogate_core.data.loader import MicroBatch
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from surogate_core.api import EvalReport, Report, StepReport, World
+from surogate_core.batch import StepBatch
 from surogate_core.checkpoint.progress import Progress
-from surogate_core.data.loader import StepBatch
 from surogate_core.errors import RunStopped
 from surogate_core.train import loop as module
 from surogate_core.train.interrupt import Interrupt

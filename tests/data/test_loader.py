@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surogate_core.batch import NO_LABEL, MicroBatch
 from surogate_core.data.cache import TokenDataset
-from surogate_core.data.loader import NO_LABEL, Loader, MicroBatch, Prefetch, eval_batches
+from surogate_core.data.loader import Loader, Prefetch, eval_batches
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.data.permute import EVALUATION, permutation
 from surogate_core.errors import ConfigError

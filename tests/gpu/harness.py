@@ -17,7 +17,7 @@ from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.recomputed import Recomputation
 from surogate_core.assembly.streaming import ZeroCopy
-from surogate_core.data.loader import MicroBatch
+from surogate_core.batch import MicroBatch
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.bind import ExecutionContext

@@ -13,7 +13,7 @@ from runtime.collective_cases import check_collectives
 from surogate_core.api import World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime.comms import copies, exchange, gloo
-from surogate_core.runtime.launch import SingleComm
+from surogate_core.runtime.comms.single import SingleComm
 
 from .harness import Setup, step, team_of
 

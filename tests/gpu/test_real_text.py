@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surogate_core.data.loader import MicroBatch
+from surogate_core.batch import MicroBatch
 
 from .harness import SMALL, Setup
 

@@ -20,7 +20,7 @@ from surogate_core.memory.plan import plan_programs
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.launch import SingleComm
+from surogate_core.runtime.comms.single import SingleComm
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_core.standard_ops.next_token import LOSSES

@@ -13,7 +13,7 @@ from models.harness import OPS, plan_inputs, tiny_config
 from surogate_core.api import OutSpec
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.data.loader import MicroBatch
+from surogate_core.batch import MicroBatch
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.passes.documents import for_fewer, refuse_sizes_by_documents, smaller_bounds

@@ -17,7 +17,7 @@ from surogate_core.program.op import Op
 from surogate_core.program.shards import part_of
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.bind import BoundProgram, ExecutionContext, bind, each_once
-from surogate_core.runtime.launch import SingleComm
+from surogate_core.runtime.comms.single import SingleComm
 
 
 def bound(

@@ -14,7 +14,7 @@ from surogate_core.api.world import CollectiveError
 from surogate_core.errors import ProgramError
 from surogate_core.runtime.comms import copies, exchange, spans
 from surogate_core.runtime.comms.exchange import combined
-from surogate_core.runtime.launch import SingleComm
+from surogate_core.runtime.comms.single import SingleComm
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

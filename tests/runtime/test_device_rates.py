@@ -13,8 +13,9 @@ from surogate_core.cli.doctor import comparison, measure_command
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device
 from surogate_core.machine.cache_home import device_file
-from surogate_core.machine.devices import built_in_gpu, gpu
-from surogate_core.machine.measured_rates import MeasuredRates, read_rates, write_rates
+from surogate_core.machine.devices import gpu
+from surogate_core.machine.measured_rates import MeasuredRates
+from surogate_core.machine.rates_file import as_measured, read_rates, write_rates
 from surogate_core.runtime.device_rates import Reading, Sizes, gpu_clock, measure_rates
 
 TITLE = "NVIDIA H200"
@@ -47,14 +48,15 @@ def test_rates_are_work_over_time() -> None:
 
 def test_a_later_plan_on_a_card_of_the_same_name_takes_the_rates() -> None:
     before = gpu(TITLE, 90, 1 << 37)
-    assert before == built_in_gpu(TITLE, 90, 1 << 37) and read_rates(TITLE) is None
+    assert before == as_measured(before) and read_rates(TITLE) is None
     path = write_rates(RATES)
     assert path == device_file("devices", TITLE) and read_rates(TITLE) == RATES
-    after = gpu(TITLE, 90, 1 << 37)
+    after = as_measured(before)
     assert (after.flops["bf16"], after.flops["fp8"]) == (6e14, before.flops["fp8"]), "fp8 was not measured"
     assert (after.bandwidth, after.host_bandwidth, after.launch_seconds) == (4e12, 5e10, 3e-6)
     assert after.source == "measured here 2026-01-02" and after.memory_bytes == 1 << 37
-    assert gpu("NVIDIA H100 80GB HBM3", 90, 1 << 36).source != after.source
+    other = gpu("NVIDIA H100 80GB HBM3", 90, 1 << 36)
+    assert as_measured(other) == other, "measured on another card"
     assert "0.90" in comparison(before, RATES) and "600.0 TFLOP/s" in comparison(before, RATES)
 
 

@@ -14,9 +14,10 @@ import pytest
 from threads_as_processes import quicken, together
 
 from surogate_core.errors import RunLost, RunStopped
-from surogate_core.runtime import device, launch, nccl
+from surogate_core.runtime import device, nccl
 from surogate_core.runtime.comms.copies import CopiesComm
 from surogate_core.runtime.comms.gloo import GlooComm
+from surogate_core.world import connect as launch
 from surogate_core.world.processes import Processes
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from surogate_core.data.loader import MicroBatch, StepBatch
+from surogate_core.batch import MicroBatch, StepBatch
 from surogate_core.runtime.cuda import CudaExecutor
 from surogate_core.runtime.worker import Worker
 from surogate_profile.measure import Times, measure

@@ -12,7 +12,7 @@ import pytest
 
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.runtime import team as team_module
-from surogate_core.runtime.launch import SingleComm
+from surogate_core.runtime.comms.single import SingleComm
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.threads import RankThread
 

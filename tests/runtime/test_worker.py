@@ -13,10 +13,10 @@ from torch import Tensor
 
 from surogate_core.api import LowerContext, Programs
 from surogate_core.assembly.assemble import assemble
-from surogate_core.data.loader import MicroBatch
+from surogate_core.batch import MicroBatch
 from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.comms.single import ALONE
 from surogate_core.runtime.inputs import Inputs
-from surogate_core.runtime.launch import ALONE
 from surogate_core.runtime.readings import ReadyReading
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.runtime.worker import Worker

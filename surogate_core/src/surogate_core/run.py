@@ -23,7 +23,8 @@ from .fitting.proposals import propose
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .machine.devices import device as known_device
-from .machine.local_device import LocalDevice, local_device
+from .machine.local_device import LocalDevice
+from .machine.rates_file import this_machine
 from .machine.system import pinnable_memory_bytes
 from .outputs.earlier_work import refuse_inputs, set_aside_model, writable
 from .planning.plan import Plan, plan_run
@@ -91,7 +92,7 @@ def plan(
     ConfigError for GPUs that cannot be spread evenly.
     """
     opened = given if isinstance(given, Run) else open_run(given)
-    target = local_device() if device is None else known_device(device) if isinstance(device, str) else device
+    target = this_machine() if device is None else known_device(device) if isinstance(device, str) else device
     if isinstance(target, LocalDevice):
         ranks = count_ranks(opened.config, target.device, gpus, nodes, target.count)
         return plan_run(opened, target.device, ranks, host_memory=pinnable_memory_bytes(), nodes=nodes)

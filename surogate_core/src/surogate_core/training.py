@@ -20,7 +20,8 @@ from .fitting.changes import one_line
 from .fitting.proposals import suggest
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .machine.devices import GIB
-from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
+from .machine.local_device import USE_THE_CPU, LocalDevice, open_contexts
+from .machine.rates_file import as_measured, this_machine
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
@@ -135,8 +136,8 @@ def _train(
     if here.device.sm is not None:
         open_contexts(sorted(set(world.devices)))
     from .runtime.device import refuse_unequal
-    from .runtime.launch import connected
     from .train.trainer import train_planned
+    from .world.connect import connected
 
     mark("import torch")
     device = device_of_torch(here)
@@ -171,7 +172,7 @@ def _uuids(here: LocalDevice) -> list[str]:
 
 def usable_device() -> LocalDevice:
     """Return this machine's device, without importing torch. Raises ConfigError for a GPU that cannot be used."""
-    here = local_device()
+    here = this_machine()
     if here.idle:
         raise ConfigError(here.idle)
     return here
@@ -181,7 +182,7 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
     """Return the device that torch computes on. Raises ConfigError if torch cannot use the GPU of `here`."""
     from .runtime.device import training_device
 
-    device = training_device()
+    device = as_measured(training_device())
     if here.device.sm is not None and device.sm is None:
         import torch
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from surogate_core import run
 from surogate_core.api import DeviceInfo, KernelDef, Op, Target
 from surogate_core.assembly.resolve import KernelTable
-from surogate_core.config.errors import fold
 from surogate_core.errors import SurogateError
 from surogate_core.memory.cost import Cost, op_cost
 from surogate_core.plugins.registry import refusal
+from surogate_core.words import fold
 from surogate_profile.profiling import profile
 from surogate_profile.step_profile import StepProfile
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from surogate_core import run, training
 from surogate_core.api import Definition, LossDef, ModelDef, Op, Sharding
 from surogate_core.assembly.inputs import PlanInputs
-from surogate_core.data.loader import NO_LABEL, MicroBatch
+from surogate_core.batch import NO_LABEL, MicroBatch
 from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice

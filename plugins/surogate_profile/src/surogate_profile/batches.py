@@ -10,9 +10,10 @@ import numpy as np
 from surogate_core import run
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.batch import NO_LABEL, MicroBatch, StepBatch
 from surogate_core.config.schema import TrainConfig
 from surogate_core.data.corpora import Corpora
-from surogate_core.data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
+from surogate_core.data.loader import Loader
 from surogate_core.planning.run import Run
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from surogate_core.api import World
-from surogate_core.data.loader import StepBatch
+from surogate_core.batch import StepBatch
 from surogate_core.runtime.cuda import CudaExecutor
 from surogate_core.runtime.worker import Execute, Executor, Worker
 from surogate_core.train.loop import optimizer_step

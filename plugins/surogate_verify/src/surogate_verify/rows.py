@@ -9,10 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.batch import NO_LABEL, MicroBatch
 from surogate_core.data.asked import Asked
 from surogate_core.data.cache import Int64s, TokenDataset
 from surogate_core.data.corpora import Corpora
-from surogate_core.data.loader import NO_LABEL, MicroBatch, micro_batch
+from surogate_core.data.loader import micro_batch
 from surogate_core.data.pack import Corpus, PackedRows
 from surogate_core.data.permute import SHUFFLE, permutation
 from surogate_core.errors import ConfigError

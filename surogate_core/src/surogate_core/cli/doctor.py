@@ -11,9 +11,9 @@ from ..api import DeviceInfo, Finding, SystemInfo
 from ..api.compiled import problem
 from ..assembly.resolve import idle_kernels
 from ..errors import ConfigError
-from ..machine.devices import built_in_gpu
 from ..machine.local_device import local_device
-from ..machine.measured_rates import MeasuredRates, write_rates
+from ..machine.measured_rates import MeasuredRates
+from ..machine.rates_file import write_rates
 from ..machine.system import GIB, collect
 from ..plugins.discovery import load_registry
 from ..plugins.provided import Plugin
@@ -122,8 +122,7 @@ def measure_command(as_json: bool = False) -> int:
     if as_json:
         print_json(rates)
         return 0
-    before = built_in_gpu(title, here.device.sm, here.device.memory_bytes)
-    print(comparison(before, rates))
+    print(comparison(here.device, rates))
     print(f"written to {path}; plans on this card take these rates")
     return 0
 

@@ -16,7 +16,7 @@ from ..assembly.resolve import idle_kernels, idle_modules
 from ..assembly.verifier import PassRun
 from ..config.adapter import Mode
 from ..errors import ConfigError
-from ..machine.local_device import local_device
+from ..machine.rates_file import this_machine
 from ..planning.plan import Plan
 from ..program.op import Op
 from ..reporting.program_listing import listing as program_listing
@@ -101,7 +101,7 @@ def _without_collections() -> Iterator[None]:
 def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool) -> bool:
     """Print the plan. Return whether the run fits."""
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
-    here = None if machines.device else local_device()
+    here = None if machines.device else this_machine()
     opened = run.open_run(loaded)
     plan = run.plan(opened, here or machines.device, machines.gpus, machines.nodes)
     chosen = here.chosen if here else f"--device {machines.device}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .errors import Findings, fold, shown
+from ..words import fold
+from .errors import Findings, shown
 from .keys import ADAPTER_FLAG as FLAG
 from .registry import Registry
 from .schema import TrainConfig

@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from .errors import Findings, fold, keys_of, shown, unknown_key, validate
+from ..words import fold
+from .errors import Findings, keys_of, shown, unknown_key, validate
 from .keys import foreign
 from .options import validate_options
 from .registry import Registry

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import ConfigError, PluginError, SurogateError
+from ..words import LONGEST_WORD, nearest
 
 M = TypeVar("M", bound=BaseModel)
 
 FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """The texts that a flag may have."""
 
-_LONGEST_KEY = 64
 _LONGEST_VALUE = 80
 
 _TEXT = {
@@ -79,39 +79,7 @@ def shown_key(key: object) -> str:
     """Return any key as a short printable text, for errors."""
     text = key if isinstance(key, str) else shown(key)
     text = text if text and text.isprintable() else ascii(text)
-    return text if len(text) <= _LONGEST_KEY else text[: _LONGEST_KEY - 3] + "..."
-
-
-def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """Return the legal word that `word` misspells by one edit, or two from 8 letters on; None if there is none.
-
-    An edit is a letter too many, missing, replaced, or swapped with the next one. More edits suggest words that mean
-    something else: `max_samples` is not `max_steps`.
-    """
-    folded = fold(word)
-    if not 2 < len(folded) <= _LONGEST_KEY:
-        return None
-    most = 1 if len(folded) < 8 else 2
-    close = [name for name in legal if abs(len(name) - len(folded)) <= most]
-    distance, found = min(((_edits(folded, fold(name)), name) for name in close), default=(most + 1, None))
-    return found if distance <= most else None
-
-
-def _edits(a: str, b: str) -> int:
-    """Return the number of edits from `a` to `b`: the restricted Damerau-Levenshtein distance."""
-    before, row = list[int](), list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        two_before, before, row = before, row, [i]
-        for j, y in enumerate(b, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y)))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                row[j] = min(row[j], two_before[j - 2] + 1)
-    return row[-1]
-
-
-def fold(word: str) -> str:
-    """Return the form in which names are compared: lower case, `_` for `-`."""
-    return word.strip().lower().replace("-", "_")
+    return text if len(text) <= LONGEST_WORD else text[: LONGEST_WORD - 3] + "..."
 
 
 def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: str | None = None) -> Problem:

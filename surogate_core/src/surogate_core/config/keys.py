@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .errors import FLAG_WORDS, fold
+from ..words import fold
+from .errors import FLAG_WORDS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..api import NoOptions
-from .errors import Findings, Problem, fold, keys_of, shown, validate
+from ..words import fold
+from .errors import Findings, Problem, keys_of, shown, validate
 from .registry import Registry
 from .selection import REQUIRED
 from .values import parse_flag, parse_int

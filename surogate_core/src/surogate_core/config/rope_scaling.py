@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .errors import nearest
+from ..words import nearest
 from .values import parse_number
 
 SETTINGS: Final = (

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from .errors import Findings, Problem, fold, nearest, shown, shown_key
+from ..words import fold, nearest
+from .errors import Findings, Problem, shown, shown_key
 from .keys import DISTRIBUTIONS, NOT_YET_NAMES, foreign
 from .registry import Registry
 from .schema import TrainConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .errors import Findings, Problem, fold, shown, shown_key, unknown_key
+from ..words import fold
+from .errors import Findings, Problem, shown, shown_key, unknown_key
 from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, foreign, same_value
 from .schema import TrainConfig
 from .variables import expand_variables

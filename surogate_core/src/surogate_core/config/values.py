@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from .errors import FLAG_WORDS, fold
+from ..words import fold
+from .errors import FLAG_WORDS
 
 
 class Keys(BaseModel):

@@ -30,7 +30,6 @@ from typing import Final
 
 from ..api import DeviceInfo, Link
 from ..errors import ConfigError
-from .measured_rates import read_rates
 
 GIB = 1 << 30
 
@@ -198,12 +197,6 @@ def cpu() -> DeviceInfo:
 
 
 def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
-    """Return the GPU of this machine with this name: with the rates that were measured here, else as `built_in_gpu`."""
-    found, rates = built_in_gpu(title, sm, memory_bytes), read_rates(title)
-    return rates.of(found) if rates else found
-
-
-def built_in_gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     """Return the GPU with this name from the device table, with the actual compute capability and memory.
 
     A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before:

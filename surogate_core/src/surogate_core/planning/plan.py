@@ -18,7 +18,6 @@ from ..assembly.inputs import PlanInputs
 from ..assembly.passes.store import STORED_BY
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
-from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import DTYPE_KEYS
@@ -28,6 +27,7 @@ from ..machine.devices import limited
 from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
 from ..program.shards import Sharding
+from ..words import fold
 from .ranks import count_ranks
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
 from .report import Report, at_least, device_parts, summarise

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ..config.errors import fold
+from ..words import fold
 from .provided import CORE, FLAT_OPTIONS, Plugin, Provided
 
 

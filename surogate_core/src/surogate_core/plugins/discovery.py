@@ -27,9 +27,9 @@ import pluggy
 
 from .. import __version__
 from ..api import Finding, SystemInfo
-from ..config.errors import nearest
 from ..errors import PluginError, described
 from ..origin import described_in
+from ..words import nearest
 from .definition_check import faults
 from .files import import_file, place_of, plugin_of
 from .hookspecs import HOOKS, KINDS, SPECS

@@ -31,10 +31,10 @@ from ..api import (
     Target,
     WeightFormatDef,
 )
-from ..config.errors import fold, nearest
 from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
 from ..origin import Origin
+from ..words import fold, nearest
 from .attribution import attributed
 from .conflicts import option_conflicts, rivals
 from .hookspecs import KINDS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .. import __version__
-from ..config.errors import nearest
+from ..words import nearest
 from .hookspecs import HOOKS
 from .provided import CORE, Plugin
 

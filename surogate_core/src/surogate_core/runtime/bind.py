@@ -14,7 +14,7 @@ from ..errors import ConfigError, ProgramError, SurogateError
 from ..program.op import Lane, Program
 from ..program.value import Value
 from .arena import Buffers
-from .launch import SingleComm
+from .comms.single import SingleComm
 from .reference import place, reference_call
 
 KernelFor = Callable[[Op], KernelDef | None]

@@ -25,7 +25,7 @@ from ..program.value import Value
 from ..reference.ops import load
 from . import collectives
 from .arena import Buffers
-from .launch import ALONE
+from .comms.single import ALONE
 from .readings import ReadyReading, to_number
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..api import Comm
 from ..assembly.staging import Staged
-from ..data.loader import MicroBatch
+from ..batch import MicroBatch
 from ..errors import RunLost, RunStopped, SurogateError
 from ..program.value import Value
 from .arena import Buffers

@@ -14,17 +14,17 @@ from torch import Tensor
 from ..api import Comm, OpDef
 from ..assembly.assembly import ADAPTER_START, Assembly
 from ..assembly.staging import Staged
-from ..data.loader import MicroBatch
+from ..batch import MicroBatch
 from ..machine.timing import mark
 from ..program.op import Program, Purpose
 from ..program.value import Value
 from .arena import Buffers, copy_part, wholes_in
 from .bind import ExecutionContext
+from .comms.single import ALONE
 from .cuda import CudaExecutor
 from .host_copy import HostCopy
 from .initialize import initialize
 from .inputs import Inputs, one_document_per_row, write_documents
-from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .pieces import Pieces, pieces_of
 from .readings import Reading, TableReading, table_readings, to_number

@@ -19,8 +19,8 @@ from ..plugins.discovery import load_registry
 from ..plugins.registry import refusal
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.bind import as_launches
+from ..runtime.comms.single import SingleComm
 from ..runtime.device import training_device
-from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 from .ops import Elements, as_inputs
 

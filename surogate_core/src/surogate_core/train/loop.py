@@ -15,8 +15,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..api import EvalReport, Logger, Numerics, NumericsReport, Report, StepReport
+from ..batch import MicroBatch, StepBatch
 from ..checkpoint.progress import Progress
-from ..data.loader import Loader, MicroBatch, Prefetch, StepBatch
+from ..data.loader import Loader, Prefetch
 from ..errors import NonFiniteError, PluginError, RunStopped
 from ..world.processes import FIRST_STEP_SECONDS, SAVE_SECONDS, Processes
 from .interrupt import Interrupt

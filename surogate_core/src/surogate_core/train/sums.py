@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.models import Unit
-from ..data.loader import MicroBatch, StepBatch
+from ..batch import MicroBatch, StepBatch
 from ..world.processes import Processes
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api import Comm, Report
+from ..batch import MicroBatch
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.facts import DATA, THREADS, fact_text, value_text
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import FOLDERS, Resumed, saved_tokens
 from ..config.load import resolved
 from ..data.checks import bits_per_byte
-from ..data.loader import MicroBatch, eval_batches
+from ..data.loader import eval_batches
 from ..data.old_caches import caches_before
 from ..data.saved_tokens import SavedTokens
 from ..machine.devices import GIB

@@ -40,7 +40,7 @@ def make_worker(
     """
     from ..runtime.autotune_cache import AutotuneCache
     from ..runtime.bind import ExecutionContext
-    from ..runtime.launch import ALONE
+    from ..runtime.comms.single import ALONE
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 

@@ -17,8 +17,8 @@ from surogate_core.plugins.registry import refusal
 from surogate_core.reference.ops import load
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.bind import as_launches
+from surogate_core.runtime.comms.single import SingleComm
 from surogate_core.runtime.device import training_device
-from surogate_core.runtime.launch import SingleComm
 from surogate_core.testing import binding
 from surogate_core.testing.binding import check_reads_attrs
 from surogate_core.testing.kernels import relative_error

@@ -6,55 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..api import Comm, Span, World
-from ..api.world import How, Position
+from ..api import Comm, World
 from ..errors import ConfigError
-from ..world.processes import Processes
-from .threads import RankThread
+from ..runtime.comms.single import SingleComm
+from ..runtime.threads import RankThread
+from .processes import Processes
 
 _CHECK_SECONDS = 0.1  # between two looks for failures while ranks are connected
-
-
-@dataclass(frozen=True)
-class SingleComm:
-    """The `Comm` of a run with one rank, which has nothing to exchange."""
-
-    rank: int = 0
-    world_size: int = 1
-    device: int = 0
-    capturable: bool = True
-    position: Position = field(default_factory=Position, compare=False)
-
-    def _nothing(self, *given: Any, **named: Any) -> None:
-        """There is no other rank."""
-
-    all_reduce = barrier = check = abort = _nothing
-
-    def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
-        self.all_to_all(spans, stream)
-
-    def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
-        """Copy each first span to the second one."""
-        from .comms.spans import copy, current
-
-        with current(stream, self.device):
-            for source, target in spans:
-                copy(target, source, stream)
-
-    all_gather = all_to_all
-
-    def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
-        self.all_to_all(spans, stream)
-
-    def broadcast(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], stream: int) -> None:
-        self.all_to_all(spans, stream)
-
-
-ALONE = SingleComm()
 
 
 @contextmanager
@@ -70,8 +31,8 @@ def connected(
     if world.size == 1:
         yield (SingleComm(device=world.devices[0]),)
         return
-    from . import nccl
-    from .comms import copies, gloo
+    from ..runtime import nccl
+    from ..runtime.comms import copies, gloo
 
     chosen = choose_transport(processes, transport, on_gpu)
     notice(f"{_topology(world)}, connected by {chosen}")
@@ -147,7 +108,7 @@ def choose_transport(processes: Processes, transport: str, on_gpu: bool) -> str:
 
 def _shared_gpus(processes: Processes) -> list[str]:
     """Return the GPUs that have several ranks, of this process or of others."""
-    from .device import gpu_uuids
+    from ..runtime.device import gpu_uuids
 
     found = processes.gather(gpu_uuids(processes.world.devices), "the choice of the transport")
     ranks = Counter(uuid for uuids in found for uuid in uuids)
