@@ -48,7 +48,7 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable ./surogate_build
 	wheels="$$($(BIN)/python -m surogate_build.backend)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
-	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable './surogate_core[hub,telemetry]'
+	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable ./surogate_core
 	# Two at a time: while one package waits for its last source, another one compiles. A call of pip takes half a second.
 	printf -- '--editable\n%s\n' $(COMPILED:%=./%) | xargs -n 8 -P 2 $(PIP_INSTALL) --no-build-isolation --no-deps
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation $(PURE:%=--editable ./%)

@@ -148,8 +148,8 @@ def write_tokenizer(folder: Path, texts: Sequence[str]) -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    from surogate_core import run
-    from surogate_core.config.load import load_config
+    from surogate import run
+    from surogate.config.load import load_config
     from surogate_core.errors import SurogateError
     from surogate_core.plugins.discovery import load_registry
     from surogate_core.runtime.worker import Worker

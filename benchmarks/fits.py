@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from surogate_core import run
-from surogate_core.config.load import LoadedConfig, load_config
+from surogate import run
+from surogate.config.load import LoadedConfig, load_config
 from surogate_core.machine.devices import GIB
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry

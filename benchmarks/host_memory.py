@@ -25,11 +25,11 @@ import step as steps
 import torch
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.runs.run import Run
 from surogate_core.machine.devices import GIB
 from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.run import Run
 from surogate_core.runtime.host_memory import allocate, pin, unpin
 from surogate_profile.batches import fill, random_batch
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 def seconds(config: Path, arguments: Sequence[str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "surogate_core.cli", "plan", str(config), "--device", "h200", *arguments]
+    command = [sys.executable, "-m", "surogate.cli", "plan", str(config), "--device", "h200", *arguments]
     done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     assert done.returncode in (0, 4), done  # 4: it does not fit
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -247,7 +247,7 @@ def short_name(name: str) -> str:
 def ours(folder: Path) -> int:
     from safetensors.torch import load_file
 
-    from surogate_core import run
+    from surogate import run
 
     for _, case, place, out in each(folder, "ours"):
         kind = "labelled" if case.data == "answers" else "preference"

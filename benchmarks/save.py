@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from surogate_core import run
-from surogate_core.checkpoint import writer
-from surogate_core.reporting.metrics import read_metrics
+from surogate import run
+from surogate.checkpoints import writer
+from surogate.reporting.metrics import read_metrics
 
 WARM_UP_STEPS = 5
 WAYS = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from surogate_core import run
+from surogate import run
 from surogate_core.planning.report import Report
 
 MODELS = Path(__file__).parent / "models"

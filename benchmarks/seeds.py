@@ -132,7 +132,7 @@ def train_run(comparison: Comparison, folder: Path, settings: Sequence[str], var
     config.write_text(json.dumps(raw, indent=2))
     overrides = [word for setting in settings for word in ("--set", setting)]
     with output.with_suffix(".log").open("w") as log:
-        command = [sys.executable, "-m", "surogate_core.cli", comparison.mode, str(config), *overrides]
+        command = [sys.executable, "-m", "surogate.cli", comparison.mode, str(config), *overrides]
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     result = f"held out {read_run(output).last:.4f}" if code == 0 else f"failed, see {log.name}"
     print(f"{output.name:<44}{result}", flush=True)

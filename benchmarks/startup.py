@@ -79,7 +79,7 @@ def write_config(arguments: argparse.Namespace, folder: Path) -> Path:
 def measure(arguments: argparse.Namespace, config: Path, output: Path) -> float:
     """Run one round and return its seconds, as described at the top of this file."""
     overrides = [f"output_dir={output}", *arguments.set]
-    command = [sys.executable, "-m", "surogate_core.cli", "train", str(config)]
+    command = [sys.executable, "-m", "surogate.cli", "train", str(config)]
     command += [part for override in overrides for part in ("--set", override)]
     environ = os.environ | {"SUROGATE_TIMING": "1", "PYTHONDONTWRITEBYTECODE": ""}
     started = time.perf_counter()

@@ -24,19 +24,20 @@ from typing import Any
 import torch
 from timing import timed
 
-from surogate_core import run
+from surogate import run
+from surogate.config.load import load_config
+from surogate.config.yaml import apply_overrides
+from surogate.runs.plan import plan_run
+from surogate.runs.run import Run, open_run
+from surogate.world.connect import connected
+from surogate.world.processes import Processes
 from surogate_core.api import Comm, World
 from surogate_core.batch import MicroBatch
-from surogate_core.config.load import load_config
-from surogate_core.config.yaml import apply_overrides
-from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.planning.run import Run, open_run
+from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
-from surogate_core.world.connect import connected
-from surogate_core.world.processes import Processes
 from surogate_profile.batches import fill, random_batch
 
 WARM_UP = 4

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data.tokenizer import Tokenizer
 
 _CHATML_TOOLS = """
 {%- if tools %}

@@ -26,8 +26,8 @@ from virtualenvs import Environment
 
 PRELOADED = (
     *("torch.distributed", "transformers.models.qwen3.modeling_qwen3", "transformers.models.llama.modeling_llama"),
-    *("peft", "datasets", "matplotlib.pyplot", "surogate_core.cli.train", "surogate_core.train.trainer"),
-    *("surogate_core.runtime.team", "surogate_core.checkpoint.hf"),
+    *("peft", "datasets", "matplotlib.pyplot", "surogate.cli.train", "surogate.training.trainer"),
+    *("surogate_core.runtime.team", "surogate.checkpoints.hf"),
 )
 
 CLIENT = """#!{python} -ES
@@ -75,7 +75,7 @@ class Server:
     def install(self, environment: Environment) -> None:
         """Write `surogate` into an environment."""
         programs = environment.root / "bin"
-        for name, words in {"surogate": ["-m", "surogate_core.cli"], "forked-python": []}.items():
+        for name, words in {"surogate": ["-m", "surogate.cli"], "forked-python": []}.items():
             fields = {
                 "first": str(programs) if words else "",
                 "address": str(self._address),

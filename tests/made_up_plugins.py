@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.config.load import LoadedConfig, load_config
+from surogate.config.load import LoadedConfig, load_config
 from surogate_core.plugins import discovery as plugins
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Plugin
@@ -57,7 +57,20 @@ def outcome(registry: Registry, name: str) -> Plugin:
 
 
 FIRST_PARTY = (
-    *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
+    "builtin",
+    "surogate",
+    *(
+        "models",
+        "bf16",
+        "fp8",
+        "nvfp4",
+        "adamw",
+        "adamw_8bit",
+        "normuon",
+        "lora",
+        "tensorboard",
+        "wandb",
+    ),
     *("env", "ray", "loss_tokens", "loss_preference", "loss_distillation"),
     *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe"),
     "offload_residual",

@@ -21,6 +21,7 @@ from models.harness import (
 from torch import Tensor
 
 import surogate_core.assembly.verifier
+from surogate.reporting.program_listing import listing
 from surogate_core.api import (
     AdapterContext,
     AdapterDef,
@@ -52,7 +53,6 @@ from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import Checked
-from surogate_core.reporting.program_listing import listing
 from surogate_core.runtime.initialize import initialize
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, AdamWOptions

@@ -17,9 +17,9 @@ from made_up_plugins import Install
 from typer.testing import CliRunner
 from whole_plugin import ADAPTER, BOOM, FORMAT, MODEL, OPTIMIZER, the_error, whole_plugin, write_config
 
+from surogate.cli.app import app
 from surogate_core.api import CheckpointForm
 from surogate_core.assembly.passes import accumulate
-from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
 from surogate_core.plugins.attribution import UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
@@ -155,7 +155,7 @@ def test_a_process_ends_in_the_same_line(
     install("acme", "0.1.0", "zz", patch)
     keys: dict[str, Any] = {"datasets": []} if command == "plan" else {}
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "surogate_core.cli", command, str(write_config(tmp_path, **keys))]
+    command = [sys.executable, "-m", "surogate.cli", command, str(write_config(tmp_path, **keys))]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(f"^error: .*{message}", done.stderr.splitlines()[-1])

@@ -11,8 +11,8 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from surogate.checkpoints.checked_form import CheckedForm
 from surogate_core.api import CheckpointForm, HFTensor, WeightFormatDef
-from surogate_core.checkpoint.checked_form import CheckedForm
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.origin import Origin
 

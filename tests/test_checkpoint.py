@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.checkpoint.folders import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
+from surogate.checkpoints.folders import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
 from surogate_core.errors import RunStopped
 
 

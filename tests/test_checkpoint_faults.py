@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from surogate_core.checkpoint import folders as checkpoint
-from surogate_core.checkpoint.folders import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
-from surogate_core.checkpoint.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.checkpoint.states import write_state
-from surogate_core.checkpoint.tensor_file import Stored
-from surogate_core.checkpoint.writer import BackgroundWriter
+from surogate.checkpoints import folders as checkpoint
+from surogate.checkpoints.folders import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
+from surogate.checkpoints.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
+from surogate.checkpoints.progress import Progress
+from surogate.checkpoints.states import write_state
+from surogate.checkpoints.tensor_file import Stored
+from surogate.checkpoints.writer import BackgroundWriter
 from surogate_core.errors import RunStopped
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.checkpoint.writer import BackgroundWriter, ForegroundWriter, open_writer
+from surogate.checkpoints.progress import Progress
+from surogate.checkpoints.writer import BackgroundWriter, ForegroundWriter, open_writer
+from surogate.reporting import terminal
 from surogate_core.errors import RunStopped
-from surogate_core.reporting import terminal
 from surogate_core.runtime.host_memory import NoHostMemory
 
 

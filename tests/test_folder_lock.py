@@ -13,14 +13,14 @@ from typing import NoReturn
 
 import pytest
 
-from surogate_core.checkpoint import folder_lock
-from surogate_core.checkpoint.folder_lock import LOCK, locked
+from surogate.checkpoints import folder_lock
+from surogate.checkpoints.folder_lock import LOCK, locked
 from surogate_core.errors import ConfigError
 
 HOLDER = """
 import sys
 from pathlib import Path
-from surogate_core.checkpoint.folder_lock import locked
+from surogate.checkpoints.folder_lock import locked
 from surogate_core.errors import ConfigError
 try:
     with locked({Path(name): "" for name in sys.argv[1:]}, print):

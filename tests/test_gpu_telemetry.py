@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_metrics import info, step
 
+from surogate.reporting.gpu_telemetry import open_telemetry, read_gpu
+from surogate.reporting.metrics import JsonLinesLogger, read_metrics
 from surogate_core.api import GpuReport, Logger
-from surogate_core.reporting.gpu_telemetry import open_telemetry, read_gpu
-from surogate_core.reporting.metrics import JsonLinesLogger, read_metrics
 
 
 class NVMLError(Exception):

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from surogate_core.checkpoint import stored_weights, tensor_file
-from surogate_core.checkpoint.hf import ModelExport, save_model
-from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, locate, open_weights
+from surogate.checkpoints import stored_weights, tensor_file
+from surogate.checkpoints.hf import ModelExport, save_model
+from surogate.checkpoints.stored_weights import INDEX, WEIGHTS, locate, open_weights
+from surogate.hub.config_json import read_config
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
-from surogate_core.hub.config_json import read_config
 from surogate_core.runtime.pieces import Pieces
 
 from .models.harness import MODELS, as_stored, random_hf_model, tiny_config

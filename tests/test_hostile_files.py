@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from end_to_end.product import EXAMPLES
 
+from surogate.checkpoints.stored_weights import INDEX, WEIGHTS, locate
+from surogate.data.tokenizer import Tokenizer
+from surogate.reporting.metrics import parsed_record
 from surogate_core.api import bounded_pattern
 from surogate_core.api.peft import _selection
-from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, locate
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
-from surogate_core.reporting.metrics import parsed_record
 
 
 @pytest.fixture

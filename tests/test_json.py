@@ -12,11 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from surogate_core import errors, run
-from surogate_core.cli import command_group, signals
-from surogate_core.cli.app import app
-from surogate_core.cli.external import CORE_COMMANDS
-from surogate_core.cli.json_output import failure, print_json
+from surogate import run
+from surogate.cli import command_group, signals
+from surogate.cli.app import app
+from surogate.cli.external import CORE_COMMANDS
+from surogate.cli.json_output import failure, print_json
+from surogate_core import errors
 from surogate_core.errors import ConfigError, PluginError, ProgramError, RunLost, RunStopped, SurogateError
 from surogate_verify.verification import Extent
 

@@ -1,9 +1,10 @@
-"""Who may import whom, what core may name, and how large the program layer may grow. Read from the source by ast."""
+"""Who may import whom, what core requires, and what core and the program may name. Read from the source by ast."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -13,85 +14,98 @@ from pathlib import Path
 
 import pytest
 
+from surogate.surface import private_imports
 from surogate_core.plugins.hookspecs import HOOKS
-from surogate_core.plugins.surface import private_imports
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "surogate_core/src/surogate_core"
 PLUGINS = [
     path
     for path in (*ROOT.glob("*/src/surogate_*"), *ROOT.glob("plugins/*/src/*"))
-    if path.name != "surogate_core" and path.is_dir() and (path / "plugin.py").exists()
+    if path.name not in ("surogate_core", "surogate") and path.is_dir() and (path / "plugin.py").exists()
 ]
 
-MAY_IMPORT: Mapping[str, set[str]] = {
+PROGRAM = ROOT / "src/surogate"
+
+REQUIRED_BY_CORE = {"torch", "numpy", "pydantic", "pluggy"}
+"""All that `surogate-core` requires. `.api.required` imports others where they are called."""
+
+LIBRARIES: Mapping[str, set[str]] = {
+    "api/peft.py": {"safetensors", "transformers", "peft"},
+    "testing/cases.py": {"pytest"},
+}
+"""Files of core that serve packages which require more, and name it."""
+
+ALIASES = {"moved", "run", "cli", "__main__"}
+"""Names of the program in core until 0.2: the only parts that import it, when they are called. They go with 0.4."""
+
+CORE_PARTS: Mapping[str, set[str]] = {
     part: set(parts.split())
     for part, parts in {
         "__init__": "",
         "errors": "",
+        "words": "",
+        "batch": "",
         "dtypes": "",
+        "front_end": "",
         "origin": "errors",
         "program": "dtypes errors origin",
-        "api": "dtypes errors origin program",
-        "standard_ops": "api dtypes errors program",
-        "world": "api errors",
-        "machine": "api errors",
-        "memory": "api machine program",
-        "hub": "api errors",
-        "config": "api errors",
-        "plugins": "api config dtypes errors origin program",
-        "data": "api config errors hub machine",
+        "api": "dtypes errors front_end origin program",
         "reference": "dtypes program",
-        "assembly": "api config dtypes errors machine memory origin plugins program",
-        "planning": "api assembly config data errors hub machine memory plugins program",
-        "fitting": "api assembly config errors machine memory planning program",
-        "runtime": "api assembly data dtypes errors machine memory origin program reference world",
+        "standard_ops": "api dtypes errors program",
+        "machine": "api errors front_end",
+        "memory": "api machine program",
+        "plugins": "api dtypes errors front_end origin program words",
+        "assembly": "api dtypes errors front_end machine memory origin plugins program",
+        "planning": "api assembly machine memory program",
+        "runtime": "api assembly batch dtypes errors front_end machine memory origin program reference",
+        "builtin": "api runtime standard_ops",
         "testing": "api dtypes machine memory plugins program reference runtime standard_ops",
-        "reporting": "api config errors machine memory origin plugins program",
-        "builtin": "api data machine reporting runtime standard_ops world",
-        "checkpoint": (
-            "api assembly config data dtypes errors hub machine memory planning plugins program reference "
-            "reporting runtime"
-        ),
-        "outputs": "api checkpoint config errors hub machine planning plugins reporting",
-        "train": (
-            "api assembly checkpoint config data dtypes errors machine memory outputs planning plugins reference "
-            "reporting runtime world"
-        ),
-        "training": (
-            "api assembly checkpoint config errors fitting hub machine outputs planning plugins runtime train world"
-        ),
-        "run": (
-            "api assembly checkpoint config data errors fitting hub machine memory outputs planning plugins "
-            "runtime train training"
-        ),
-        "cli": (
-            "api assembly config data errors fitting machine memory origin planning plugins program "
-            "reporting run runtime training"
-        ),
-        "__main__": "cli",
+        "moved": "errors",
+        "run": "moved",
+        "cli": "moved",
+        "__main__": "moved",
     }.items()
 }
 """Every part of core and the parts that it imports, from the bottom up: a part imports only what stands before it."""
+
+PROGRAM_PARTS: Mapping[str, set[str]] = {
+    part: set(parts.split())
+    for part, parts in {
+        "machine": "",
+        "config": "",
+        "hub": "",
+        "surface": "",
+        "front_end": "config",
+        "world": "",
+        "data": "config hub machine",
+        "reporting": "config machine",
+        "runs": "config data hub",
+        "checkpoints": "config data hub machine reporting runs",
+        "fitting": "config runs",
+        "outputs": "checkpoints config hub machine reporting runs",
+        "training": "checkpoints config data fitting hub machine outputs reporting runs world",
+        "run": "checkpoints config data fitting hub machine outputs runs training",
+        "python": "run",
+        "__init__": "config front_end python run",
+        "plugin": "data machine reporting world",
+        "cli": "config data fitting machine reporting run runs surface training",
+        "__main__": "cli",
+    }.items()
+}
+"""The same of the program around core. All of them may import core."""
+
+HOUSES = {"surogate_core": (CORE, CORE_PARTS), "surogate": (PROGRAM, PROGRAM_PARTS)}
+houses = pytest.mark.parametrize(("name", "root", "table"), [(n, *house) for n, house in HOUSES.items()], ids=HOUSES)
 
 HEAVY = {
     *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
     *("tensorboard", "wandb", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
-    *(
-        "runtime/",
-        "reference/",
-        "data/",
-        "testing/",
-    ),
-    *("checkpoint/hf.py", "checkpoint/saved_tensors.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
-    *(
-        "checkpoint/matrix_codec.py",
-        "checkpoint/quantize.py",
-        "checkpoint/stored_base.py",
-        "checkpoint/checked_form.py",
-    ),
+    *("runtime/", "reference/", "testing/", "data/"),
+    *(f"checkpoints/{name}.py" for name in ("hf", "saved_tensors", "stored_weights", "tensor_file", "matrix_codec")),
+    *(f"checkpoints/{name}.py" for name in ("quantize", "stored_base", "checked_form")),
 )
 NEVER_TORCH = {"program", "memory"}
 
@@ -103,7 +117,7 @@ FOREIGN_NAMES = re.compile(
 EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
-MAY_NAME = {"config/keys.py", "config/schema.py"}
+MAY_NAME = {"config/keys.py", "config/schema.py", "front_end.py"}
 """Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
 
@@ -128,10 +142,9 @@ LOOKS_INSIDE = {
 """Tests that ask core what it made of a definition: assemblies, plans, workers. None of them is installed."""
 
 
-def parts(path: Path) -> str:
-    """The part of core that a file belongs to: its first folder, or its stem at the top."""
-    relative = path.relative_to(CORE)
-    return relative.parts[0].removesuffix(".py")
+def parts(path: Path, root: Path) -> str:
+    """The part that a file belongs to: its first folder, or its stem at the top."""
+    return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 @cache
@@ -162,6 +175,11 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 def core_files() -> list[Path]:
     return sorted(CORE.rglob("*.py"))
+
+
+def house_files() -> list[tuple[str, Path, Path]]:
+    """(package, its folder, file) of core and of the program."""
+    return [(name, root, path) for name, (root, _) in HOUSES.items() for path in sorted(root.rglob("*.py"))]
 
 
 def test_there_is_something_to_check() -> None:
@@ -196,40 +214,46 @@ def test_what_packages_are_built_with_knows_no_package_and_core_does_not_know_it
     ]
 
 
-def test_core_is_layered() -> None:
+@houses
+def test_a_house_is_layered(name: str, root: Path, table: Mapping[str, set[str]]) -> None:
     wrong = []
-    for path in core_files():
-        part = parts(path)
-        for node, module, _ in imports(path, "surogate_core", CORE):
+    for path in sorted(root.rglob("*.py")):
+        part = parts(path, root)
+        for node, module, _ in imports(path, name, root):
             names = module.split(".")
-            if names[0] != "surogate_core" or len(names) < 2 or not _is_part(names[1]) or names[1] == part:
+            if names[0] != name or len(names) < 2 or names[1] not in table or names[1] == part:
                 continue
-            if names[1] not in MAY_IMPORT[part]:
+            if names[1] not in table[part]:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {part} may not import {names[1]}")
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
-def test_the_table_of_layers_has_every_part_and_no_arrow_that_runs_up() -> None:
-    assert set(MAY_IMPORT) == {parts(path) for path in core_files()}
+@houses
+def test_a_table_of_layers_has_every_part_and_no_arrow_that_runs_up(
+    name: str, root: Path, table: Mapping[str, set[str]]
+) -> None:
+    assert set(table) == {parts(path, root) for path in root.rglob("*.py")}
     below: set[str] = set()
-    for part, imported in MAY_IMPORT.items():
+    for part, imported in table.items():
         assert imported <= below, f"{part} imports {sorted(imported - below)}, which are not below it"
         below.add(part)
 
 
-def test_no_file_of_core_imports_itself_through_others() -> None:
+@houses
+def test_no_file_imports_itself_through_others(name: str, root: Path, table: Mapping[str, set[str]]) -> None:
     """Imports inside functions and under TYPE_CHECKING count too: two files that need each other are one idea."""
-    modules = {_module(path): path for path in core_files()}
+    modules = {_module(path, name, root): path for path in sorted(root.rglob("*.py"))}
     graph = {
-        name: {found for _, target, _ in imports(path, "surogate_core", CORE) if (found := _owner(target, modules))}
-        for name, path in modules.items()
+        module: {found for _, target, _ in imports(path, name, root) if (found := _owner(target, modules))}
+        for module, path in modules.items()
+        if module != name  # it names what others offer
     }
     TopologicalSorter({name: targets - {name} for name, targets in graph.items()}).prepare()  # raises CycleError
 
 
-def _module(path: Path) -> str:
-    """The dotted name of a file of core."""
-    return ".".join(["surogate_core", *path.relative_to(CORE).with_suffix("").parts]).removesuffix(".__init__")
+def _module(path: Path, package: str, root: Path) -> str:
+    """The dotted name of a file of a package."""
+    return ".".join([package, *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
 
 
 def _owner(target: str, modules: Mapping[str, Path]) -> str | None:
@@ -237,19 +261,87 @@ def _owner(target: str, modules: Mapping[str, Path]) -> str | None:
     return next((name for name in (target, target.rpartition(".")[0]) if name in modules), None)
 
 
-def _is_part(name: str) -> bool:
-    return (CORE / name).is_dir() or (CORE / f"{name}.py").exists()
+# -------------------------------------------------------------------------------------------------------- requirements
+
+
+def test_core_requires_four_packages_and_imports_no_other() -> None:
+    required = tomllib.loads((ROOT / "surogate_core/pyproject.toml").read_text())["project"]
+    assert {re.split(r"[<>=]", name)[0] for name in required["dependencies"]} == REQUIRED_BY_CORE
+    assert not required.get("optional-dependencies")
+    wrong = []
+    for path in core_files():
+        name = path.relative_to(CORE).as_posix()
+        for node, module, at_import in imports(path, "surogate_core", CORE):
+            top = module.split(".")[0]
+            if top in sys.stdlib_module_names or top == "surogate_core" or top in REQUIRED_BY_CORE:
+                continue
+            if at_import or top not in LIBRARIES.get(name, set()):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_all_of_core_is_imported_with_every_other_package_blocked() -> None:
+    modules = [_module(path, "surogate_core", CORE) for path in core_files() if parts(path, CORE) not in ALIASES]
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+class Blocked(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"surogate", "transformers", "safetensors", "datasets", "pyarrow", "yaml", "typer",
+                                  "rich", "tokenizers", "jinja2", "huggingface_hub", "filelock", "matplotlib", "xxhash",
+                                  "accelerate", "pynvml", "peft", "pytest"}}:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+for module in {modules!r}:
+    __import__(module)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MODULES = {
+    "pyyaml": "yaml",
+    "nvidia_ml_py": "pynvml",
+    "pydantic": "pydantic_core",
+    "acme_surogate_example": "acme_surogate",
+}
+"""Module that a distribution brings under another name."""
+
+TRIED: Mapping[str, set[str]] = {"surogate_verify": {"peft"}}
+"""Modules that a package uses if they are there."""
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, ROOT], ids=lambda path: path.name)
+def test_a_package_requires_what_it_imports(folder: Path) -> None:
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    (package,) = (path for path in folder.glob("src/*") if (path / "__init__.py").exists())
+    requirements = [project.get("dependencies", ()), *project.get("optional-dependencies", {}).values()]
+    have = {re.split(r"[<>=\[]", name)[0].replace("-", "_").lower() for names in requirements for name in names}
+    have |= REQUIRED_BY_CORE | TRIED.get(package.name, set()) | {package.name}
+    have |= {MODULES[name] for name in have & MODULES.keys()}
+    if package == CORE:
+        have = have.union(*LIBRARIES.values())
+    used = {
+        module.split(".")[0]
+        for path in sorted(package.rglob("*.py"))
+        if "templates" not in path.parts
+        for _, module, _ in imports(path, package.name, package)
+    }
+    others = {name for name in used if name not in sys.stdlib_module_names and not name.startswith("surogate")}
+    assert others <= have, f"{package.name} imports {sorted(others - have)}, which its pyproject.toml does not name"
 
 
 def test_torch_is_imported_only_where_it_runs() -> None:
     wrong = []
-    for path in core_files():
-        part = parts(path)
-        name = path.relative_to(CORE).as_posix()
-        for node, module, at_import in imports(path, "surogate_core", CORE):
+    for package, root, path in house_files():
+        name = path.relative_to(root).as_posix()
+        for node, module, at_import in imports(path, package, root):
             if module.split(".")[0] not in HEAVY or name.startswith(MAY_IMPORT_TORCH):
                 continue
-            if at_import or part in NEVER_TORCH:
+            if at_import or (package == "surogate_core" and parts(path, root) in NEVER_TORCH):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: imports {module.split('.')[0]}")
     assert not wrong, "\n".join(wrong)
 
@@ -281,19 +373,12 @@ def test_plugins_import_of_one_another_only_what_is_public(package: Path) -> Non
 
 
 def test_packages_import_only_what_is_public() -> None:
-    ours = [folder for folder in PACKAGES if folder.name not in {"surogate_core", *OPTIONAL_PARTS}]
+    ours = [folder for folder in PACKAGES if folder.name not in {"surogate_core", "surogate", *OPTIONAL_PARTS}]
     assert len(ours) > 18
     found = [*private_imports(path for folder in ours for path in sorted(folder.rglob("*.py")))]
     wrong = [(path.relative_to(ROOT).as_posix(), line, module) for path, line, module in found]
     assert not [f"{path}:{line}: {module}" for path, line, module in wrong if path not in LOOKS_INSIDE]
     assert {path for path, _, _ in wrong} == LOOKS_INSIDE
-
-
-def test_the_python_api_is_built_on_what_is_public_and_on_run(tmp_path: Path) -> None:
-    for path in ROOT.glob("src/surogate/*.py"):
-        file = tmp_path / f"test_{path.name}"  # tests may import `run` too
-        file.write_text(path.read_text())
-        assert not [module for _, _, module in private_imports([file]) if module != "surogate_core.__version__"]
 
 
 def test_the_code_of_the_documentation_imports_only_what_is_public(tmp_path: Path) -> None:
@@ -305,10 +390,10 @@ def test_the_code_of_the_documentation_imports_only_what_is_public(tmp_path: Pat
         assert not [f"{page.name}: {module}" for _, _, module in private_imports([file])]
 
 
-def test_nothing_in_core_names_a_plugin() -> None:
+def test_neither_core_nor_the_program_names_a_plugin() -> None:
     wrong = []
-    for path in core_files():
-        if path.relative_to(CORE).as_posix() in MAY_NAME:
+    for _, root, path in house_files():
+        if path.relative_to(root).as_posix() in MAY_NAME:
             continue
         tree = ast.parse(path.read_text())
         docstrings = {
@@ -333,8 +418,8 @@ def _words(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
             yield value
 
 
-def test_no_file_of_core_is_longer_than_400_lines() -> None:
-    long = [path.relative_to(CORE).as_posix() for path in core_files() if len(path.read_text().splitlines()) > 400]
+def test_no_file_of_core_and_program_is_longer_than_400_lines() -> None:
+    long = [str(path.relative_to(ROOT)) for _, _, path in house_files() if len(path.read_text().splitlines()) > 400]
     assert not long, f"split by idea: {', '.join(long)}"
 
 

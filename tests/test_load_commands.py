@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from surogate_core.outputs.load_commands import model_commands
+from surogate.outputs.load_commands import model_commands
 
 
 def test_a_path_with_a_space_is_one_argument_of_every_command() -> None:

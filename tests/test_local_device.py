@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from surogate_core import run
+from surogate import run
+from surogate.cli.app import app
 from surogate_core.api import compiled
-from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device as module
 from surogate_core.machine.devices import DEVICES, cpu, gpu
@@ -241,7 +241,7 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
     driver()
     begun: list[str] = []
     monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
-    monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train") or None)
+    monkeypatch.setattr("surogate.training.trainer.train_planned", lambda *given: begun.append("train") or None)
     monkeypatch.setattr("surogate_core.runtime.device.refuse_unequal", lambda devices: None)
     notices: list[str] = []
     with pytest.raises(ConfigError, match=r"kernels for NVIDIA H200 .SM90. are missing: .*CUDA_VISIBLE_DEVICES="):

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from test_metrics import evaluation, info, step
 
+from surogate.config.load import LoadedConfig, load_config
+from surogate.reporting.loggers import Loggers, open_loggers
 from surogate_core.api import Logger, LoggerDef, Report, StepReport
-from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Plugin, Provided
 from surogate_core.plugins.registry import Registry
-from surogate_core.reporting.loggers import Loggers, open_loggers
 
 
 class Recorder:

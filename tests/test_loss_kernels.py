@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models.harness import tiny_config
 
-from surogate_core import run
+from surogate import run
 from surogate_core.assembly.resolve import unserved_ops
 
 LOSSES = {

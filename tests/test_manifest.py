@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from surogate.checkpoints import facts
+from surogate.checkpoints.manifest import DamagedCheckpoint, Manifest, read_manifest, write_manifest
+from surogate.checkpoints.resume import Resumed, refuse_another_run
 from surogate_core.api.sealed import BrokenSeal, sealed, unsealed
-from surogate_core.checkpoint import facts
-from surogate_core.checkpoint.manifest import DamagedCheckpoint, Manifest, read_manifest, write_manifest
-from surogate_core.checkpoint.resume import Resumed, refuse_another_run
 from surogate_core.errors import ConfigError
 
 UPGRADE = Path(__file__).parent / "upgrade"

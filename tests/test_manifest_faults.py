@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.checkpoint.manifest import MANIFEST, DamagedCheckpoint, read_manifest
+from surogate.checkpoints.manifest import MANIFEST, DamagedCheckpoint, read_manifest
 
 
 def test_a_manifest_of_100_000_brackets_is_no_manifest(tmp_path: Path) -> None:

@@ -19,14 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
-from surogate_core.cli.train import print_summary
-from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.reporting.builtin import LOGGERS, open_console
-from surogate_core.reporting.console import PlainLogger, RunClock, eval_line, step_line
-from surogate_core.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
-from surogate_core.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
-from surogate_core.reporting.text import (
+from surogate.cli.train import print_summary
+from surogate.reporting.builtin import LOGGERS, open_console
+from surogate.reporting.console import PlainLogger, RunClock, eval_line, step_line
+from surogate.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
+from surogate.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
+from surogate.reporting.text import (
     count_text,
     duration_text,
     eta_text,
@@ -36,7 +34,9 @@ from surogate_core.reporting.text import (
     parameters_text,
     step_time_text,
 )
-from surogate_core.train.result import TrainResult
+from surogate.training.result import TrainResult
+from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
+from surogate_core.errors import ConfigError, RunStopped
 
 STEP_KEYS = {
     "log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "duration_ms", "time",
@@ -107,7 +107,7 @@ def test_the_builtin_loggers_are_in_every_run_and_opening_the_list_imports_neith
         ("picture", True),
     ]
     heavy = ("rich", "matplotlib", "numpy", "torch")
-    code = f"import sys, surogate_core.reporting.metrics; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, surogate.reporting.metrics; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -354,7 +354,7 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
 
 
 def live(out: io.StringIO, width: int, reports: Sequence[StepReport | EvalReport], **changes: Any) -> list[str]:
-    from surogate_core.reporting.live import LiveLogger, TerminalConsole
+    from surogate.reporting.live import LiveLogger, TerminalConsole
 
     console = TerminalConsole(file=out, width=width, height=24, force_terminal=True, legacy_windows=False)
     feed(LiveLogger(info(Path(), **changes), out, console), reports)

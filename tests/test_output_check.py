@@ -13,11 +13,11 @@ from end_to_end.product import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surogate.outputs import check as output_check
+from surogate.outputs.check import device_for
+from surogate.outputs.check_process import check_loads, check_model
 from surogate_core.api import CAUSAL_LM
 from surogate_core.errors import RunStopped
-from surogate_core.outputs import check as output_check
-from surogate_core.outputs.check import device_for
-from surogate_core.outputs.check_process import check_loads, check_model
 
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"

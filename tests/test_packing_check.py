@@ -12,18 +12,18 @@ import torch
 from models.harness import OPS, plan_inputs, tiny_config
 from torch import Tensor
 
+from surogate.data.asked import Asked
+from surogate.data.cache import TokenDataset
+from surogate.data.pack import DocumentSpans, PackedRows, pack
+from surogate.training.packing_check import PackingCheck, check_packing
+from surogate.world.processes import Processes
 from surogate_core.api import OpDef, PrecisionRequest, World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.batch import MicroBatch
-from surogate_core.data.asked import Asked
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention
 from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
-from surogate_core.train.packing_check import PackingCheck, check_packing
-from surogate_core.world.processes import Processes
 
 SEQ_LEN, ROWS, VOCAB = 64, 2, 61
 CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)

@@ -10,8 +10,8 @@ import pytest
 from made_up_plugins import DEFINITIONS, FIRST_PARTY, Install, installing
 from typer.testing import CliRunner
 
+from surogate.cli.app import app
 from surogate_core.api import SystemInfo
-from surogate_core.cli.app import app
 from surogate_core.plugins.discovery import load_registry
 
 

@@ -10,13 +10,13 @@ import pytest
 from made_up_plugins import DEFINITIONS, Install, installing, loaded, outcome
 from typer.testing import CliRunner
 
+from surogate.cli.app import app
+from surogate.config.keys import DISTRIBUTIONS, PACKAGES
+from surogate.config.load import LoadedConfig, load_config
+from surogate.runs.run import chosen_weight_format
 from surogate_core.api import Op, Target
-from surogate_core.cli.app import app
-from surogate_core.config.keys import DISTRIBUTIONS, PACKAGES
-from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.machine.devices import device
-from surogate_core.planning.run import chosen_weight_format
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import State
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from plugin_directory import COMMAND, PAGE, ROOT, Entry, entries, page
 
-from surogate_core.cli.external import all_commands
-from surogate_core.config.keys import DISTRIBUTIONS, NOT_YET_NAMES, PACKAGES
+from surogate.cli.external import all_commands
+from surogate.config.keys import DISTRIBUTIONS, NOT_YET_NAMES, PACKAGES
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.hookspecs import KINDS
 from surogate_core.plugins.provided import CORE

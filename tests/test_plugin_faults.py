@@ -27,7 +27,7 @@ from whole_plugin import (
     write_config,
 )
 
-from surogate_core.cli.app import app
+from surogate.cli.app import app
 
 
 @pytest.fixture

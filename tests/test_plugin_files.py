@@ -14,16 +14,16 @@ from made_up_plugins import REFERENCE, WHOLE, Install, installing, outcome
 from typer.testing import CliRunner, Result
 from whole_plugin import write_config
 
-from surogate_core import run
-from surogate_core.cli.app import app
-from surogate_core.config.load import load_config, resolved
-from surogate_core.config.plugin_files import plugin_files
+from surogate import run
+from surogate.cli.app import app
+from surogate.config.load import load_config, resolved
+from surogate.config.plugin_files import plugin_files
+from surogate.training.start import task_of
+from surogate.training.trainer import _compared
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import discovery, files
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import State
-from surogate_core.train.trainer import _compared
-from surogate_core.training import task_of
 
 API = 'SUROGATE_API = {"loggers": 1}'
 

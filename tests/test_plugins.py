@@ -154,14 +154,14 @@ def test_a_plugin_for_another_version_of_a_hook_says_what_changed_and_what_to_do
     assert "\n" not in reason
 
 
-@pytest.mark.parametrize("source", ["from surogate_core.api import API", "import surogate_core.world.members"])
+@pytest.mark.parametrize("source", ["from surogate_core.api import API", "import surogate.world.members"])
 def test_a_plugin_that_imports_what_has_gone_from_core_is_told_the_page_that_names_it(
     install: Install, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     install("acme-old", "0.9", "old", source, head="")
     told = f". {PAGE} says what changed in surogate-core"
     assert told not in outcome(load_registry(), "old").reason, "the page has no change"
-    changes = {2: "API is gone, and surogate_core.world.members is surogate_core.api.members"}
+    changes = {2: "API is gone, and surogate.world.members is surogate_core.api.members"}
     monkeypatch.setitem(versions.SERVED, "ops", versions.Served(1, 2, changes))
     install("acme-older", "0.9", "older", source, head="")
     assert outcome(load_registry(), "older").reason.endswith(f"acme_older_older.py:1){told}")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import surogate
+from surogate.reporting import builtin
+from surogate.reporting.console import PlainLogger
+from surogate.reporting.live import LiveLogger
 from surogate_core.api import RunInfo
-from surogate_core.reporting import builtin
-from surogate_core.reporting.console import PlainLogger
-from surogate_core.reporting.live import LiveLogger
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from surogate_core.config.load import load_config
+from surogate.config.load import load_config
 from surogate_core.plugins.discovery import load_registry
 
 if TYPE_CHECKING:

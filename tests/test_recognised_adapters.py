@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.adapter import check_adapter, kind_of_adapter
 from surogate_core.api import NoOptions
 from surogate_core.api.peft import PEFT_CONFIG, PEFT_TENSORS, PeftFormat, read_peft_config
-from surogate_core.checkpoint.adapter import check_adapter, kind_of_adapter
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.discovery import load_registry
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from surogate_core.checkpoint.manifest import Manifest
-from surogate_core.checkpoint.resume import Resumed
-from surogate_core.checkpoint.saved_run import _progress
+from surogate.checkpoints.manifest import Manifest
+from surogate.checkpoints.resume import Resumed
+from surogate.checkpoints.saved_run import _progress
 from surogate_core.errors import ConfigError
 
 POSITION = {"tokens": 8, "seconds": 0.5, "nonfinite": 0, "loss": 2.0, "lr": 1e-3, "evaluations": []}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from surogate_core.config.schema import TrainConfig
+from surogate.config.schema import TrainConfig
+from surogate.training.schedule import Kind, Schedule
 from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.train.schedule import Kind, Schedule
 
 
 def build(kind: Kind, total_steps: int, **keys: Any) -> Schedule:

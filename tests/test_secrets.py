@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surogate_core.config.errors import Findings
-from surogate_core.config.variables import expand_variables
+from surogate.config.errors import Findings
+from surogate.config.variables import expand_variables
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 
 

@@ -11,8 +11,8 @@ from made_up_plugins import Install
 from typer.testing import CliRunner
 from whole_plugin import the_error, whole_plugin, write_config
 
-from surogate_core import run
-from surogate_core.cli.app import app
+from surogate import run
+from surogate.cli.app import app
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.discovery import load_registry
 
@@ -96,7 +96,7 @@ def test_an_error_in_recognises_names_the_plugin(tmp_path: Path, install: Instal
 def test_lora_is_an_alias_of_an_adapter_s_name(
     tmp_path: Path, install: Install, mode: Any, keys: dict[str, Any], adapter: str | None
 ) -> None:
-    from surogate_core.config.load import load_config, resolved
+    from surogate.config.load import load_config, resolved
 
     install("acme", "0.1.0", "zz", "")
     loaded = run.load(write_config(tmp_path, **{"from_scratch": False, **keys}), mode=mode)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.cli.app import main
-from surogate_core.cli.signals import handled
+from surogate.cli.app import main
+from surogate.cli.signals import handled
+from surogate.training.interrupt import Interrupt
 from surogate_core.errors import ConfigError
-from surogate_core.train.interrupt import Interrupt
 
 LIBRARY = """
 import os, signal, time
@@ -51,7 +51,7 @@ def test_training_that_has_begun_meanwhile_is_asked_to_stop_once(
 ) -> None:
     (tmp_path / "library_that_trains.py").write_text(
         LIBRARY.format(name="SIGTERM")
-        + "from surogate_core.train.interrupt import Interrupt\ninterrupt = Interrupt().__enter__()\n"
+        + "from surogate.training.interrupt import Interrupt\ninterrupt = Interrupt().__enter__()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with handled():
@@ -76,7 +76,7 @@ def test_a_command_exits_with_its_code_whatever_a_library_raises_in_its_place(
         except BaseException as error:
             raise ConfigError(f"a validator was not built: {error!r}") from None
 
-    monkeypatch.setattr("surogate_core.cli.doctor.doctor_command", built)
+    monkeypatch.setattr("surogate.cli.doctor.doctor_command", built)
     monkeypatch.setattr(sys, "argv", ["surogate", "doctor"])
     with pytest.raises(SystemExit) as raised:
         main()
@@ -105,7 +105,7 @@ def test_training_does_not_begin_after_a_signal_that_a_library_swallowed() -> No
 
 def test_a_command_that_a_module_runs_while_it_is_imported_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text(
-        "import signal, time\nfrom surogate_core.cli.signals import handled\n"
+        "import signal, time\nfrom surogate.cli.signals import handled\n"
         "with handled():\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
     )
     assert subprocess.run([sys.executable, "-c", "import launcher"], cwd=tmp_path, timeout=50).returncode == 143

@@ -11,8 +11,8 @@ import pytest
 import typer
 from end_to_end.product import COMMAND, EXAMPLES, invoke
 
-from surogate_core.cli import app as cli
-from surogate_core.cli.external import CORE_COMMANDS
+from surogate.cli import app as cli
+from surogate.cli.external import CORE_COMMANDS
 from surogate_core.errors import ConfigError, PluginError, ProgramError, RunStopped
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ def imported(*args: str) -> set[str]:
     """Return which of HEAVY, and which plugins, `surogate args` imports."""
     code = (
         "import sys\n"
-        "from surogate_core.cli.app import main\n"
+        "from surogate.cli.app import main\n"
         f"sys.argv = ['surogate', *{args!r}]\n"
         "try:\n    main()\n"
         "finally:\n    print('IMPORTED', *sorted({name.partition('.')[0] for name in sys.modules}))\n"
@@ -77,7 +77,7 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
     """transformers takes seconds to import; another process loads the outputs. The rest is the start-up of a run."""
     code = (
         "import sys\n"
-        "from surogate_core import run\nfrom surogate_core.train import trainer\n"
+        "from surogate_core import run\nfrom surogate.training import trainer\n"
         "train = trainer.train\n"
         "def seen(*arguments):\n"
         "    train(*arguments)\n"
@@ -97,9 +97,9 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
 
 
 def test_the_process_that_loads_outputs_imports_little_of_core() -> None:
-    code = "import sys, surogate_core.outputs.check_process\nprint([n for n in sys.modules if 'surogate' in n])"
+    code = "import sys, surogate.outputs.check_process\nprint([n for n in sys.modules if 'surogate' in n])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "surogate_core.api" not in done.stdout and "surogate_core.outputs.check_process" in done.stdout
+    assert "surogate_core.api" not in done.stdout and "surogate.outputs.check_process" in done.stdout
 
 
 def test_timing_prints_where_a_command_spent_its_time() -> None:
@@ -133,8 +133,8 @@ def test_a_command_that_is_silent_for_long_says_in_a_terminal_that_it_works(
     seconds: float, in_terminal: bool, lines: int
 ) -> None:
     code = (
-        "import sys, surogate_core.cli.options as options\n"
-        "from surogate_core.cli.app import main\n"
+        "import sys, surogate.cli.options as options\n"
+        "from surogate.cli.app import main\n"
         f"options.SILENT_SECONDS = {seconds}\nsys.stderr.isatty = lambda: {in_terminal}\n"
         f"sys.argv = ['surogate', 'plan', {str(EXAMPLES / 'quickstart.yaml')!r}, '--device', 'h200']\nmain()\n"
     )
@@ -194,7 +194,7 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     def fail(config: None, as_json: bool) -> int:
         raise error
 
-    monkeypatch.setattr("surogate_core.cli.plugins.plugins_command", fail)
+    monkeypatch.setattr("surogate.cli.plugins.plugins_command", fail)
     monkeypatch.setattr(sys, "argv", ["surogate", "plugins"])
     # As in a new process: with a thread that another test left behind, `main` would end this process.
     monkeypatch.delitem(sys.modules, "surogate_core.runtime.threads", raising=False)
@@ -225,6 +225,6 @@ def test_a_full_disk_behind_stdout_is_one_line_and_code_3() -> None:
 
 def test_a_terminal_with_few_characters_shows_the_others_by_number() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    code = "from surogate_core.cli import app; app.app = lambda **_: print('a\\u23ceb'); app.main()"
+    code = "from surogate.cli import app; app.app = lambda **_: print('a\\u23ceb'); app.main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("a\\u23ceb\n", "")

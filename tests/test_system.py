@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from surogate.machine import system
 from surogate_core.api import Finding, SystemInfo
-from surogate_core.machine import system
 
 GPU: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "sm": 90}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from surogate_core import run
-from surogate_core.cli.app import app
+from surogate import run
+from surogate.cli.app import app
 
 TOKENIZER = Path(__file__).parent.parent / "examples/tiny-qwen3"
 

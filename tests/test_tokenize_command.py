@@ -23,7 +23,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The YAML file of a run on ten conversations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("surogate_core.machine.progress._SILENT_SECONDS", 60.0)  # a busy machine is slow
+    monkeypatch.setattr("surogate.machine.progress._SILENT_SECONDS", 60.0)  # a busy machine is slow
     chat_tokenizer(tmp_path / "model", QWEN25)
     (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 600}))
     write(tmp_path, [{"messages": conversation("A friend. " * (n + 1))} for n in range(10)])
@@ -68,7 +68,7 @@ def test_it_says_whose_defaults_the_run_has_where_another_verb_trains_something_
 
 def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
     code = (
-        "import sys\nfrom surogate_core.cli.app import main\n"
+        "import sys\nfrom surogate.cli.app import main\n"
         f"sys.argv = ['surogate', 'tokenize', {str(run)!r}, '--debug']\n"
         "try:\n    main()\nfinally:\n    print('HEAVY', [m for m in ('torch', 'datasets') if m in sys.modules])\n"
     )

@@ -18,13 +18,14 @@ from models import harness
 from typer.testing import CliRunner, Result
 from whole_plugin import MODEL, OPTIMIZER, whole_plugin, write_config
 
+from surogate import run
+from surogate.cli.app import app
+from surogate.reporting.program_listing import listing
 from surogate_conformance.trace import Traced, traced
-from surogate_core import __version__, run
+from surogate_core import __version__
 from surogate_core.assembly import assemble
 from surogate_core.assembly.assemble import PASSES, trace
-from surogate_core.cli.app import app
 from surogate_core.planning.plan import Plan
-from surogate_core.reporting.program_listing import listing
 from surogate_recipes_bf16.recipe import BF16
 
 ROOT = Path(__file__).parents[1]
@@ -208,7 +209,7 @@ def test_definitions_of_a_third_party_are_named(tmp_path: Path, install: Install
 
 def test_a_trace_imports_no_torch() -> None:
     code = (
-        "import sys\nfrom surogate_core.cli.app import app\n"
+        "import sys\nfrom surogate.cli.app import app\n"
         f"try: app(['plugins', 'trace', {str(QUICKSTART)!r}, '--device', 'h200'])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"

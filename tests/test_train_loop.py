@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from surogate.checkpoints.progress import Progress
+from surogate.training import loop as module
+from surogate.training.interrupt import Interrupt
+from surogate.training.loop import Job, evaluate_last, train
+from surogate.training.sums import with_means
+from surogate.world.processes import Processes
 from surogate_core.api import EvalReport, Report, StepReport, World
 from surogate_core.batch import StepBatch
-from surogate_core.checkpoint.progress import Progress
 from surogate_core.errors import RunStopped
-from surogate_core.train import loop as module
-from surogate_core.train.interrupt import Interrupt
-from surogate_core.train.loop import Job, evaluate_last, train
-from surogate_core.train.sums import with_means
-from surogate_core.world.processes import Processes
 
 LAUNCH = 0.001
 """Seconds that the host spends on enqueueing a micro-step."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from surogate_core.checkpoint.manifest import hash_file
-from surogate_core.checkpoint.states import load_state, write_state
-from surogate_core.checkpoint.tensor_file import Stored
+from surogate.checkpoints.manifest import hash_file
+from surogate.checkpoints.states import load_state, write_state
+from surogate.checkpoints.tensor_file import Stored
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.program.value import Value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from end_to_end.product import invoke
 
+from surogate.cli import doctor
+from surogate.cli.external import said_of
 from surogate_core.api import Finding
-from surogate_core.cli import doctor
-from surogate_core.cli.external import said_of
 from surogate_core.plugins.registry import Plugin
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.pack import DocumentSpans, pack
+from surogate.data.cache import TokenDataset
+from surogate.data.pack import DocumentSpans, pack
 from surogate_verify.rows import from_data
 
 

@@ -12,7 +12,7 @@ from made_up_plugins import Install
 from typer.testing import CliRunner
 from whole_plugin import TOKENIZER, the_error, whole_plugin, write_config
 
-from surogate_core.cli.app import app
+from surogate.cli.app import app
 
 
 @pytest.fixture

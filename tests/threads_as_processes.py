@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from surogate.world import processes as module
+from surogate.world import watch
+from surogate.world.processes import STALL_SECONDS, Processes
 from surogate_core.api import World
 from surogate_core.api.world import LocalStore
-from surogate_core.world import processes as module
-from surogate_core.world import watch
-from surogate_core.world.processes import STALL_SECONDS, Processes
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ python docs/reference/config.py > docs/reference/config.md
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 import typing
@@ -15,18 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.keys import ADAPTER_FLAG, ALIASES, DEAD, IGNORED, MEANS, NOT_YET, NOT_YET_NAMES, read_table
+from surogate.config.schema import THEMES, TrainConfig
 from surogate_core.api import DatasetFormatDef
-from surogate_core.config.keys import (
-    ADAPTER_FLAG,
-    ALIASES,
-    DEAD,
-    IGNORED,
-    MEANS,
-    NOT_YET,
-    NOT_YET_NAMES,
-    read_table,
-)
-from surogate_core.config.schema import THEMES, DatasetEntry, TrainConfig
 from surogate_core.plugins.discovery import load_registry
 
 _HEAD = """# Config reference
@@ -198,7 +191,7 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
 def page() -> str:
     """Return the page with the keys of those of this project's own packages that are installed."""
     registry = load_registry()
-    ours = {(item.kind, item.name) for item in registry.provided if item.plugin.distribution.startswith("surogate-")}
+    ours = {(item.kind, item.name) for item in registry.provided if re.match("surogate(-|$)", item.plugin.distribution)}
     options = {owner: model for owner, model in registry.options_models().items() if owner in ours}
     formats = {name: definition for name, definition in registry.dataset_formats().items() if ("format", name) in ours}
     return reference(options, formats)

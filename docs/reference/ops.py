@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from surogate.config.schema import RECOMPUTE_KEYS
 from surogate_core.api import IN_OUTPUTS, Builder, Op, OpDef, OutSpec, Value
 from surogate_core.assembly.recomputed import LABELS
-from surogate_core.config.schema import RECOMPUTE_KEYS
 from surogate_core.reference.ops import load
 from surogate_core.standard_ops import COLLECTIVES, ELEMENTWISE, LAYERS, OPS, PRODUCTS
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB
 from surogate_models_moe.kernels.routes import MOST_CHOSEN, MOST_EXPERTS

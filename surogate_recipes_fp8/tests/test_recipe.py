@@ -25,9 +25,9 @@ from fp8_model import (
 from models.harness import tiny_config
 from torch import Tensor
 
+from surogate.checkpoints.states import kept_values
 from surogate_core.api import ConfigError, Op, PrecisionRequest, Program, Target, UpdateContext
 from surogate_core.assembly.recomputed import PARTS, Recomputation
-from surogate_core.checkpoint.states import kept_values
 from surogate_core.testing.devices import DEVICES, device
 from surogate_optim_adamw.adamw import ADAMW
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core import run, training
+from surogate import run
+from surogate.cli import plan_text
+from surogate.training import start as training
 from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.resolve import KernelTable, resolve, unserved_ops
-from surogate_core.cli import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
@@ -114,7 +115,7 @@ def test_a_run_that_lacks_a_kernel_is_refused_before_data_are_read(monkeypatch: 
     monkeypatch.setattr(training, "device_of_torch", lambda local: here)
     monkeypatch.setattr(training, "open_contexts", lambda count: None)
     monkeypatch.setattr("surogate_core.runtime.device.refuse_unequal", lambda devices: None)
-    monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train"))
+    monkeypatch.setattr("surogate.training.trainer.train_planned", lambda *given: begun.append("train"))
     monkeypatch.chdir(TINY.parents[1])
     with pytest.raises(ConfigError, match=r"no compiled kernel serves these ops.*\n  swiglu: acme: needs SM100"):
         run.train(run.load(TINY, ["overwrite_output_dir=true"]))

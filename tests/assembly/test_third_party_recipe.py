@@ -16,7 +16,7 @@ from mxfp8_recipe import MXFP8, SkippedBlocks, mxfp8_linear, mxfp8_quantize, val
 from mxfp8_recipe import OPS as MXFP8_OPS
 from recipe_model import LENGTH, Model, differing, kinds, lora_rank_8
 
-from surogate_core import run
+from surogate import run
 from surogate_core.assembly.recomputed import PARTS
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu, device

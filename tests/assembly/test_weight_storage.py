@@ -147,7 +147,7 @@ def test_embedding_and_head_can_be_stored_too(tied: bool, parts: frozenset[str])
 
 
 def test_a_run_that_trains_every_matrix_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cast: this run trains every matrix of the model's blocks\. Remove the key"):
+    with pytest.raises(ConfigError, match=r"cast: this run trains every matrix of the model's blocks\. Leave it out"):
         Model(CONFIG, fp8=False, weight_format=(CAST, Options()))
 
 

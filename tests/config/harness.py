@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from surogate.config.adapter import Mode
+from surogate.config.load import LoadedConfig, load_config
+from surogate.config.schema import TrainConfig
 from surogate_core.api import DatasetFormatDef, Encoded, LauncherDef, NoOptions, WeightFormatDef, World
-from surogate_core.config.adapter import Mode
-from surogate_core.config.load import LoadedConfig, load_config
-from surogate_core.config.schema import TrainConfig
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from config.harness import WithAdapter, config, load, message
 
-from surogate_core.config.adapter import Mode
-from surogate_core.config.load import load_config, resolved
+from surogate.config.adapter import Mode
+from surogate.config.load import load_config, resolved
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.discovery import load_registry
 from surogate_lora.options import LoraOptions

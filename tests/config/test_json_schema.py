@@ -10,13 +10,13 @@ import yaml
 from jsonschema import Draft7Validator
 from typer.testing import CliRunner
 
-from surogate_core import run
-from surogate_core.cli.app import app
-from surogate_core.config.errors import keys_of
-from surogate_core.config.json_schema import config_schema
-from surogate_core.config.load import load_config, resolved
-from surogate_core.config.schema import TrainConfig
-from surogate_core.config.yaml import read_yaml
+from surogate import run
+from surogate.cli.app import app
+from surogate.config.errors import keys_of
+from surogate.config.json_schema import config_schema
+from surogate.config.load import load_config, resolved
+from surogate.config.schema import TrainConfig
+from surogate.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Registry

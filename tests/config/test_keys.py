@@ -9,19 +9,10 @@ import pytest
 from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
-from surogate_core.config.keys import (
-    ALIASES,
-    DEAD,
-    IGNORED,
-    MEANS,
-    NOT_YET,
-    NOT_YET_NAMES,
-    PACKAGES,
-    foreign,
-    read_table,
-)
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.config.yaml import read_yaml
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, NOT_YET_NAMES, PACKAGES, foreign, read_table
+from surogate.config.schema import TrainConfig
+from surogate.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
 
 

@@ -9,9 +9,9 @@ import pytest
 from config.harness import FakeRegistry, load, message
 from typer.testing import CliRunner
 
-from surogate_core import run
+from surogate import run
+from surogate.cli.app import app
 from surogate_core.api import LauncherDef, World
-from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"

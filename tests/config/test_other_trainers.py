@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from config.harness import message
 
-from surogate_core.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, foreign
-from surogate_core.config.schema import TrainConfig
+from surogate.config.keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, foreign
+from surogate.config.schema import TrainConfig
 
 FOREIGN = {
     "logging_dir": "output_dir",

@@ -9,8 +9,8 @@ import pytest
 from config.harness import FakeRegistry, SgdOptions, WithAdapter, config, load, message
 from pydantic import BaseModel, ConfigDict, Field
 
+from surogate.config.load import LoadedConfig, load_config, resolved
 from surogate_core.api import NoOptions, WeightFormatDef
-from surogate_core.config.load import LoadedConfig, load_config, resolved
 from surogate_core.errors import ConfigError, PluginError
 from surogate_qlora_fp4.format import FP4
 from surogate_qlora_fp8.format import FP8

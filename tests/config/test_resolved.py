@@ -9,8 +9,8 @@ from pathlib import Path
 
 from config.harness import FakeRegistry, load
 
-from surogate_core.config.load import load_config, resolved
-from surogate_core.config.yaml import dump_yaml, read_yaml
+from surogate.config.load import load_config, resolved
+from surogate.config.yaml import dump_yaml, read_yaml
 
 
 def test_a_resolved_config_loads_as_an_equal_config(tmp_path: Path) -> None:
@@ -35,8 +35,6 @@ def test_a_resolved_config_loads_as_an_equal_config(tmp_path: Path) -> None:
 
 
 def test_reading_a_config_imports_no_torch() -> None:
-    code = (
-        "import sys, surogate_core.config.load; print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
-    )
+    code = "import sys, surogate.config.load; print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

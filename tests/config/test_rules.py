@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from config.harness import WithAdapter, config, load, message
 
-from surogate_core.config.load import resolved
-from surogate_core.config.schema import TrainConfig
+from surogate.config.load import resolved
+from surogate.config.schema import TrainConfig
 from surogate_core.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from config.harness import FakeRegistry, config, load, message
 
-from surogate_core.config.load import load_config, resolved
+from surogate.config.load import load_config, resolved
 
 
 def test_numbers_and_bools_may_be_text() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surogate_core.config.yaml import apply_overrides, dump_yaml, read_yaml
+from surogate.config.yaml import apply_overrides, dump_yaml, read_yaml
 from surogate_core.errors import ConfigError
 
 

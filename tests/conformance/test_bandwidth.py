@@ -10,12 +10,12 @@ import pytest
 from made_up_plugins import Install, installing
 from typer.testing import CliRunner, Result
 
+from surogate import run
+from surogate.cli.app import app
 from surogate_conformance import bandwidth, bench_of
 from surogate_conformance.bandwidth import SIZES, Share, shares, unmeasured
 from surogate_conformance.bench import Sample
-from surogate_core import run
 from surogate_core.api import DeviceInfo, KernelDef
-from surogate_core.cli.app import app
 from surogate_core.machine.devices import device
 from surogate_core.memory.cost import OpCosts
 from surogate_profile.step_profile import OpTime, StepProfile

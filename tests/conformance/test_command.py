@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from surogate_core.cli.app import app
+from surogate.cli.app import app
 
 FORMAT = """
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, provides
@@ -36,7 +36,7 @@ def test_a_file_is_tested_and_one_document_printed(tmp_path: Path) -> None:
 def test_a_folder_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "src/acme_folder").mkdir(parents=True)
     (tmp_path / "src/acme_folder/__init__.py").write_text("")
-    (tmp_path / "src/acme_folder/plugin.py").write_text(FORMAT + "from surogate_core.data import pack  # not public\n")
+    (tmp_path / "src/acme_folder/plugin.py").write_text(FORMAT + "from surogate.data import pack  # not public\n")
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "acme-folder"\nversion = "1.0"\ndependencies = ["surogate-core==0.1.0"]\n'
         '[project.entry-points.surogate]\nacme = "acme_folder.plugin"\n'
@@ -46,7 +46,7 @@ def test_a_folder_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.Monk
     lines = done.output.splitlines()
     assert any("it requires surogate-core==0.1.0, one version, which excludes all later ones" in line for line in lines)
     assert '            Add to its dependencies: "surogate-core>=0.2,<0.3".' in lines
-    assert any("imports surogate_core.data, which is not public and may move" in line for line in lines)
+    assert any("imports surogate.data, which is not public and may move" in line for line in lines)
     assert lines[-1] == "10 passed, 1 failed, 0 not applicable; 2 warnings"
     named_alike = tmp_path.rename(tmp_path.parent / "acme-folder")
     monkeypatch.chdir(named_alike.parent)

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data.tokenizer import Tokenizer
 
 PLAY = (
     "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\n"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from chat_formats import QWEN3, chat_tokenizer
 
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.chat.token_spans import marked
+from surogate.data.tokenizer import Tokenizer
+from surogate.run import load, tokenize_row
 from surogate_core.api import ConfigError, Encoded
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.chat.token_spans import marked
-from surogate_core.data.tokenizer import Tokenizer
-from surogate_core.run import load, tokenize_row
 
 NO_THINK = [
     {"role": "user", "content": "One?"},

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data.asked import Asked
+from surogate.data.cache import TokenDataset
+from surogate.data.chat.row_tokenizer import RowTokenizer
+from surogate.data.loader import micro_batch
+from surogate.data.pack import DocumentSpans, pack
+from surogate.data.spans import truncate
+from surogate.data.tokenize import tokenize_dataset
 from surogate_core.api import ConfigError, Encoded
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data.asked import Asked
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.chat.row_tokenizer import RowTokenizer
-from surogate_core.data.loader import micro_batch
-from surogate_core.data.pack import DocumentSpans, pack
-from surogate_core.data.spans import truncate
-from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.testing.ops import check_op
 from surogate_loss_preference.kto import KTO, KTO_OPS, LABELLED
 from surogate_loss_preference.pairs import PREFERENCE

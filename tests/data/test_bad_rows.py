@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize as module
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.skipped_rows import cause
-from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import tokenize as module
+from surogate.data.cache import TokenDataset
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.skipped_rows import cause
+from surogate.data.tokenize import tokenize_dataset
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from chat_formats import PUBLISHED, template_text
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data.chat import render_budget
-from surogate_core.data.chat.conversation import CONVERSATION, ConversationOptions, encode_conversation
-from surogate_core.data.chat.row_tokenizer import RowTokenizer
-from surogate_core.data.chat.template import ChatTemplate, RenderEnded
-from surogate_core.data.encode_rows import encode_rows
-from surogate_core.data.sources import open_source
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data.chat import render_budget
+from surogate.data.chat.conversation import CONVERSATION, ConversationOptions, encode_conversation
+from surogate.data.chat.row_tokenizer import RowTokenizer
+from surogate.data.chat.template import ChatTemplate, RenderEnded
+from surogate.data.encode_rows import encode_rows
+from surogate.data.sources import open_source
 from surogate_core.errors import ConfigError
 
 ASKED = [{"role": "user", "content": "Who goes there?"}, {"role": "assistant", "content": "A friend."}]
@@ -203,7 +203,7 @@ def test_every_filter_of_the_engine_is_counted_or_known_to_be_free() -> None:
     """A filter that a newer engine adds is counted by its arguments; look whether it can make more of them."""
     from jinja2.filters import FILTERS
 
-    from surogate_core.data.chat import priced_calls
+    from surogate.data.chat import priced_calls
 
     by_arguments = {
         "capitalize",

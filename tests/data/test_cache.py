@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 import surogate_core
-from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, proven_file
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import tokenize as module
+from surogate.data.cache import TokenDataset, default_cache_root
+from surogate.data.chat.conversation import CONVERSATION
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.token_writer import TokenWriter
+from surogate.data.tokenize import tokenize_dataset
+from surogate.data.tokenizer import Tokenizer
+from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
 from surogate_core.api.proven_file import PIECE_BYTES, DamagedFile
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize as module
-from surogate_core.data.cache import TokenDataset, default_cache_root
-from surogate_core.data.chat.conversation import CONVERSATION
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.token_writer import TokenWriter
-from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 from surogate_core.origin import Origin
 
@@ -179,12 +180,13 @@ def flip(path: Path, at: float = 0.5) -> None:
 def test_each_piece_is_verified_once_and_only_when_it_is_read(
     tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hashed: list[int] = []
+    plain = xxhash.xxh3_64_intdigest
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data: (hashed.append(len(data)), plain(data))[1])
     dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", [play] * 1200), tokenizer)
     assert dataset.path is not None and dataset.n_tokens * 2 > 2 * PIECE_BYTES
     flip(dataset.path / "tokens.bin", 0.999)
-    hashed: list[int] = []
-    plain = proven_file.xxh3_64_intdigest
-    monkeypatch.setattr(proven_file, "xxh3_64_intdigest", lambda data: (hashed.append(len(data)), plain(data))[1])
+    hashed.clear()
     for _ in range(2):
         assert dataset.tokens_at(np.array([1, 9, PIECE_BYTES // 2 + 1])).tolist()
     assert hashed == [PIECE_BYTES] * 2
@@ -252,11 +254,11 @@ def test_partial_cache_of_a_killed_process_is_removed(tmp_path: Path, tokenizer:
 KILLED = """
 import sys, time
 from pathlib import Path
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize
-from surogate_core.data.chat.conversation import CONVERSATION
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.config.schema import DatasetEntry
+from surogate.data import tokenize
+from surogate.data.chat.conversation import CONVERSATION
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.tokenizer import Tokenizer
 tokenize.SHARD_TOKENS, tokenize.CHUNK_ROWS = 500, 8
 entry = DatasetEntry(path=sys.argv[1], type="text")
 slowly = lambda what: time.sleep(0.005)
@@ -408,10 +410,10 @@ import sys
 from types import SimpleNamespace
 from pathlib import Path
 sys.modules["datasets"] = None
-from surogate_core.data import checks, loader, pack, tokenize
-from surogate_core.data.chat.conversation import CONVERSATION
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data import checks, loader, pack, tokenize
+from surogate.data.chat.conversation import CONVERSATION
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.tokenizer import Tokenizer
 write = tokenize._write
 def counted(*arguments):
     print("tokenises")
@@ -429,7 +431,7 @@ assert not {"torch", "transformers"} & set(sys.modules), "heavy import"
 
 def test_listing_the_format_loads_neither_numpy_nor_tokenizers() -> None:
     source = str(Path(surogate_core.__file__).parents[1])
-    code = "import sys, surogate_core.data.formats; assert not {'numpy', 'tokenizers', 'torch'} & set(sys.modules)"
+    code = "import sys, surogate.data.formats; assert not {'numpy', 'tokenizers', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=True)
 
 

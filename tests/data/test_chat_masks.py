@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 from chat_formats import GENERATION, LLAMA3, LLAMA_TOKENS, QWEN3, QWEN25, chat_tokenizer
 
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.chat.mask import encode_chat
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.chat.mask import encode_chat
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 Messages = list[dict[str, Any]]

@@ -13,12 +13,13 @@ from chat_formats import GENERATION, QWEN25, chat_tokenizer, published_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.schema import TrainConfig
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.corpora import load_corpora
+from surogate.data.tokenizer import Tokenizer
+from surogate.plugin import surogate_dataset_formats
 from surogate_core.api import Encoded
-from surogate_core.builtin import surogate_dataset_formats
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.corpora import load_corpora
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 Row = dict[str, Any]

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from surogate_core.data import checks
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.pack import DocumentSpans, PackedRows, pack
+from surogate.data import checks
+from surogate.data.cache import TokenDataset
+from surogate.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ConfigError
 
 

@@ -18,15 +18,16 @@ from chat_formats import QWEN25, chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.schema import TrainConfig
+from surogate.data import corpora
+from surogate.data.columns import Columns, unused_columns
+from surogate.data.corpora import load_corpora
+from surogate.data.loader import Loader
+from surogate.data.row import Row
+from surogate.data.sources import FileSource, count_columns
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.api.proven_file import DamagedFile
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data import corpora
-from surogate_core.data.columns import Columns, unused_columns
-from surogate_core.data.corpora import load_corpora
-from surogate_core.data.loader import Loader
-from surogate_core.data.row import Row
-from surogate_core.data.sources import FileSource, count_columns
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.discovery import load_registry
 
@@ -239,7 +240,7 @@ def test_only_the_rows_of_samples_are_counted(tmp_path: Path) -> None:
 
 def test_hub_datasets_are_counted_by_their_arrow_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    from surogate_core.data.sources import HubSource
+    from surogate.data.sources import HubSource
 
     rows: Table = [{"text": "a", "meta": {"x": None}}, {"text": "", "meta": {"x": 1}}, {"text": None, "meta": None}]
     table = datasets.Dataset.from_list(rows)

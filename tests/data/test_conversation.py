@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from chat_formats import QWEN25, chat_tokenizer
 
-from surogate_core.builtin import surogate_dataset_formats
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.corpora import Corpora, load_corpora
-from surogate_core.data.pack import DocumentSpans
-from surogate_core.data.readers import read_file
-from surogate_core.data.spans import weigh
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.schema import TrainConfig
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.corpora import Corpora, load_corpora
+from surogate.data.pack import DocumentSpans
+from surogate.data.readers import read_file
+from surogate.data.spans import weigh
+from surogate.data.tokenizer import Tokenizer
+from surogate.plugin import surogate_dataset_formats
 from surogate_core.errors import ConfigError
 
 FORMATS = {definition.name: definition for definition in surogate_dataset_formats()}

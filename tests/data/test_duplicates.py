@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from surogate_core.builtin import surogate_dataset_formats
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.corpora import load_corpora
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.schema import TrainConfig
+from surogate.data.corpora import load_corpora
+from surogate.data.tokenizer import Tokenizer
+from surogate.plugin import surogate_dataset_formats
 
 FORMATS = {definition.name: definition for definition in surogate_dataset_formats()}
 

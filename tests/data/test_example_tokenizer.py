@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data.tokenizer import Tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TOKENIZER = EXAMPLES / "tiny-qwen3"

@@ -14,10 +14,10 @@ import pytest
 from chat_formats import GEMMA3, PUBLISHED, Published, published_tokenizer
 from models import supported
 
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.chat.token_spans import runs
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.api import Encoded
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.chat.token_spans import runs
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 Messages = list[dict[str, Any]]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data.asked import Asked
+from surogate.data.loader import Loader, micro_batch
+from surogate.data.pack import DocumentSpans, PackedRows, pack, split_validation
+from surogate.data.spans import truncate
+from surogate.data.tokenize import tokenize_dataset
 from surogate_core.api import Column, DatasetFormatDef, Encoded, NoOptions, PrepareContext, Prepared
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data.asked import Asked
-from surogate_core.data.loader import Loader, micro_batch
-from surogate_core.data.pack import DocumentSpans, PackedRows, pack, split_validation
-from surogate_core.data.spans import truncate
-from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.errors import ConfigError, PluginError
 
 COLUMNS = (Column("weight"), Column("score", "document"))

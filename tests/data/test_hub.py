@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from surogate.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from surogate_core.errors import ConfigError
-from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

@@ -7,8 +7,8 @@ import pytest
 from chat_formats import GENERATION, chat_tokenizer
 from pydantic import ValidationError
 
-from surogate_core.data.chat.instruction import InstructionOptions, encode_instruction
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data.chat.instruction import InstructionOptions, encode_instruction
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 ROW = {"instruction": "Greet.", "input": "Tom", "output": "Hello, Tom.", "sys": "Be brief."}

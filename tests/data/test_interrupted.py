@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize as module
-from surogate_core.data.chat import render_budget
-from surogate_core.data.chat.conversation import CONVERSATION, ConversationOptions
-from surogate_core.data.chat.row_tokenizer import RowTokenizer
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.row import Row
-from surogate_core.data.sources import FileSource
-from surogate_core.data.tokenize import tokenize_dataset
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import tokenize as module
+from surogate.data.chat import render_budget
+from surogate.data.chat.conversation import CONVERSATION, ConversationOptions
+from surogate.data.chat.row_tokenizer import RowTokenizer
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.row import Row
+from surogate.data.sources import FileSource
+from surogate.data.tokenize import tokenize_dataset
 
 ENTRY = DatasetEntry(path="rows.jsonl")
 

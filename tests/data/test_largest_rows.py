@@ -14,10 +14,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import parquet
-from surogate_core.data.row import Row
-from surogate_core.data.sources import open_source
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import parquet
+from surogate.data.row import Row
+from surogate.data.sources import open_source
 from surogate_core.errors import ConfigError
 
 LONG = "x" * 5000
@@ -110,8 +110,8 @@ def test_a_small_file_that_is_large_inside_takes_little_memory(name: str, tmp_pa
     assert (tmp_path / name).stat().st_size < MIB
     program = (
         "import resource, sys\n"
-        "from surogate_core.config.schema import DatasetEntry\n"
-        "from surogate_core.data.sources import open_source\n"
+        "from surogate.config.schema import DatasetEntry\n"
+        "from surogate.data.sources import open_source\n"
         "from surogate_core.errors import ConfigError\n"
         "source = open_source(DatasetEntry(path=sys.argv[1], max_row_bytes='8MiB', max_document_bytes='8MiB'))\n"
         "import pyarrow\n"

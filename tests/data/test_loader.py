@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surogate.data.cache import TokenDataset
+from surogate.data.loader import Loader, Prefetch, eval_batches
+from surogate.data.pack import DocumentSpans, PackedRows, pack
+from surogate.data.permute import EVALUATION, permutation
 from surogate_core.batch import NO_LABEL, MicroBatch
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.loader import Loader, Prefetch, eval_batches
-from surogate_core.data.pack import DocumentSpans, PackedRows, pack
-from surogate_core.data.permute import EVALUATION, permutation
 from surogate_core.errors import ConfigError
 
 lengths_lists = st.lists(st.integers(1, 50), min_size=1, max_size=30).filter(lambda lengths: max(lengths) > 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from surogate_core.config.load import resolved
-from surogate_core.config.yaml import dump_yaml
-from surogate_core.run import load, tokenize_row
+from surogate.config.load import resolved
+from surogate.config.yaml import dump_yaml
+from surogate.run import load, tokenize_row
 
 MODEL = Path(__file__).parents[2] / "examples/tiny-qwen3"
 SAID = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]

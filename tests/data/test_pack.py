@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.pack import DocumentSpans, PackedRows, pack, split_validation
-from surogate_core.data.pieces import max_pieces
+from surogate.data.cache import TokenDataset
+from surogate.data.pack import DocumentSpans, PackedRows, pack, split_validation
+from surogate.data.pieces import max_pieces
 from surogate_core.errors import ConfigError
 
 lengths_lists = st.lists(st.integers(1, 70), min_size=1, max_size=60)

@@ -12,11 +12,12 @@ import pyarrow.parquet
 import pytest
 from chat_formats import QWEN25, chat_tokenizer
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.config.schema import TrainConfig
+from surogate.data.asked import Asked
+from surogate.data.chat.row_tokenizer import RowTokenizer as Tokenizer
+from surogate.data.corpora import load_corpora
 from surogate_core.api import ConfigError, Encoded
-from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.asked import Asked
-from surogate_core.data.chat.row_tokenizer import RowTokenizer as Tokenizer
-from surogate_core.data.corpora import load_corpora
 from surogate_core.plugins.discovery import load_registry
 from surogate_loss_preference.kto import LABELLED, mismatched
 from surogate_loss_preference.pairs import PREFERENCE

@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surogate_core.checkpoint.hf import write_merged
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize as module
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.tokenizer import Tokenizer
-from surogate_core.machine import progress as progress_module
-from surogate_core.machine.progress import Progress
+from surogate.checkpoints.hf import write_merged
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import tokenize as module
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.tokenize import tokenize_dataset
+from surogate.data.tokenizer import Tokenizer
+from surogate.machine import progress as progress_module
+from surogate.machine.progress import Progress
 
 
 class Terminal(io.StringIO):

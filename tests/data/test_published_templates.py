@@ -17,11 +17,11 @@ import pytest
 import tokenizers
 from chat_formats import GEMMA3, PUBLISHED, published_tokenizer, template_text
 
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.chat.mask import encode_chat
+from surogate.data.chat.token_spans import encode_spans, marked, runs
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.api import Encoded
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.chat.mask import encode_chat
-from surogate_core.data.chat.token_spans import encode_spans, marked, runs
-from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 Messages = list[dict[str, Any]]
@@ -338,8 +338,8 @@ def test_debug_shows_the_first_space_of_an_answer(tmp_path: Path) -> None:
 def test_additional_chat_templates_are_used_and_exported(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from surogate_core.checkpoint.hf import copy_tokenizer
-    from surogate_core.hub.files import TOKENIZER_FILES
+    from surogate.checkpoints.hf import copy_tokenizer
+    from surogate.hub.files import TOKENIZER_FILES
 
     assert "additional_chat_templates/*.jinja" in TOKENIZER_FILES  # what is fetched from the hub, and pushed to it
     made = published_tokenizer(tmp_path / "made", "openhermes")

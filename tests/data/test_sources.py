@@ -13,9 +13,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import readers
-from surogate_core.data.sources import open_source
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import readers
+from surogate.data.sources import open_source
 from surogate_core.errors import ConfigError
 
 TEXTS = ["one, two", "three\nfour", 'five "six" é']

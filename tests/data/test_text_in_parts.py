@@ -16,16 +16,16 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data import tokenize, tokenizer
+from surogate.data.cache import TokenDataset
+from surogate.data.chat.row_tokenizer import RowTokenizer
+from surogate.data.divide import reading
+from surogate.data.formats import TEXT, TextOptions
+from surogate.data.row import Largest
+from surogate.data.sources import FileSource, open_source
+from surogate.data.tokenize import tokenize_dataset
 from surogate_core.api import DatasetFormatDef
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data import tokenize, tokenizer
-from surogate_core.data.cache import TokenDataset
-from surogate_core.data.chat.row_tokenizer import RowTokenizer
-from surogate_core.data.divide import reading
-from surogate_core.data.formats import TEXT, TextOptions
-from surogate_core.data.row import Largest
-from surogate_core.data.sources import FileSource, open_source
-from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.errors import ConfigError
 
 from .conftest import PLAY, write_tokenizer
@@ -309,9 +309,9 @@ def test_a_large_file_is_read_with_little_memory(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from surogate_core.config.schema import DatasetEntry\n"
-        "from surogate_core.data.sources import open_source\n"
-        "from surogate_core.data.tokenizer import Tokenizer\n"
+        "from surogate.config.schema import DatasetEntry\n"
+        "from surogate.data.sources import open_source\n"
+        "from surogate.data.tokenizer import Tokenizer\n"
         "import pyarrow\n"
         "source, of = open_source(DatasetEntry(path=sys.argv[1])), Tokenizer(Path(sys.argv[2]))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -8,9 +8,9 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from surogate_core.data import tokenizer as module
-from surogate_core.data.divide import reading
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.data import tokenizer as module
+from surogate.data.divide import reading
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
 

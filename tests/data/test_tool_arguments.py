@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from chat_formats import QWEN25, chat_tokenizer
 
+from surogate.data.readers import read_file
+from surogate.data.tokenizer import Tokenizer
+from surogate.run import load, tokenize_row
 from surogate_core.api import ConfigError
-from surogate_core.data.readers import read_file
-from surogate_core.data.tokenizer import Tokenizer
-from surogate_core.run import load, tokenize_row
 
 USER, RESULT = {"role": "user", "content": "Stop the clock."}, {"role": "tool", "content": "stopped"}
 DONE = {"role": "assistant", "content": "Done."}

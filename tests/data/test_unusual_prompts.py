@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from chat_formats import QWEN3, chat_tokenizer, published_tokenizer
 
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate.data.chat.mask import encode_chat
+from surogate.data.chat.token_spans import runs
+from surogate.data.tokenize import tokenize_dataset
+from surogate.data.tokenizer import Tokenizer
+from surogate.plugin import surogate_dataset_formats
 from surogate_core.api import Encoded
-from surogate_core.builtin import surogate_dataset_formats
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.chat.mask import encode_chat
-from surogate_core.data.chat.token_spans import runs
-from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.tokenizer import Tokenizer
 
 Messages = list[dict[str, Any]]
 

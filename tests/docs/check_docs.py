@@ -33,8 +33,8 @@ from forked_modules import Server
 from test_layers import MAY_IMPORT
 from typer.testing import CliRunner
 
-from surogate_core.cli.app import app
-from surogate_core.cli.external import CORE_COMMANDS, external_commands
+from surogate.cli.app import app
+from surogate.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.plugins.hookspecs import SPECS
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from end_to_end.product import Workplace, documents, environment, make_workplace, write_jsonl
 
-from surogate_core.world import watch
+from surogate.world import watch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COMMAND = [sys.executable, "-m", "surogate_core.cli"]
+COMMAND = [sys.executable, "-m", "surogate.cli"]
 VOCAB_SIZE = 2048
 
 MODEL_CONFIG: dict[str, Any] = {
@@ -75,7 +75,7 @@ def invoke(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """
     from typer.testing import CliRunner
 
-    from surogate_core.cli.app import app
+    from surogate.cli.app import app
 
     done = CliRunner().invoke(app, [*map(str, args)], prog_name="surogate")
     if done.exception is not None and not isinstance(done.exception, SystemExit):

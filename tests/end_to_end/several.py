@@ -22,8 +22,8 @@ SECONDS = 180.0
 
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch.distributed", "end_to_end.several", "surogate_core.cli.train", "surogate_core.train.trainer",
-     "surogate_core.runtime.team", "surogate_core.checkpoint.hf", "surogate_launch_env.join"]
+    ["torch.distributed", "end_to_end.several", "surogate.cli.train", "surogate.training.trainer",
+     "surogate_core.runtime.team", "surogate.checkpoints.hf", "surogate_launch_env.join"]
 )  # fmt: skip
 
 
@@ -52,8 +52,8 @@ MORE: Mapping[str, Mapping[str, object]] = {
 
 def shorten_limits() -> None:
     """Let what is lost or stands still be noticed within seconds."""
+    from surogate.world import processes, watch
     from surogate_core.api import tcp_store
-    from surogate_core.world import processes, watch
 
     watch.BEAT_SECONDS, watch.GONE_SECONDS, watch.GRACE_SECONDS = 0.2, 1.0, 1.0
     tcp_store.LEAVE_SECONDS, tcp_store.ANSWER_SECONDS = 2.0, 5.0
@@ -62,7 +62,7 @@ def shorten_limits() -> None:
 
 def _train(root: str, rank: int, variables: dict[str, str], fault: str, short: bool, words: Sequence[str]) -> None:
     """Run `surogate train run.yaml` in a process that was forked from one that has imported torch."""
-    from surogate_core.cli import app
+    from surogate.cli import app
 
     output = os.open(f"{root}/output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)

@@ -14,10 +14,10 @@ import torch
 from end_to_end.product import assert_refused, contents, invoke
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
+from surogate import run
+from surogate.outputs.load_commands import load_commands
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.machine.devices import cpu
-from surogate_core.outputs.load_commands import load_commands
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -16,11 +16,11 @@ import pytest
 from end_to_end.product import EXAMPLES, environment, records
 from safetensors.torch import load_file
 
-from surogate_core import run
-from surogate_core.checkpoint import folders as checkpoint
-from surogate_core.checkpoint import saved_run
+from surogate import run
+from surogate.checkpoints import folders as checkpoint
+from surogate.checkpoints import saved_run
+from surogate.training import loop
 from surogate_core.errors import RunStopped
-from surogate_core.train import loop
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -120,8 +120,8 @@ def test_the_records_of_a_checkpoints_steps_are_on_disk_before_the_checkpoint(
 
 SCRIPT = """
 import threading
-from surogate_core.checkpoint import folders
-from surogate_core.cli import app
+from surogate.checkpoints import folders
+from surogate.cli import app
 
 def stuck(*given):
     print("the disk hangs", flush=True)

@@ -12,7 +12,7 @@ import pytest
 from end_to_end.product import losses, make_workplace, records
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import NonFiniteError
 
 if TYPE_CHECKING:

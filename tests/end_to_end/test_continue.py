@@ -13,7 +13,7 @@ import torch
 from end_to_end.product import records
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from end_to_end.product import VOCAB_SIZE, documents, losses, records, write_jsonl, write_model
 
-from surogate_core import run
+from surogate import run
+from surogate.config.load import resolved
+from surogate.outputs.folder import open_output
+from surogate.runs.versions import library_versions
+from surogate.training.run_files import RunFiles
 from surogate_core.api import RunInfo
-from surogate_core.config.load import resolved
-from surogate_core.outputs.folder import open_output
-from surogate_core.planning.versions import library_versions
-from surogate_core.train.run_files import RunFiles
 
 if TYPE_CHECKING:
     from end_to_end.conftest import Finished

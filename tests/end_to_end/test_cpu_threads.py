@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from end_to_end.product import Workplace
 
-from surogate_core import run
-from surogate_core.checkpoint.manifest import read_manifest, write_manifest
+from surogate import run
+from surogate.checkpoints.manifest import read_manifest, write_manifest
 
 SAID = "resuming with CPU threads (OMP_NUM_THREADS) 2 (saved: 1): not bit-identical to an uninterrupted run"
 

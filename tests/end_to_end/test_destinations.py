@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from end_to_end.product import Workplace, assert_refused, contents, invoke, make_workplace
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints import folders, hf, manifest, states
+from surogate.cli.external import CORE_COMMANDS, external_commands
+from surogate.outputs import folder
 from surogate_core.api import destination
-from surogate_core.checkpoint import folders, hf, manifest, states
-from surogate_core.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.errors import ConfigError
-from surogate_core.outputs import folder
 
 
 @pytest.fixture(scope="module")

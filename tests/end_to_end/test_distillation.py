@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_loss_distillation import teacher
 

@@ -13,7 +13,7 @@ from end_to_end.several import trained as trained_together
 from end_to_end.test_qlora import draw
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ProgramError
 from surogate_core.program.shards import part_of
 from surogate_core.program.value import Value

@@ -15,13 +15,13 @@ import torch
 from end_to_end.product import contents, losses, records
 from end_to_end.several import several, trained
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.manifest import MANIFEST, hash_file, read_manifest, verify_files
+from surogate.checkpoints.progress import Progress
+from surogate.checkpoints.resume import choose_checkpoint
+from surogate.checkpoints.saved_run import SavedRun
+from surogate.checkpoints.saved_tensors import read_tensors
 from surogate_core.api.sealed import sealed, unsealed
-from surogate_core.checkpoint.manifest import MANIFEST, hash_file, read_manifest, verify_files
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.checkpoint.resume import choose_checkpoint
-from surogate_core.checkpoint.saved_run import SavedRun
-from surogate_core.checkpoint.saved_tensors import read_tensors
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
 from surogate_core.program.value import Value
@@ -304,7 +304,7 @@ def test_processes_save_what_threads_do_and_resume_bit_identically(here: Workpla
 
 REFUSED = """
 import errno
-from surogate_core.checkpoint import states
+from surogate.checkpoints import states
 write = states.write_safetensors
 def refuse(path, tensors):
     if rank == 1 and "step_00000002" not in str(path):
@@ -326,7 +326,7 @@ def test_a_full_disk_at_another_process_drops_the_checkpoint_and_ends_all(here: 
 
 KILLED = """
 import os
-from surogate_core.checkpoint import states
+from surogate.checkpoints import states
 write = states.write_safetensors
 def end(path, tensors):
     if rank == 1 and "step_00000002" not in str(path):
@@ -347,7 +347,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_complete_checkpoints(her
 
 NO_RECORDS = """
 from surogate_core.errors import RunStopped
-from surogate_core.reporting import metrics
+from surogate.reporting import metrics
 report = metrics.JsonLinesLogger.report
 def refuse(self, found):
     if found.step >= 3:
@@ -367,7 +367,7 @@ def test_all_processes_save_before_a_logger_of_one_ends_the_run(here: Workplace,
 
 
 UNSHARED = """
-from surogate_core.train import joint_write
+from surogate.training import joint_write
 if rank == 1:
     joint_write._read = lambda path: ""
 """
@@ -382,7 +382,7 @@ def test_a_folder_that_a_process_does_not_see_is_refused_before_the_first_step(h
 
 
 UNSEEN = """
-from surogate_core.checkpoint import saved_run
+from surogate.checkpoints import saved_run
 if rank == 1:
     from pathlib import Path
     restore = saved_run.SavedRun.restore_parts

@@ -17,22 +17,22 @@ import torch
 from end_to_end.product import assert_refused, contents, invoke
 from end_to_end.test_divided_checkpoints import complete, go, restored
 
+from surogate.checkpoints import hf, saved_tensors
+from surogate.checkpoints.manifest import MANIFEST, hash_file, read_manifest, write_manifest
+from surogate.checkpoints.model_ranges import join_ranges, load_model, write_ranges
+from surogate.checkpoints.progress import Progress
+from surogate.checkpoints.saved_run import SavedRun, model_export
+from surogate.checkpoints.states import FOLDER
+from surogate.checkpoints.stored_weights import RANGES_FOLDER, open_weights
+from surogate.outputs.check import OutputCheck
+from surogate.training.run_files import PartFiles, RunFiles
+from surogate.world.processes import Processes
 from surogate_core.api import World
 from surogate_core.api.world import LocalStore
-from surogate_core.checkpoint import hf, saved_tensors
-from surogate_core.checkpoint.manifest import MANIFEST, hash_file, read_manifest, write_manifest
-from surogate_core.checkpoint.model_ranges import join_ranges, load_model, write_ranges
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.checkpoint.saved_run import SavedRun, model_export
-from surogate_core.checkpoint.states import FOLDER
-from surogate_core.checkpoint.stored_weights import RANGES_FOLDER, open_weights
 from surogate_core.errors import ConfigError
-from surogate_core.outputs.check import OutputCheck
 from surogate_core.program.shards import is_divisible, part_size
 from surogate_core.program.value import Shard, Value
 from surogate_core.runtime.pieces import Pieces, pieces_of
-from surogate_core.train.run_files import PartFiles, RunFiles
-from surogate_core.world.processes import Processes
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

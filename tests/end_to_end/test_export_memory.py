@@ -16,11 +16,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.hf import ModelExport
+from surogate.checkpoints.manifest import Manifest, list_files, write_manifest
+from surogate.checkpoints.model_ranges import write_ranges
 from surogate_core.api import WeightMap
-from surogate_core.checkpoint.hf import ModelExport
-from surogate_core.checkpoint.manifest import Manifest, list_files, write_manifest
-from surogate_core.checkpoint.model_ranges import write_ranges
 from surogate_core.program.shards import part_size
 from surogate_core.program.value import Shard, Value
 from surogate_core.runtime.pieces import Pieces, pieces_of
@@ -33,7 +33,7 @@ MEASURED = r"""
 import atexit, re
 status = lambda: open("/proc/self/status").read()
 atexit.register(lambda: print(re.search(r"VmHWM:\s+(\d+)", status())[1]))
-from surogate_core.cli.app import main
+from surogate.cli.app import main
 main()
 """
 """The command line, which at its end prints the peak of its memory in KiB."""

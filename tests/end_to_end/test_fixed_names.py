@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.folder_lock import LOCK, locked
+from surogate.machine.replaced_file import replaced
+from surogate.world.log import ProcessLog
 from surogate_core.api import World
 from surogate_core.api.regular_file import open_own
-from surogate_core.checkpoint.folder_lock import LOCK, locked
 from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.machine.replaced_file import replaced
-from surogate_core.world.log import ProcessLog
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

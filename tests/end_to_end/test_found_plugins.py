@@ -14,8 +14,8 @@ import pytest
 import yaml
 from end_to_end.product import Workplace, invoke
 
-from surogate_core import run
-from surogate_core.cli.external import CORE_COMMANDS, external_commands
+from surogate import run
+from surogate.cli.external import CORE_COMMANDS, external_commands
 from surogate_core.errors import ConfigError
 
 CANARY = "open({path!r}, 'w').close()\nSUROGATE_API = {{}}\n"

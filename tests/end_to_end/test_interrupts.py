@@ -14,10 +14,10 @@ import pytest
 from end_to_end.product import EXAMPLES, invoke, records
 from safetensors.torch import load_file
 
-from surogate_core import run
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.train import loop
-from surogate_core.train.interrupt import Interrupt
+from surogate import run
+from surogate.checkpoints.progress import Progress
+from surogate.training import loop
+from surogate.training.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -172,7 +172,7 @@ def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, mo
 def test_a_signal_while_the_final_model_is_saved_cuts_nothing_but_the_evaluation_after_it(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, ratio: float, code: int
 ) -> None:
-    from surogate_core.checkpoint import hf
+    from surogate.checkpoints import hf
 
     save_model = hf.save_model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from end_to_end.product import losses, records
 
-from surogate_core import run
+from surogate import run
 
 if TYPE_CHECKING:
     from end_to_end.conftest import Finished
@@ -43,8 +43,8 @@ def test_the_split_of_a_batch_does_not_change_the_loss(here: Workplace) -> None:
 
 def test_the_labels_of_micro_batches_differ_in_number(here: Workplace) -> None:
     """The premise of the test above, which would prove nothing otherwise."""
-    from surogate_core.data.corpora import load_corpora
-    from surogate_core.data.loader import Loader
+    from surogate.data.corpora import load_corpora
+    from surogate.data.loader import Loader
 
     config = run.load(here.write()).config
     formats = run.load_registry().dataset_formats()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from end_to_end.product import Workplace, write_model
 
-from surogate_core import run
+from surogate import run
 from surogate_core.machine.devices import cpu
 from surogate_verify.verification import Extent, verify
 

@@ -13,9 +13,9 @@ from end_to_end.product import Workplace, assert_refused, invoke, losses, make_w
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.hub.config_json import read_config
 from surogate_core.errors import ConfigError
-from surogate_core.hub.config_json import read_config
 
 from .test_resume import stop_after
 

@@ -11,7 +11,7 @@ import torch
 from end_to_end.product import Workplace, losses, make_workplace
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 
 from .test_resume import stop_after

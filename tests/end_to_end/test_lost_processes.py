@@ -35,7 +35,7 @@ Worker.micro_step = stand_still
 
 FULL_DISK = """
 import errno
-from surogate_core.checkpoint import hf
+from surogate.checkpoints import hf
 write = hf.write_safetensors
 def refuse(path, tensors):
     if "step_00000002" not in str(path):
@@ -153,7 +153,7 @@ def test_a_signal_to_any_process_saves_once_and_ends_all(
 
 
 def test_a_second_signal_ends_all_without_a_save(workplace: Workplace) -> None:
-    slow = "from surogate_core.checkpoint import hf\nhf.write_safetensors = lambda *a: __import__('time').sleep(60)"
+    slow = "from surogate.checkpoints import hf\nhf.write_safetensors = lambda *a: __import__('time').sleep(60)"
     with several(workplace, fault=slow) as run:
         run.wait_for(STEP_3)
         run.send(0, signal.SIGTERM)
@@ -192,7 +192,7 @@ def test_under_torchrun_the_store_lives_on_and_every_process_ends(workplace: Wor
     with (
         (workplace.root / "output.txt").open("w+") as output,
         subprocess.Popen(
-            [*command, "-m", "surogate_core.cli", "train", "run.yaml"],
+            [*command, "-m", "surogate.cli", "train", "run.yaml"],
             cwd=workplace.root,
             env=environment(workplace.root),
             stdout=output,

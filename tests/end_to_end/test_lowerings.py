@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from end_to_end.product import Workplace
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu, device
 

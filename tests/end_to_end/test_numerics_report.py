@@ -53,7 +53,7 @@ def test_the_first_step_calibrates_and_has_no_report(here: Workplace) -> None:
 def test_a_recipe_without_a_report_refuses_the_key(here: Workplace) -> None:
     run = invoke("plan", here.write(recipe="bf16", model_dtype=None, numerics_report_steps=10))
     assert run.returncode == 2
-    assert "numerics_report_steps: bf16 has no numerics report. Remove the key" in run.stderr
+    assert "numerics_report_steps: bf16 has no numerics report. Leave it out" in run.stderr
 
 
 def test_products_of_four_bits_report_the_error_of_every_operand(here: Workplace) -> None:

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from scaled_family import SCALE, scale_model
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.hf import ModelExport
+from surogate.checkpoints.model_ranges import join_ranges, write_ranges
 from surogate_core.api import HFTensor, WeightMap
-from surogate_core.checkpoint.hf import ModelExport
-from surogate_core.checkpoint.model_ranges import join_ranges, write_ranges
 from surogate_core.runtime.pieces import Pieces
 
 

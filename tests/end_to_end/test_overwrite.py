@@ -8,10 +8,10 @@ import pytest
 import yaml
 from end_to_end.product import EXAMPLES, contents, records
 
-from surogate_core import run
+from surogate import run
+from surogate.outputs.folder import set_aside
+from surogate.training import trainer
 from surogate_core.errors import ConfigError
-from surogate_core.outputs.folder import set_aside
-from surogate_core.train import trainer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from end_to_end.product import assert_refused, environment, invoke
 
-from surogate_core import run
-from surogate_core.cli.plan import to_json
-from surogate_core.cli.plan_text import plan_text
+from surogate import run
+from surogate.cli.plan import to_json
+from surogate.cli.plan_text import plan_text
 from surogate_core.machine.devices import COLLECTIVE_BYTES
 from surogate_core.machine.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
@@ -91,7 +91,7 @@ def surogate_plan(root: Path, *args: str | Path) -> subprocess.CompletedProcess[
     code = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = sys.modules['numpy'] = None\n"
-        "from surogate_core.cli.app import main\n"
+        "from surogate.cli.app import main\n"
         "main()\n"
     )
     return subprocess.run(

@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_profile.profiling import profile
 

@@ -11,8 +11,8 @@ import torch
 from end_to_end.product import Workplace
 from typer.testing import CliRunner
 
-from surogate_core import run
-from surogate_core.cli.app import app
+from surogate import run
+from surogate.cli.app import app
 from surogate_core.runtime.worker import Worker
 from surogate_profile.batches import fill, random_batch, random_tokens
 from surogate_profile.measure import measure

@@ -14,16 +14,16 @@ import yaml
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
-from surogate_core.checkpoint.progress import Progress
-from surogate_core.cli.options import RunArguments
-from surogate_core.cli.train import train_command
+from surogate import run
+from surogate.checkpoints.progress import Progress
+from surogate.cli.options import RunArguments
+from surogate.cli.train import train_command
+from surogate.outputs import push as hub_push
+from surogate.outputs.check import OutputCheck
+from surogate.outputs.model_card import MARK, model_card
+from surogate.outputs.push import push, reserve
+from surogate.runs.run import Run
 from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.outputs import push as hub_push
-from surogate_core.outputs.check import OutputCheck
-from surogate_core.outputs.model_card import MARK, model_card
-from surogate_core.outputs.push import push, reserve
-from surogate_core.planning.run import Run
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -16,14 +16,14 @@ from end_to_end.product import Workplace, losses, make_workplace, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints import base
+from surogate.checkpoints.found_run import found_run
+from surogate.checkpoints.manifest import read_manifest, write_manifest
+from surogate.checkpoints.stored_base import stored_base
+from surogate.outputs.load_commands import load_commands
 from surogate_core.api import Merge
-from surogate_core.checkpoint import base
-from surogate_core.checkpoint.found_run import found_run
-from surogate_core.checkpoint.manifest import read_manifest, write_manifest
-from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError, PluginError
-from surogate_core.outputs.load_commands import load_commands
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Registry
 
@@ -202,7 +202,7 @@ def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) ->
         ),
         (
             {"qlora_bnb": True, "quantize_embedding": True, "lora_modules_to_save": ["embed_tokens", "lm_head"]},
-            "quantize_embedding: true, but this run trains embedding in full. Remove the key",
+            "quantize_embedding: true, but this run trains embedding in full. Leave it out",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from end_to_end.product import contents, invoke, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from end_to_end.product import losses
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import PluginError, SurogateError
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import torch
 from end_to_end.product import environment, records, write_model
 from safetensors.torch import load_file
 
-from surogate_core import run
-from surogate_core.checkpoint.manifest import read_manifest, write_manifest
+from surogate import run
+from surogate.checkpoints.manifest import read_manifest, write_manifest
+from surogate.training import loop
 from surogate_core.errors import ConfigError
-from surogate_core.train import loop
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -381,9 +381,9 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 from surogate_core import run
-from surogate_core.checkpoint.folders import list_checkpoints
-from surogate_core.checkpoint.manifest import read_manifest, verify_files
-from surogate_core.reporting.metrics import read_metrics
+from surogate.checkpoints.folders import list_checkpoints
+from surogate.checkpoints.manifest import read_manifest, verify_files
+from surogate.reporting.metrics import read_metrics
 
 def begin(*overrides):
     child = os.fork()

@@ -11,7 +11,8 @@ import tracking
 from end_to_end.product import records
 from safetensors.torch import load_file
 
-from surogate_core import run, training
+from surogate import run
+from surogate.training import start as training
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Provided
 from surogate_core.plugins.registry import Registry

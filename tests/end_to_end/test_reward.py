@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_loss_preference import reference
 from surogate_verify.verification import Extent, verify

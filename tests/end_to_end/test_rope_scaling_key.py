@@ -10,8 +10,8 @@ import pytest
 from end_to_end.product import Workplace, make_workplace
 from transformers import AutoConfig
 
-from surogate_core import run
-from surogate_core.config.rope_scaling import parse_rope_scaling, with_rope_scaling
+from surogate import run
+from surogate.config.rope_scaling import parse_rope_scaling, with_rope_scaling
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
 from surogate_verify.verification import verify
@@ -129,5 +129,5 @@ def test_verify_compares_with_the_files_of_the_model_and_not_with_what_the_run_m
     def loses_the_base(config: dict[str, Any], scaling: Any, longest: int | None) -> dict[str, Any]:
         return {**config, "rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": scaling}
 
-    monkeypatch.setattr("surogate_core.planning.run.with_rope_scaling", loses_the_base)
+    monkeypatch.setattr("surogate.runs.run.with_rope_scaling", loses_the_base)
     assert not verify(config, notice=lambda line: None).passed

@@ -12,7 +12,7 @@ import pytest
 from end_to_end.product import invoke, records
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import RunStopped
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_a_single_step_with_a_non_finite_gradient_is_skipped_and_training_contin
 @pytest.fixture
 def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the disk full when a checkpoint of step 4 or later, or the final model, is written."""
-    from surogate_core.checkpoint import hf
+    from surogate.checkpoints import hf
 
     write = hf.write_safetensors
 
@@ -176,7 +176,7 @@ def test_a_full_disk_at_the_metrics_file_stops_the_run(here: Workplace) -> None:
 
 
 def test_a_failing_metrics_file_stops_the_run_after_a_save(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from surogate_core.reporting.metrics import JsonLinesLogger
+    from surogate.reporting.metrics import JsonLinesLogger
 
     record = JsonLinesLogger.report
 
@@ -201,7 +201,7 @@ def test_a_full_disk_gives_exit_code_3_and_one_message(workplace: Workplace) -> 
     small = workplace.root / "small"
     small.mkdir()
     config = workplace.write(output_dir=str(small / "out"), save_steps=2)
-    script = f"mount -t tmpfs -o size=300k none {small} && exec {sys.executable} -m surogate_core.cli train {config}"
+    script = f"mount -t tmpfs -o size=300k none {small} && exec {sys.executable} -m surogate.cli train {config}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
         capture_output=True,

@@ -13,11 +13,11 @@ import torch
 from end_to_end.product import environment, losses, records
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
+from surogate.world import processes, watch
 from surogate_core.errors import RunStopped
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
-from surogate_core.world import processes, watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,9 +111,9 @@ def test_a_failing_rank_is_named_and_the_others_are_released(here: Workplace, mo
 
 SCRIPT = """
 import threading
-from surogate_core.cli import app
+from surogate.cli import app
 from surogate_core.runtime.worker import Worker
-from surogate_core.world import processes, watch
+from surogate.world import processes, watch
 
 micro_step = Worker.micro_step
 

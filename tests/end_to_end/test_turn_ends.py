@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from surogate_core import run
+from surogate import run
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -12,8 +12,8 @@ import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
-from surogate_core.checkpoint.untrained_tokens import untrained_rows
+from surogate import run
+from surogate.checkpoints.untrained_tokens import untrained_rows
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

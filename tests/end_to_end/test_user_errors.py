@@ -11,7 +11,7 @@ import pytest
 from end_to_end.product import assert_refused, documents, invoke, records, write_jsonl, write_model
 from typer.testing import CliRunner
 
-from surogate_core.cli.app import app
+from surogate.cli.app import app
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -16,9 +16,9 @@ from end_to_end.product import Workplace, write_model
 
 import surogate_models.reference as reference
 import surogate_models.weight_maps as weight_maps
-from surogate_core import run
-from surogate_core.cli.options import RunArguments
-from surogate_core.config.adapter import Mode
+from surogate import run
+from surogate.cli.options import RunArguments
+from surogate.config.adapter import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_models.rope import Rope

@@ -13,7 +13,7 @@ import torch
 import yaml
 from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_random_model
 
-from surogate_core import run
+from surogate import run
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan

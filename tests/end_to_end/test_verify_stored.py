@@ -12,7 +12,7 @@ from end_to_end.product import Workplace
 from end_to_end.test_verify import base_of, printed, verified
 from safetensors.torch import load_file, save_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 from surogate_verify import transformers_side
 

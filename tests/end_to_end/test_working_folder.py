@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from end_to_end.product import Workplace, environment
 
+from surogate.outputs.check import OutputCheck
+from surogate.runs.run import Run
 from surogate_core.errors import RunStopped
-from surogate_core.outputs.check import OutputCheck
-from surogate_core.planning.run import Run
 
 MODULES = (
     "json",
@@ -50,7 +50,7 @@ def start(place: Workplace, *words: str | Path, **how: str) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=place.root, env=env)
 
 
-@pytest.mark.parametrize("module", ["surogate_core", "surogate_core.cli"])
+@pytest.mark.parametrize("module", ["surogate_core", "surogate.cli"])
 def test_the_module_that_torchrun_starts_finds_nothing_of_the_working_folder(
     canaries: Path, here: Workplace, module: str
 ) -> None:
@@ -120,7 +120,7 @@ def test_no_command_imports_a_file_of_the_working_folder(canaries: Path, here: W
 def test_a_restart_imports_no_file_of_the_working_folder(canaries: Path, here: Workplace) -> None:
     code = (
         "import sys; sys.argv = ['surogate', 'plugins']\n"
-        "from surogate_core.cli import train\n"
+        "from surogate.cli import train\n"
         "train.last_checkpoint = lambda config: 'step_00000001'\n"
         "from surogate_core import run\n"
         f"loaded = run.load({str(here.write(max_restarts=1))!r})\n"

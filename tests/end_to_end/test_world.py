@@ -13,7 +13,7 @@ from end_to_end.product import environment, losses, records
 from end_to_end.several import several, trained
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
 from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TOKENS = ("step", "tokens", "valid_tokens", "epoch", "lr")
 ABSENT = """
 if rank == 1:
     from surogate_core.errors import ConfigError
-    from surogate_core.train import trainer
+    from surogate.training import trainer
     def refuse(*given):
         raise ConfigError("datasets.0: rows.jsonl is not there")
     trainer.load_steps = refuse

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run
+from surogate import run
+from surogate.fitting.changes import Proposal, divided_axes, with_level
+from surogate.fitting.proposals import propose, suggest
+from surogate.runs.run import Run
 from surogate_core.errors import ConfigError
-from surogate_core.fitting.changes import Proposal, divided_axes, with_level
-from surogate_core.fitting.proposals import propose, suggest
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.run import Run
 from surogate_core.program.shards import Sharding
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "models"

@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run, training
+from surogate import run
+from surogate.cli.fit import figures, fitted
+from surogate.cli.options import RunArguments
+from surogate.cli.plan import Machines, fit_command
+from surogate.cli.plan_text import nothing_fits, plan_text
+from surogate.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
+from surogate.fitting.proposals import faster_without, propose, suggest
+from surogate.runs.run import Run
+from surogate.training import start as training
 from surogate_core.api import DeviceInfo
 from surogate_core.assembly.assemble import sketch
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.cli.fit import figures, fitted
-from surogate_core.cli.options import RunArguments
-from surogate_core.cli.plan import Machines, fit_command
-from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
-from surogate_core.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
-from surogate_core.fitting.proposals import faster_without, propose, suggest
 from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.run import Run
 
 BASE = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -38,8 +38,8 @@ from end_to_end.product import Workplace, environment, make_workplace
 from fuzzing.mutate import LONGEST_MESSAGE, of_bytes, of_file, of_json
 from fuzzing.test_data import ROWS, TEMPLATE, as_file
 
-from surogate_core.checkpoint.folder_lock import LOCK
-from surogate_core.checkpoint.manifest import MANIFEST, hash_file
+from surogate.checkpoints.folder_lock import LOCK
+from surogate.checkpoints.manifest import MANIFEST, hash_file
 from surogate_core.plugins.discovery import load_registry
 
 BYTES = 2 << 30
@@ -48,9 +48,9 @@ EVERY = 100
 
 IMPORTED = (
     *("torch", "transformers", "peft", "tokenizers", "safetensors.torch", "pyarrow.parquet", "matplotlib.pyplot"),
-    *("transformers.models.qwen3.modeling_qwen3", "surogate_core.cli.train", "surogate_core.train.trainer"),
-    *("surogate_core.checkpoint.hf", "surogate_core.checkpoint.model_ranges", "surogate_core.checkpoint.stored_base"),
-    *("surogate_core.cli.tokenize", "surogate_core.cli.plan", "surogate_watch.command", "surogate_core.runtime.team"),
+    *("transformers.models.qwen3.modeling_qwen3", "surogate.cli.train", "surogate.training.trainer"),
+    *("surogate.checkpoints.hf", "surogate.checkpoints.model_ranges", "surogate.checkpoints.stored_base"),
+    *("surogate.cli.tokenize", "surogate.cli.plan", "surogate_watch.command", "surogate_core.runtime.team"),
 )
 
 CANARY = "open({path!r}, 'w').close()\nSUROGATE_API = {{}}\n"
@@ -130,7 +130,7 @@ def _become(root: Path, words: list[str], output: int) -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        from surogate_core.cli.app import main
+        from surogate.cli.app import main
 
         sys.argv = ["surogate", *words]
         main()

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surogate_core.config.keys import ALIASES, DEAD, MEANS, NOT_YET, SECTIONS
-from surogate_core.config.schema import TrainConfig
+from surogate.config.keys import ALIASES, DEAD, MEANS, NOT_YET, SECTIONS
+from surogate.config.schema import TrainConfig
 
 GOOD: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",

@@ -12,13 +12,13 @@ import torch
 from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 
-from surogate_core import run
-from surogate_core.checkpoint import hf
-from surogate_core.checkpoint.adapter import load_adapter
-from surogate_core.checkpoint.saved_run import model_export
+from surogate import run
+from surogate.checkpoints import hf
+from surogate.checkpoints.adapter import load_adapter
+from surogate.checkpoints.saved_run import model_export
+from surogate.runs.run import Run
 from surogate_core.machine.devices import cpu
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.run import Run
 from surogate_core.runtime.pieces import Pieces
 
 

@@ -13,11 +13,11 @@ import pytest
 from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.manifest import MANIFEST, hash_file
+from surogate.checkpoints.resume import choose_checkpoint
+from surogate.checkpoints.saved_run import SavedRun
 from surogate_core.api.sealed import SEAL, sealed
-from surogate_core.checkpoint.manifest import MANIFEST, hash_file
-from surogate_core.checkpoint.resume import choose_checkpoint
-from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.machine.devices import cpu
 
 

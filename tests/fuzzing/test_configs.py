@@ -16,8 +16,8 @@ import pytest
 import yaml
 from fuzzing.config_mutations import GOOD, mutated
 
-from surogate_core.config.load import load_config, resolved
-from surogate_core.config.yaml import read_yaml
+from surogate.config.load import load_config, resolved
+from surogate.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Registry

@@ -13,12 +13,12 @@ import pytest
 from end_to_end.product import EXAMPLES
 from fuzzing.mutate import both_sides, of_bytes, of_json, refused, seeds
 
-from surogate_core.config.schema import DatasetEntry
-from surogate_core.data.checks import check_rows
-from surogate_core.data.pack import DocumentSpans, pack
-from surogate_core.data.spans import truncate
-from surogate_core.data.tokenize import tokenize_dataset
-from surogate_core.data.tokenizer import Tokenizer
+from surogate.config.dataset_entry import DatasetEntry
+from surogate.data.checks import check_rows
+from surogate.data.pack import DocumentSpans, pack
+from surogate.data.spans import truncate
+from surogate.data.tokenize import tokenize_dataset
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.plugins.discovery import load_registry
 
 TEMPLATE = (

@@ -12,10 +12,10 @@ from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 from fuzzing.test_data import ROWS, TEMPLATE
 
-from surogate_core import run
-from surogate_core.checkpoint import hf, stored_weights
-from surogate_core.checkpoint.saved_run import model_export
-from surogate_core.data.tokenizer import Tokenizer
+from surogate import run
+from surogate.checkpoints import hf, stored_weights
+from surogate.checkpoints.saved_run import model_export
+from surogate.data.tokenizer import Tokenizer
 from surogate_core.machine.devices import cpu
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.pieces import Pieces

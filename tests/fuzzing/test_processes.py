@@ -15,7 +15,7 @@ from end_to_end.product import Workplace, make_workplace
 from fuzzing.mutate import of_file, of_json, seeds
 from fuzzing.test_data import ROWS, TEMPLATE, as_file
 
-from surogate_core.checkpoint.manifest import MANIFEST
+from surogate.checkpoints.manifest import MANIFEST
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,11 @@ import sys
 
 import torch
 
-from surogate_core import run
-from surogate_core.config.load import load_config
-from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.planning.run import Run, open_run
+from surogate import run
+from surogate.config.load import load_config
+from surogate.runs.plan import plan_run
+from surogate.runs.run import Run, open_run
+from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialize import initialize

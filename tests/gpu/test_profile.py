@@ -8,7 +8,7 @@ import pytest
 import torch
 from end_to_end.product import environment, make_workplace, write_model
 
-from surogate_core import run
+from surogate import run
 from surogate_core.runtime.worker import Worker
 from surogate_profile.batches import fill, from_data
 from surogate_profile.measure import measure

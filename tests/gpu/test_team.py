@@ -173,7 +173,7 @@ def test_a_run_on_two_gpus_reports_the_losses_of_one(workplace: Workplace) -> No
 
 SCRIPT = """
 import sys
-from surogate_core.cli import app
+from surogate.cli import app
 from surogate_core.runtime.worker import Worker
 
 micro_step = Worker.micro_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surogate_core.reporting.gpu_telemetry import read_gpu
+from surogate.reporting.gpu_telemetry import read_gpu
 
 pytestmark = pytest.mark.gpu
 

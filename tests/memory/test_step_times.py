@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from surogate_core.config.load import load_config
+from surogate.config.load import load_config
+from surogate.runs.plan import plan_run
+from surogate.runs.run import open_run
 from surogate_core.machine.devices import device
-from surogate_core.planning.plan import plan_run
-from surogate_core.planning.run import open_run
 from surogate_core.plugins.discovery import load_registry
 
 MEASURED = json.loads((Path(__file__).parent / "step_times.json").read_text())

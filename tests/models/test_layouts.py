@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surogate.checkpoints.hf import ModelExport, save_model
+from surogate.checkpoints.matrix_codec import MatrixCodec
+from surogate.checkpoints.quantize import _form as quantized_form
+from surogate.checkpoints.saved_run import SavedRun
+from surogate.checkpoints.stored_weights import BaseFormat, open_weights, quantized_params
 from surogate_core.api import ConfigError, HFTensor, ProgramError, Sharding, WeightMap
 from surogate_core.assembly.assemble import assemble, record
-from surogate_core.checkpoint.hf import ModelExport, save_model
-from surogate_core.checkpoint.matrix_codec import MatrixCodec
-from surogate_core.checkpoint.quantize import _form as quantized_form
-from surogate_core.checkpoint.saved_run import SavedRun
-from surogate_core.checkpoint.stored_weights import BaseFormat, open_weights, quantized_params
 from surogate_core.runtime.pieces import Pieces
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions

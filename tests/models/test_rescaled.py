@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from surogate_core.config.rope_scaling import with_rope_scaling
+from surogate.config.rope_scaling import with_rope_scaling
 from surogate_core.errors import ConfigError
 
 from .harness import MODELS, PlannedModel, hf_loss_sum, packed_documents, random_hf_model, tiny_config, valid_tokens

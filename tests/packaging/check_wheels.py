@@ -5,8 +5,8 @@ minutes.
 
 Environments are made from `dist/*.whl` only and do not see the checkout. To install torch once instead of four times,
 pip installs the dependencies of `surogate-core` into one environment from the metadata of the core wheel, and
-uninstalls core. Every other environment is layered on that one. pip resolves each installation against it, so a missing
-or incompatible requirement fails here as it would for a user.
+uninstalls core; on top of it, in the same way, those of `surogate`. Every other environment is layered on one of these.
+pip resolves each installation against it, so a missing or incompatible requirement fails here as it would for a user.
 """
 
 from __future__ import annotations
@@ -29,29 +29,6 @@ from surogate_new.package import LAYERS
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
-CORE_AND_FIRST = (
-    "surogate-core",
-    "surogate-models",
-    "surogate-recipe-bf16",
-    "surogate-recipe-fp8",
-    "surogate-recipe-nvfp4",
-    "surogate-optim-adamw",
-    "surogate-optim-adamw-8bit",
-    "surogate-optim-normuon",
-    "surogate-lora",
-    "surogate-qlora-nf4",
-    "surogate-qlora-fp8",
-    "surogate-qlora-fp4",
-    "surogate-launch-env",
-    "surogate-convert",
-    "surogate-docs",
-    "surogate-watch",
-    "surogate-profile",
-    "surogate-verify",
-    "surogate-new",
-    "surogate-offload-residual",
-    "surogate-offload-states",
-)
 PACKAGES = {
     "surogate-build": ROOT / "surogate_build/src/surogate_build",
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
@@ -125,19 +102,34 @@ def constrain(request: pytest.FixtureRequest) -> list[str]:
     return shlex.split(request.config.getoption("--constraint"))
 
 
-@pytest.fixture(scope="session")
-def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
-    """site-packages with the dependencies of the core wheel and no package of ours, for all processes of pytest."""
-    own = tmp_path_factory.getbasetemp()
-    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "dependencies"
+def _requirements(name: str, root: Path, on_top_of: Path | None, constrain: list[str]) -> Path:
+    """Return site-packages with what a wheel requires and no package of ours."""
     environment, whole = Environment(root), root / "whole"
     with FileLock(root.with_suffix(".lock")):
         if not whole.exists():
-            virtualenvs.create(root)
-            environment.pip("install", "--quiet", "--no-compile", *constrain, *DIST.glob("surogate_core-*.whl"))
-            environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
+            virtualenvs.create(root, on_top_of=on_top_of)
+            environment.pip("install", "--quiet", "--no-compile", *constrain, "--find-links", DIST, name)
+            listed = json.loads(environment.pip("list", "--format", "json").stdout)
+            ours = [found["name"] for found in listed if found["name"].startswith("surogate")]
+            environment.pip("uninstall", "--quiet", "--yes", *ours)
             whole.touch()
     return environment.site_packages
+
+
+def _shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all processes of pytest use."""
+    own = factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+
+
+@pytest.fixture(scope="session")
+def of_core(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
+    return _requirements("surogate-core", _shared(tmp_path_factory, "of_core"), None, constrain)
+
+
+@pytest.fixture(scope="session")
+def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str], of_core: Path) -> Path:
+    return _requirements("surogate", _shared(tmp_path_factory, "dependencies"), of_core, constrain)
 
 
 class Case:
@@ -155,6 +147,11 @@ class Case:
     def install(self, *names: str | Path) -> None:
         self.environment.pip("install", "--quiet", *self.constrain, "--find-links", DIST, *names)
         self.environment.pip("check")
+
+    def install_with_program(self, *names: str | Path) -> None:
+        """Install packages, and the program without those that it requires besides."""
+        self.install(*names)
+        self.environment.pip("install", "--quiet", "--no-deps", "--find-links", DIST, "surogate")
 
     def surogate(self, *args: str, code: int = 0) -> str:
         result = self.environment.run("surogate", *args, cwd=self.work, code=code)
@@ -238,6 +235,7 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
             "qlora_fp4",
             "qlora_fp8",
             "qlora_nf4",
+            "surogate",
         ),
         "loaded",
     )
@@ -266,39 +264,20 @@ def test_the_dockerfile_copies_builds_and_installs_what_there_is(case: Case) -> 
     assert {"surogate-0.2.0", "surogate-adapter-dora-0.2.0", "surogate-log-wandb-0.2.0"} <= set(line.split())
 
 
-def test_the_packages_work_without_the_meta_package(case: Case) -> None:
-    case.install(*CORE_AND_FIRST)
-    assert not case.has("datasets")
-    assert case.plugins() == dict.fromkeys(
-        (
-            "builtin",
-            "adamw",
-            "adamw_8bit",
-            "bf16",
-            "env",
-            "fp8",
-            "lora",
-            "models",
-            "normuon",
-            "nvfp4",
-            "offload_residual",
-            "offload_states",
-            "qlora_fp4",
-            "qlora_fp8",
-            "qlora_nf4",
-        ),
-        "loaded",
+def test_core_and_the_first_packages_need_four_others(tmp_path: Path, of_core: Path, constrain: list[str]) -> None:
+    case = Case(tmp_path, of_core, constrain)
+    case.install("surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw")
+    assert not any(map(case.has, ("surogate", "transformers", "yaml", "typer", "rich")))
+    code = (
+        "from surogate_core.plugins.discovery import load_registry; print(*(p.name for p in load_registry().plugins))"
     )
-    assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
-
-
-def test_a_plugin_installs_core(case: Case) -> None:
-    case.install("surogate-models")
-    assert case.plugins() == {"builtin": "loaded", "models": "loaded"}
+    assert case.environment.run("python", "-c", code).stdout.split() == ["builtin", "adamw", "bf16", "models"]
+    for module in ("surogate_core", "surogate_core.cli"):
+        assert "pip install surogate" in case.environment.run("python", "-m", module, code=1).stderr
 
 
 def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -> None:
-    case.install("surogate-core", "surogate-models", "surogate-optim-adamw-8bit")
+    case.install_with_program("surogate-core", "surogate-models", "surogate-optim-adamw-8bit")
     assert "bf16" not in case.plugins()
     message = case.surogate("plan", "run.yaml", code=2)
     assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in message
@@ -309,7 +288,7 @@ def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -
 
 
 def test_without_the_default_optimizer_the_error_names_its_package_and_an_installed_one(case: Case) -> None:
-    case.install("surogate-core", "surogate-models", "surogate-optim-adamw", "surogate-recipe-bf16")
+    case.install_with_program("surogate-core", "surogate-models", "surogate-optim-adamw", "surogate-recipe-bf16")
     message = case.surogate("plan", "run.yaml", code=2)
     assert "Try: pip install surogate-optim-adamw-8bit, or optimizer: adamw" in message
     case.surogate("plan", "run.yaml", "--set", "optimizer=adamw")
@@ -319,7 +298,7 @@ def test_without_the_default_optimizer_the_error_names_its_package_and_an_instal
     ("recipe", "package"), [("fp8-hybrid", "surogate-recipe-fp8"), ("nvfp4", "surogate-recipe-nvfp4")]
 )
 def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case, recipe: str, package: str) -> None:
-    case.install("surogate-core", "surogate-models", "surogate-optim-adamw-8bit", "surogate-recipe-bf16")
+    case.install_with_program("surogate-core", "surogate-models", "surogate-optim-adamw-8bit", "surogate-recipe-bf16")
     plan = ("plan", "run.yaml", "--set", f"recipe={recipe}", "--set", "model_dtype=bf16")
     assert f"Installed: bf16. Try: pip install {package}" in case.surogate(*plan, code=2)
     case.install(package)
@@ -331,7 +310,7 @@ def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case, recipe: st
 
 
 def test_a_third_party_plugin_can_be_installed_and_uninstalled(case: Case, tmp_path: Path) -> None:
-    case.install(*CORE_AND_FIRST)
+    case.install("surogate")
     case.environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "built", EXAMPLE)
     case.install(*(tmp_path / "built").glob("*.whl"))
     assert case.plugins()["acme"] == "loaded"
@@ -345,7 +324,7 @@ def test_packages_of_surogate_new_are_built_and_installed_and_their_tests_train(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds in one environment. The one with a kernel is built as pip builds any package, the others together."""
-    case.install(*CORE_AND_FIRST, "surogate-conformance", "surogate-loss-tokens", "hatchling", "pytest")
+    case.install("surogate-conformance", "surogate-loss-tokens", "hatchling", "pytest")
     for kind in KINDS:
         case.surogate("new", kind, f"acme-{kind}")
     build = ("wheel", "--quiet", "--no-deps", "--find-links", DIST, "--wheel-dir", tmp_path / "built")

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run, training
-from surogate_core.cli.plan_text import plan_text
+from surogate import run
+from surogate.cli.plan_text import plan_text
+from surogate.runs.plan import plan_run
+from surogate.runs.run import Run
+from surogate.training import start as training
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
-from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.planning.run import Run
+from surogate_core.planning.plan import Plan
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surogate_core.planning.ranks import keep_rows, kept_rows_text
+from surogate.runs.ranks import keep_rows, kept_rows_text
 
 COUNTS = st.integers(1, 200)
 

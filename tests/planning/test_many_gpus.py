@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run
+from surogate import run
+from surogate.cli.plan_text import plan_text
 from surogate_core.api import DeviceInfo, Link
-from surogate_core.cli.plan_text import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import COLLECTIVE_BYTES, DEVICES, cpu, device
 from surogate_core.machine.links import route

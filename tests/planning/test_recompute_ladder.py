@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from models.harness import tiny_config
 
-from surogate_core import run, training
+from surogate import run
+from surogate.cli.plan import to_json
+from surogate.cli.plan_text import plan_text
+from surogate.training import start as training
 from surogate_core.api import Program, Value
 from surogate_core.assembly.assemble import sketch
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.recomputed import CHOICES, Recomputation
-from surogate_core.cli.plan import to_json
-from surogate_core.cli.plan_text import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB, device
 from surogate_core.memory.alignment import align

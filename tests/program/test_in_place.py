@@ -10,12 +10,12 @@ import torch
 from random_programs import VOCABULARY, Run, family, random_labels, without_sharing
 from small_programs import INIT
 
+from surogate.reporting.program_listing import listing
 from surogate_core.api import Op, Program, Value
 from surogate_core.memory.plan import plan
 from surogate_core.program.builder import Builder
 from surogate_core.program.passes.in_place import in_place
 from surogate_core.program.verify import verify
-from surogate_core.reporting.program_listing import listing
 
 T, C = 4, 6
 

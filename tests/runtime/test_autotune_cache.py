@@ -10,8 +10,8 @@ from threading import Event
 
 import pytest
 
-from surogate_core.machine.cache_home import device_file
-from surogate_core.runtime.autotune_cache import AutotuneCache, add_entries, read_entries
+from surogate.machine.autotune_cache import AutotuneCache, add_entries, read_entries
+from surogate.machine.cache_home import device_file
 
 
 def silent(line: str) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from surogate_core.cli.doctor import comparison, measure_command
+from surogate.cli.doctor import comparison, measure_command
+from surogate.machine.cache_home import device_file
+from surogate.machine.rates_file import as_measured, read_rates, write_rates
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device
-from surogate_core.machine.cache_home import device_file
 from surogate_core.machine.devices import gpu
 from surogate_core.machine.measured_rates import MeasuredRates
-from surogate_core.machine.rates_file import as_measured, read_rates, write_rates
 from surogate_core.runtime.device_rates import Reading, Sizes, gpu_clock, measure_rates
 
 TITLE = "NVIDIA H200"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from threads_as_processes import quicken, together
 
+from surogate.world import connect as launch
+from surogate.world.processes import Processes
 from surogate_core.errors import RunLost, RunStopped
 from surogate_core.runtime import device, nccl
 from surogate_core.runtime.comms.copies import CopiesComm
 from surogate_core.runtime.comms.gloo import GlooComm
-from surogate_core.world import connect as launch
-from surogate_core.world.processes import Processes
 
 
 @pytest.fixture(autouse=True)

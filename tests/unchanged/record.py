@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch.backends import cpu as processor
 from unchanged.draw import DrawnRun, config_of, draw
 
-from surogate_core import run
+from surogate import run
 from surogate_core.assembly.assemble import trace
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import SurogateError

@@ -25,7 +25,7 @@ from unchanged.record import (
     tiny_plan,
 )
 
-from surogate_core.world import watch
+from surogate.world import watch
 
 RECORDED: dict[str, Any] = json.loads(FILE.read_text())
 RUNS = draw()

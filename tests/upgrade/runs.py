@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surogate_core.checkpoint.manifest import MANIFEST, list_files, read_manifest, write_manifest
+from surogate.checkpoints.manifest import MANIFEST, list_files, read_manifest, write_manifest
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parents[1] / "examples/tiny-qwen3"
@@ -100,7 +100,8 @@ def forget_paths(step: Path, paths: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    from surogate_core import __version__, run
+    from surogate import run
+    from surogate_core import __version__
 
     for name in RUNS:
         saved = HERE / __version__ / name

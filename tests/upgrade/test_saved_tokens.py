@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from upgrade.runs import HALF, HERE, STEP, losses, write
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.manifest import read_manifest
+from surogate.checkpoints.other_tokens import other_tokens
+from surogate.data import tokenize
+from surogate.data.chat.conversation import CONVERSATION
+from surogate.data.formats import TEXT
 from surogate_core.api import DatasetFormatDef, Encoded
 from surogate_core.api.proven_file import DamagedFile
-from surogate_core.checkpoint.manifest import read_manifest
-from surogate_core.checkpoint.other_tokens import other_tokens
-from surogate_core.data import tokenize
-from surogate_core.data.chat.conversation import CONVERSATION
-from surogate_core.data.formats import TEXT
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
@@ -152,7 +152,7 @@ def test_faults_of_the_types_and_of_the_conversations_that_they_encode_are_named
 ) -> None:
     pairs: DatasetFormatDef[Any] = replace(TEXT, name="pairs", version=2, mended={2: "pairs fault"})
     monkeypatch.setattr(
-        "surogate_core.checkpoint.other_tokens.CONVERSATION", replace(CONVERSATION, version=3, mended={3: "chat fault"})
+        "surogate.checkpoints.other_tokens.CONVERSATION", replace(CONVERSATION, version=3, mended={3: "chat fault"})
     )
     data = {"data": {"content": "a"}}
     now = {**data, "token_caches": [{"type": "pairs", "version": 2, "conversation": 3}]}

@@ -12,9 +12,10 @@ import tokenizers
 from upgrade.runs import HALF, HERE, RUNS, STEP, losses, write
 from upgrade.test_saved_tokens import install
 
-from surogate_core import __version__, run
+from surogate import run
+from surogate.data.formats import TEXT
+from surogate_core import __version__
 from surogate_core.api import ConfigError
-from surogate_core.data.formats import TEXT
 
 VERSIONS = sorted(path.name for path in HERE.glob("[0-9]*"))
 SAVED = [(version, name) for version in VERSIONS for name in RUNS if (HERE / version / name).is_dir()]

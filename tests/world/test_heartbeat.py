@@ -9,9 +9,9 @@ import threading
 import time
 from math import inf
 
+from surogate.world.heartbeat import Heartbeat, Peer, _state, ranks_at
 from surogate_core.api import World
 from surogate_core.api.world import Position
-from surogate_core.world.heartbeat import Heartbeat, Peer, _state, ranks_at
 
 
 def test_a_heartbeat_is_read_as_it_was_written() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from threads_as_processes import quicken, together
 
+from surogate.training.interrupt import Interrupt
+from surogate.world import processes as module
+from surogate.world.heartbeat import Heartbeat, _state
+from surogate.world.processes import Processes
 from surogate_core.api import StoreLost, World
 from surogate_core.api.world import CollectiveError, LocalStore
 from surogate_core.errors import ConfigError, RunStopped, SurogateError
-from surogate_core.train.interrupt import Interrupt
-from surogate_core.world import processes as module
-from surogate_core.world.heartbeat import Heartbeat, _state
-from surogate_core.world.processes import Processes
 
 quick = pytest.fixture(autouse=True)(quicken)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from surogate_core.world.heartbeat import Heartbeat, Peer, RankAt
-from surogate_core.world.watch import numbered, stall_report
+from surogate.world.heartbeat import Heartbeat, Peer, RankAt
+from surogate.world.watch import numbered, stall_report
 
 SUM = "the sum of gradients of block 17"
 

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from surogate import run
 from surogate_convert.convert import Converted, convert
 from surogate_convert.rules import TOOLS, read_table, rules_of, tool
-from surogate_core import run
 from surogate_core.api import ConfigError
 
 HERE = Path(__file__).parent

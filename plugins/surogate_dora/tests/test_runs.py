@@ -11,7 +11,7 @@ from end_to_end.product import Workplace, losses, make_workplace
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError
 
 KEYS = {"from_scratch": None, "learning_rate": 1e-2, "max_steps": 4, "eval_steps": 0, "validation_split_ratio": 0}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from end_to_end.product import Workplace, losses, make_workplace, records
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install surogate-launch-ray")

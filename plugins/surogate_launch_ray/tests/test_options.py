@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from end_to_end.product import make_workplace
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError, NonFiniteError, PluginError
 
 pytest.importorskip("surogate_launch_ray", reason="the plugin is not installed: pip install surogate-launch-ray")

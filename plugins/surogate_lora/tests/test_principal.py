@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError
 from surogate_core.testing.ops import check_op
 from surogate_lora.adapter import LORA

@@ -199,11 +199,9 @@ def test_a_reference_that_would_change_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss: kto compares .* trains no adapter"):
         planned("kto", adapters=[])
     planned("orpo", adapters=[])
-    with pytest.raises(ConfigError, match=r"reference: frozen .* loss: orpo reads no reference\. Remove the key"):
+    with pytest.raises(ConfigError, match=r"reference: frozen .* loss: orpo reads no reference\. Leave it out"):
         planned("orpo", adapters=[], frozen_reference=True)
-    with pytest.raises(
-        ConfigError, match=r"reference: frozen .* an adapter leaves the model as it is\. Remove the key"
-    ):
+    with pytest.raises(ConfigError, match=r"reference: frozen .* an adapter leaves the model as it is\. Leave it out"):
         planned("sigmoid", frozen_reference=True)
 
 

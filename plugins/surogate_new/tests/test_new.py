@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from surogate_core import run
+from surogate import run
+from surogate.cli.app import app
 from surogate_core.api import ConfigError, PluginError
-from surogate_core.cli.app import app
 from surogate_core.plugins import discovery
 from surogate_core.plugins.hookspecs import HOOKS
 from surogate_new.package import LAYERS, TEMPLATES, Package, write

@@ -12,11 +12,11 @@ from fp8_model import Model
 from models.harness import PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
+from surogate.reporting.program_listing import listing
 from surogate_core.api import ConfigError, PrecisionRequest, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.planning.report import summarise
-from surogate_core.reporting.program_listing import listing
 from surogate_core.testing.devices import device
 from surogate_core.testing.programs import initialize, lane_order
 from surogate_lora.adapter import LORA

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError
 from surogate_watch.command import Watched
 from surogate_watch.runs import RunFiles, find_runs

@@ -1,3 +1,5 @@
-"""`python -m surogate_core` is the command `surogate`: torchrun starts modules."""
+"""`python -m surogate_core` is `python -m surogate`."""
 
-from .cli import __main__  # noqa: F401 (it runs)
+from .moved import program
+
+program("surogate.__main__", "surogate_core")

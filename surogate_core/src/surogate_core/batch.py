@@ -1,4 +1,4 @@
-"""What a step is given: micro-batches of token arrays, and those of an optimizer step."""
+"""The data of a step: micro-batches of token arrays, and those of an optimizer step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Core's own plugin: provides standard ops, collectives, formats, loggers and launcher through the usual hooks.
+"""Core's own plugin: provides standard ops, their loss, collectives and copies through the usual hooks.
 
 Imports are inside the hooks, so that listing plugins stays cheap.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import pluggy
 
-from .api import DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, LossDef, OpDef, SystemInfo
+from .api import KernelDef, LossDef, OpDef
 
 hookimpl = pluggy.HookimplMarker("surogate")
 
@@ -30,37 +30,7 @@ def surogate_losses() -> Iterable[LossDef[Any]]:
 
 
 @hookimpl
-def surogate_dataset_formats() -> Iterable[DatasetFormatDef[Any]]:
-    from .data.chat.conversation import CONVERSATION
-    from .data.chat.instruction import INSTRUCTION
-    from .data.formats import TEXT
-
-    return [TEXT, INSTRUCTION, CONVERSATION]
-
-
-@hookimpl
-def surogate_loggers() -> Iterable[LoggerDef[Any]]:
-    from .reporting.builtin import LOGGERS
-
-    return LOGGERS
-
-
-@hookimpl
-def surogate_launchers() -> Iterable[LauncherDef[Any]]:
-    from .world.local import LAUNCHERS
-
-    return LAUNCHERS
-
-
-@hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
     from .runtime import collectives, copies
 
     return (*collectives.KERNELS, *copies.KERNELS)
-
-
-@hookimpl
-def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    from .machine.system import diagnose
-
-    return diagnose(system)

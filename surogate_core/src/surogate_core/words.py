@@ -1,4 +1,4 @@
-"""How names are compared, and which one a misspelt name means."""
+"""Names that users write: compared without case and dashes, and corrected if they are misspelt."""
 
 from __future__ import annotations
 

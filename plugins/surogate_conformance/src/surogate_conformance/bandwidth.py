@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import DeviceInfo, KernelDef, Op, Target
 from surogate_core.assembly.resolve import KernelTable
 from surogate_core.errors import SurogateError

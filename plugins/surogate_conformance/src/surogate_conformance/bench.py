@@ -20,15 +20,17 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surogate_core import run, training
+from surogate import run
+from surogate.reporting import picture
+from surogate.runs.plan import plan_run
+from surogate.training import start as training
 from surogate_core.api import Definition, LossDef, ModelDef, Op, Sharding
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.batch import NO_LABEL, MicroBatch
 from surogate_core.errors import SurogateError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
-from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.reporting import picture
+from surogate_core.planning.plan import Plan
 from surogate_core.runtime.comms import copies
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker

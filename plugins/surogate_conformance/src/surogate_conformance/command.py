@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from surogate_core.cli.json_output import JsonOption, print_json
-from surogate_core.cli.render import table
+from surogate.cli.json_output import JsonOption, print_json
+from surogate.cli.render import table
 
 from . import Result, bench_of
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from surogate.surface import source_files
 from surogate_core.errors import ConfigError
 from surogate_core.plugins import discovery
 from surogate_core.plugins.discovery import GROUP, load_registry
 from surogate_core.plugins.provided import Plugin, Provided, State
 from surogate_core.plugins.registry import Registry
-from surogate_core.plugins.surface import source_files
 from surogate_core.words import fold
 
 EXAMPLES = "SUROGATE_EXAMPLES"

@@ -9,10 +9,9 @@ from typing import Any
 
 import typer
 
-from surogate_core import run
-from surogate_core.assembly.assemble import trace as traced_assembly
-from surogate_core.cli.json_output import JsonOption, print_json
-from surogate_core.cli.options import (
+from surogate import run
+from surogate.cli.json_output import JsonOption, print_json
+from surogate.cli.options import (
     ConfigArgument,
     ConfigOption,
     DeviceOption,
@@ -24,7 +23,8 @@ from surogate_core.cli.options import (
     mode_of,
     run_arguments,
 )
-from surogate_core.cli.render import table
+from surogate.cli.render import table
+from surogate_core.assembly.assemble import trace as traced_assembly
 from surogate_core.origin import Origin
 from surogate_core.planning.plan import Plan
 

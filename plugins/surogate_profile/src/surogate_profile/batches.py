@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surogate_core import run
+from surogate import run
+from surogate.config.schema import TrainConfig
+from surogate.data.corpora import Corpora
+from surogate.data.loader import Loader
+from surogate.runs.run import Run
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.batch import NO_LABEL, MicroBatch, StepBatch
-from surogate_core.config.schema import TrainConfig
-from surogate_core.data.corpora import Corpora
-from surogate_core.data.loader import Loader
-from surogate_core.planning.run import Run
 
 if TYPE_CHECKING:
     from surogate_core.runtime.worker import Worker

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from surogate_core.cli.json_output import JsonOption
-from surogate_core.cli.options import (
+from surogate.cli.json_output import JsonOption
+from surogate.cli.options import (
     ConfigArgument,
     ConfigOption,
     PtOption,
@@ -19,6 +19,7 @@ from surogate_core.cli.options import (
     run_arguments,
     say_at_work,
 )
+from surogate_core.plugins.versions import refuse_other_program
 
 
 def profile(
@@ -40,6 +41,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> int:
     """Time the run's own step op by op, on the device that it would use."""
+    refuse_other_program("surogate-profile")
     say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .report import profile_command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surogate_core.reporting.picture import INK, QUIET, drawn, leave_the_bottom
+from surogate.reporting.picture import INK, QUIET, drawn, leave_the_bottom
 
 from .step_profile import StepProfile
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from surogate_core import run, training
-from surogate_core.config.adapter import Mode
+from surogate import run
+from surogate.config.adapter import Mode
+from surogate.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from surogate.runs.plan import plan_run
+from surogate.runs.run import Run
+from surogate.training import start as training
 from surogate_core.errors import ConfigError
-from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from surogate_core.memory.cost import OpCosts, arithmetic_rate
-from surogate_core.planning.plan import Plan, plan_run
-from surogate_core.planning.run import Run
+from surogate_core.planning.plan import Plan
 
 from .batches import Batches, from_data, random_tokens
 from .step_profile import OpTime, StepProfile

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from surogate.cli.json_output import print_json
+from surogate.cli.options import RunArguments
+from surogate.cli.render import print_warning
 from surogate_core.api import refuse_checkpoint
-from surogate_core.cli.json_output import print_json
-from surogate_core.cli.options import RunArguments
-from surogate_core.cli.render import print_warning
 from surogate_core.errors import ConfigError
 
 from .picture import draw

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from surogate_core.cli.json_output import JsonOption
-from surogate_core.cli.options import (
+from surogate.cli.json_output import JsonOption
+from surogate.cli.options import (
     ConfigArgument,
     ConfigOption,
     PtOption,
@@ -18,6 +18,7 @@ from surogate_core.cli.options import (
     run_arguments,
     say_at_work,
 )
+from surogate_core.plugins.versions import refuse_other_program
 
 
 def verify(
@@ -41,6 +42,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     """Compare model and recipe with transformers, layer by layer."""
+    refuse_other_program("surogate-verify")
     say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .report import verify_command  # imports torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from surogate.machine.system import memory_bytes
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB
-from surogate_core.machine.system import memory_bytes
 
 from .programs import Subject
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
+from surogate.runs.run import Run
 from surogate_core.api import AdapterDef, LowerContext, Precision, Program, Programs
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.run import Run
 from surogate_core.program.passes.evaluation import for_evaluation
 
 

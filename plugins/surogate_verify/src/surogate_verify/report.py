@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from surogate_core.cli.json_output import print_json
-from surogate_core.cli.options import RunArguments
-from surogate_core.cli.render import paint, print_warning
+from surogate.cli.json_output import print_json
+from surogate.cli.options import RunArguments
+from surogate.cli.render import paint, print_warning
 
 from .stored_weights import StoredMatrix
 from .verdict import Row, Verdict

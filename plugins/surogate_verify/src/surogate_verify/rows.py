@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from surogate.data.asked import Asked
+from surogate.data.cache import Int64s, TokenDataset
+from surogate.data.corpora import Corpora
+from surogate.data.loader import micro_batch
+from surogate.data.pack import Corpus, PackedRows
+from surogate.data.permute import SHUFFLE, permutation
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.batch import NO_LABEL, MicroBatch
-from surogate_core.data.asked import Asked
-from surogate_core.data.cache import Int64s, TokenDataset
-from surogate_core.data.corpora import Corpora
-from surogate_core.data.loader import micro_batch
-from surogate_core.data.pack import Corpus, PackedRows
-from surogate_core.data.permute import SHUFFLE, permutation
 from surogate_core.errors import ConfigError
 
 _TRIED_ROWS = 256

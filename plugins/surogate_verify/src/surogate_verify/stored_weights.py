@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from surogate.checkpoints.hf import write_merged
+from surogate.checkpoints.quantize import codec_of, stored_tensors
+from surogate.hub.config_json import QUANTIZATION, refused_quantized
 from surogate_core.api import HFTensor
-from surogate_core.checkpoint.hf import write_merged
-from surogate_core.checkpoint.quantize import codec_of, stored_tensors
-from surogate_core.hub.config_json import QUANTIZATION, refused_quantized
 
 from .programs import Subject
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints import hf
+from surogate.checkpoints.adapter import load_adapter, trained_tensors
+from surogate.checkpoints.base import load_base
+from surogate.checkpoints.saved_run import model_export
 from surogate_core.api import DTYPES, HFTensor
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.checkpoint import hf
-from surogate_core.checkpoint.adapter import load_adapter, trained_tensors
-from surogate_core.checkpoint.base import load_base
-from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.planning.plan import Plan
 from surogate_core.program.op import Program
 from surogate_core.reference.rounding import TORCH_DTYPES

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from surogate.checkpoints.adapter import adapter_params
+from surogate.config.rope_scaling import whole_scaling
+from surogate.hub.config_json import read_config
+from surogate.outputs.check_process import quiet
 from surogate_core.batch import NO_LABEL
-from surogate_core.checkpoint.adapter import adapter_params
-from surogate_core.config.rope_scaling import whole_scaling
 from surogate_core.errors import ConfigError
-from surogate_core.hub.config_json import read_config
-from surogate_core.outputs.check_process import quiet
 
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject

@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surogate_core import run, training
+from surogate import run
+from surogate.config.adapter import Mode
+from surogate.config.schema import TrainConfig
+from surogate.hub.config_json import read_config
+from surogate.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from surogate.runs.plan import plan_run
+from surogate.training import start as training
 from surogate_core.api import WeightMap
-from surogate_core.config.adapter import Mode
-from surogate_core.config.schema import TrainConfig
 from surogate_core.errors import ConfigError
-from surogate_core.hub.config_json import read_config
-from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from surogate_core.planning.plan import plan_run
 from surogate_core.plugins.discovery import load_registry
 
 from .needs import Needs, estimate, refuse_unless_it_fits
@@ -198,7 +199,7 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     """
     if subject.run.weight_format is None:
         return (), {}
-    from surogate_core.assembly.passes.store import STORED_BY
+    from surogate.config.schema import STORED_BY
 
     from .stored_weights import write_stored
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ..errors import ConfigError
+from ..front_end import called
 from .world import Store, StoreLost, World
 
 __all__ = ["Member", "join_members"]
@@ -116,7 +117,7 @@ def _world(store: Store, members: Sequence[Member], me: Member, started_by: str)
         if count != counts[0]:
             raise ConfigError(
                 f"{members[0]} would have {counts[0]} ranks, but {member} {count}. Every process must have equally "
-                "many: see gpus, ranks_per_gpu and CUDA_VISIBLE_DEVICES."
+                f"many: see gpus, {called('ranks_per_device')} and CUDA_VISIBLE_DEVICES."
             )
     count, each = counts[0], counts[0] // len(me.devices)
     return World(
@@ -138,8 +139,8 @@ def _ranks_per_device(member: Member, users: Mapping[str, Sequence[Member]]) -> 
     if rest:
         uuid = max(member.uuids, key=lambda uuid: len(users[uuid]))
         raise ConfigError(
-            f"{' and '.join(map(str, users[uuid]))} use the same GPU ({uuid}), and ranks_per_gpu is "
-            f"{member.ranks_per_device}. Give each its own GPU, or set ranks_per_gpu: {shared}."
+            f"{' and '.join(map(str, users[uuid]))} use the same GPU ({uuid}), and {called('ranks_per_device')} "
+            f"is {member.ranks_per_device}. Give each its own GPU, or set {called('ranks_per_device')}: {shared}."
         )
     return ranks
 

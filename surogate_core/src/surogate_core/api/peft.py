@@ -26,6 +26,7 @@ from .bounded_pattern import check_pattern, matches_whole
 from .json_object import read_json_object
 from .models import CAUSAL_LM
 from .regular_file import refuse_special
+from .required import required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,13 +257,13 @@ def read_peft_config(folder: Path) -> dict[str, Any]:
 
 def read_peft_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder by their names in the model. Raises ConfigError if they cannot be read."""
+    safetensors = required("safetensors.torch", __name__)
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     path = folder / PEFT_TENSORS
     refuse_special(path)
     try:
-        stored = load_file(path)
+        stored = safetensors.load_file(path)
     except FileNotFoundError:
         raise ConfigError(f"{folder}: holds no {PEFT_TENSORS}. Pickled adapters are never read.") from None
     except SafetensorError as error:
@@ -277,10 +278,8 @@ def read_peft_tensors(folder: Path) -> dict[str, Tensor]:
 
 def write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write an adapter. `tensors` have their names in the model."""
-    from safetensors.torch import save_file
-
     stored = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(stored, folder / PEFT_TENSORS, metadata={"format": "pt"})
+    required("safetensors.torch", __name__).save_file(stored, folder / PEFT_TENSORS, metadata={"format": "pt"})
     (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -290,7 +289,9 @@ def check_in_peft(folder: Path, base_dir: Path) -> None:
     PEFT itself raises for another shape, or files that it cannot read.
     """
     import torch
-    import transformers
+
+    transformers = required("transformers", __name__)
+    required("peft", __name__)
     from peft import PeftConfig, PeftModel
     from transformers import AutoConfig, AutoTokenizer
 

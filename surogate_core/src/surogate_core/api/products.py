@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import ConfigError
+from ..front_end import called
 from ..origin import Count
 from ..program.op import Op, Program
 from ..program.opdef import OpDef, Product
@@ -271,7 +272,7 @@ def _check_multiples(op: Op, groups: int, multiple: int, what: str, otherwise: s
     """Raise ConfigError unless all dimensions of a forward product, or of each group's, are multiples of `multiple`."""
     x, weight = op.ins[:2]
     for size, unit, remedy in (
-        (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
+        (x.shape[0], "tokens in a micro-step", f"Change {called('batch_size')} or {called('seq_len')}"),
         (weight.shape[0] // groups, f"rows in {weight.name}", f"For this model {otherwise}"),
         (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
     ):

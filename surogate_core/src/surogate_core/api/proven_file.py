@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from ..errors import RunStopped
+from .required import required
 
 PIECE_BYTES = 1 << 16
 _READ_BYTES = 1 << 24
@@ -38,8 +38,9 @@ class PieceHashes:
     def __init__(self) -> None:
         self.bytes = 0
         self._whole: list[int] = []
-        self._hash_of_whole = xxh3_128()
-        self._last, self._room = xxh3_64(), PIECE_BYTES
+        xxhash = required("xxhash", __name__)
+        self._new_hash, self._hash_of_whole = xxhash.xxh3_64, xxhash.xxh3_128()
+        self._last, self._room = self._new_hash(), PIECE_BYTES
 
     def update(self, data: bytes | memoryview) -> None:
         left = memoryview(data).cast("B")
@@ -51,7 +52,7 @@ class PieceHashes:
             if not self._room:
                 self._whole.append(self._last.intdigest())
                 self._hash_of_whole.update(self._whole[-1].to_bytes(8, "little"))
-                self._last, self._room = xxh3_64(), PIECE_BYTES
+                self._last, self._room = self._new_hash(), PIECE_BYTES
 
     def array(self) -> npt.NDArray[np.uint64]:
         """Return the hashes so far; the last piece may be shorter than the others."""
@@ -76,7 +77,8 @@ class PieceHashes:
 
 
 def digest_of(hashes: npt.NDArray[np.uint64]) -> str:
-    return xxh3_128(np.ascontiguousarray(hashes, "<u8").data).hexdigest()
+    digest: str = required("xxhash", __name__).xxh3_128(np.ascontiguousarray(hashes, "<u8").data).hexdigest()
+    return digest
 
 
 def read_piece_hashes(path: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, npt.NDArray[np.uint64]]:
@@ -111,6 +113,7 @@ class ProvenFile:
         self._data = np.memmap(path, np.uint8, "r")
         self._left = np.ones(len(hashes), np.bool_)
         self._any_left = True
+        self._hash = required("xxhash", __name__).xxh3_64_intdigest
 
     def check(self, items: npt.NDArray[np.int64]) -> None:
         """Verify the pieces of these items that have not been. Raises the error of `damaged`."""
@@ -128,7 +131,7 @@ class ProvenFile:
         for piece in pieces.tolist():
             first = piece * PIECE_BYTES
             data = self._data[first : first + PIECE_BYTES]
-            if xxh3_64_intdigest(data.data) != int(self._hashes[piece]):
+            if self._hash(data.data) != int(self._hashes[piece]):
                 raise self._damaged(
                     self._path,
                     f"bytes {first:,} to {first + len(data):,} differ from what was written (hash mismatch)",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from xxhash import xxh3_128
+from .required import required
 
 SEAL = "xxh3_128"
 
@@ -38,4 +38,6 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def _hash(plain: Mapping[str, Any]) -> str:
-    return xxh3_128(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    digest: str = required("xxhash", __name__).xxh3_128(text.encode()).hexdigest()
+    return digest

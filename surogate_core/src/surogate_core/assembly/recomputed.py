@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..api import ADAPTER_LABEL
-from ..config.schema import RECOMPUTE_KEYS
+from ..front_end import called
 from ..machine.devices import GIB
 from ..program.value import Value
 
@@ -25,7 +25,7 @@ LABELS: Mapping[str, frozenset[str]] = {
 except the one that enters it and those of an adapter, `adapter` those too."""
 
 PARTS = ("adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
-"""All parts. `config.schema.RECOMPUTE_KEYS` has their keys."""
+"""All parts."""
 
 CHOICES: tuple[frozenset[str], ...] = (
     *(frozenset(filter(None, parts)) for parts in product(("", "swiglu", "ffn"), ("", "qkv", "att"), ("", "rmsnorm"))),
@@ -54,7 +54,7 @@ class Recomputation:
         return bool(self.parts or (self.count and self.first))
 
     def text(self, n_blocks: int) -> str:
-        """Return what is recomputed, in the words of the keys, and in which of `n_blocks` blocks."""
+        """Return what is recomputed, and in which of `n_blocks` blocks."""
         if not self.count:
             return f"{_names(self.parts)} in all {n_blocks} blocks"
         blocks = "block" if self.count == 1 else f"{self.count} blocks"
@@ -85,7 +85,7 @@ class ChosenRecomputation:
 
 
 def _names(parts: Collection[str]) -> str:
-    """Return the parts as their keys name them, without those that another one includes."""
+    """Return the parts as users name them, without those that another one includes."""
     if "adapter" in parts:
         named = ["block", "adapter"]
     elif "block" in parts:
@@ -93,4 +93,4 @@ def _names(parts: Collection[str]) -> str:
     else:
         included = {small for small in parts for large in parts if LABELS[small] < LABELS[large]}
         named = [part for part in PARTS if part in parts and part not in included]
-    return ", ".join(RECOMPUTE_KEYS[part].removeprefix("recompute_") for part in named)
+    return ", ".join(called(f"recompute: {part}", part) for part in named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..api import BatchInputs, Scalars
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, ProgramError
+from ..front_end import called
 from ..program.builder import Builder
 from .inputs import PlanInputs
 
@@ -57,7 +58,7 @@ def lm_head_chunks(asked: int | None, tokens: int, vocab_size: int, dtype: str) 
     chunks = asked or auto_lmhead_chunks(tokens, vocab_size, dtype)
     if tokens % chunks:
         raise ConfigError(
-            f"lmhead_chunks: {chunks} does not divide per_device_train_batch_size x sequence_len = {tokens} tokens. "
+            f"lmhead_chunks: {chunks} does not divide {called('batch_size')} x {called('seq_len')} = {tokens} tokens. "
             "Use a divisor, or auto."
         )
     return chunks

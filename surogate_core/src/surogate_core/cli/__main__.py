@@ -1,11 +1,5 @@
-"""`python -m surogate_core.cli` runs `surogate`."""
+"""`python -m surogate_core.cli` is `python -m surogate.cli`."""
 
-import os
-import sys
+from ..moved import program
 
-if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]  # `python -m` puts it there: files of a working folder would be imported, and its plugins found
-
-from .app import main
-
-main()
+program("surogate.cli.__main__", "surogate_core.cli")

@@ -30,6 +30,7 @@ from typing import Final
 
 from ..api import DeviceInfo, Link
 from ..errors import ConfigError
+from ..front_end import called
 
 GIB = 1 << 30
 
@@ -219,8 +220,8 @@ def limited(device: DeviceInfo, nbytes: int | None) -> DeviceInfo:
         return device
     if nbytes > device.memory_bytes:
         raise ConfigError(
-            f"device_memory_limit: {nbytes / GIB:.2f} GiB is more than the {device.memory_bytes / GIB:.2f} GiB of "
-            f"{device.title}. Lower it, or remove the key."
+            f"{called('memory_limit')}: {nbytes / GIB:.2f} GiB is more than the {device.memory_bytes / GIB:.2f} GiB of "
+            f"{device.title}. Lower it, or leave it out."
         )
     return replace(device, memory_bytes=nbytes)
 

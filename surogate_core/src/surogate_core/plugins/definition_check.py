@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..api import Definition, KernelDef, LauncherDef, OffloadDef, OpDef, WeightFormatDef
+from ..front_end import front_end
 from .field_types import wrong_field
 
 
@@ -39,12 +40,9 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
 
 
 def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
-    from ..config.schema import DatasetEntry, TrainConfig
-
     options: type[BaseModel] = definition.options
     keys = {info.alias or key: info for key, info in options.model_fields.items()}
-    beside = DatasetEntry.model_fields if kind == "format" else TrainConfig.model_fields  # in the same mapping
-    for key in sorted(beside.keys() & keys.keys()):
+    for key in sorted(set(front_end().keys(kind)) & keys.keys()):
         yield f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name"
     if options.model_config.get("extra") != "forbid":
         yield f"options of {kind} '{name}' lack ConfigDict(extra=\"forbid\"), so they would ignore misspelt keys"

@@ -17,7 +17,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
@@ -28,6 +28,7 @@ import pluggy
 from .. import __version__
 from ..api import Finding, SystemInfo
 from ..errors import PluginError, described
+from ..front_end import front_end
 from ..origin import described_in
 from ..words import nearest
 from .definition_check import faults
@@ -55,7 +56,7 @@ def load_registry(environ: Mapping[str, str] | None = None, *, files: Sequence[s
 @lru_cache(maxsize=8)
 def _survey(off: frozenset[str] = frozenset(), files: tuple[str, ...] = ()) -> Registry:
     loader = _Loader()
-    loader.load(BUILTIN)
+    loader.load(loader.imported(BUILTIN))
     if loader.plugins[0].error is not None:
         raise loader.plugins[0].error
     found = sorted([*_discover(), *map(plugin_of, files)], key=lambda plugin: (plugin.name, plugin.distribution))
@@ -65,7 +66,10 @@ def _survey(off: frozenset[str] = frozenset(), files: tuple[str, ...] = ()) -> R
         else plugin
         for plugin in found
     ]
-    for plugin in _refuse_duplicates(switched):
+    # All are imported before any is checked: one of them may be the front end, whose keys options may not have, and
+    # whose definitions stand before those of others, as core's do.
+    imported = [loader.imported(plugin) for plugin in _refuse_duplicates(switched)]
+    for plugin in sorted(imported, key=lambda plugin: plugin.distribution != front_end().distribution):
         loader.load(plugin)
         loaded = loader.plugins[-1]
         if loaded.file and loaded.state not in (State.LOADED, State.BLOCKED):  # the user has named it
@@ -123,15 +127,15 @@ class _Loader:
         self.plugins: list[Plugin] = []
         self.provided: list[Provided] = []
         self.remarks: list[str] = []
+        self._modules: dict[str, ModuleType] = {}
 
-    def load(self, plugin: Plugin) -> None:
-        """Record the plugin with its state. Errors are recorded, not raised."""
+    def imported(self, plugin: Plugin) -> Plugin:
+        """Import the module of a plugin, and return the plugin with its state. Errors are recorded, not raised."""
         if plugin.state is not State.LOADED:
-            self.plugins.append(plugin)
-            return
+            return plugin
         before = set(sys.modules)
         try:
-            module = import_file(plugin) if plugin.file else importlib.import_module(plugin.module)
+            self._modules[_id(plugin)] = import_file(plugin) if plugin.file else importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
             hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
             missing = re.search(r"'([\w.]+)'", str(error)) if isinstance(error, ImportError) else None
@@ -140,8 +144,16 @@ class _Loader:
             reason = f"import of {plugin.module} failed: {described_in(error, plugin.module)}{hint}"
             if plugin.file:
                 reason = f"import failed: {described(error)} ({place_of(error, plugin.file)}){hint}"
-            self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
+            return replace(plugin, state=State.BROKEN, reason=reason, error=error)
+        self._remark_torch(plugin, before)
+        return plugin
+
+    def load(self, plugin: Plugin) -> None:
+        """Record the plugin with its state, and what it provides. Errors are recorded, not raised."""
+        if plugin.state is not State.LOADED:
+            self.plugins.append(plugin)
             return
+        before, module = set(sys.modules), self._modules[_id(plugin)]
         hooks = [hook for hook in SERVED if inspect.isfunction(getattr(module, f"surogate_{hook}", None))]
         reason = "" if plugin is BUILTIN else mismatch(plugin, getattr(module, "SUROGATE_API", None), hooks)
         if reason:
@@ -160,7 +172,10 @@ class _Loader:
             return
         self.plugins.append(plugin)
         self.provided += provided
-        if "torch" in set(sys.modules) - before:
+        self._remark_torch(plugin, before)
+
+    def _remark_torch(self, plugin: Plugin, before: Collection[str]) -> None:
+        if "torch" in sys.modules and "torch" not in before:
             advice = "which makes every command start slower; import it in the functions that need it"
             self.remarks.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
 

@@ -31,8 +31,8 @@ from ..api import (
     Target,
     WeightFormatDef,
 )
-from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
+from ..front_end import front_end
 from ..origin import Origin
 from ..words import fold, nearest
 from .attribution import attributed
@@ -158,8 +158,8 @@ class Registry:
         unloaded = self._unloaded()
         if any(fold(name) == fold(p.name) or fold(p.distribution).endswith(f"_{fold(name)}") for p in unloaded):
             return PluginError(text)
-        if (kind, fold(name)) in DISTRIBUTIONS:
-            text += f" Try: pip install {DISTRIBUTIONS[kind, fold(name)]}"
+        if package := front_end().package(kind, fold(name)):
+            text += f" Try: pip install {package}"
             if kind in _ALTERNATIVES and self.names(kind):
                 text += f", or {kind}: {self.names(kind)[0]}"
         return PluginError(text)
@@ -275,7 +275,7 @@ class Registry:
 
 def _attributed(item: Provided) -> Provided:
     plugin = item.plugin
-    if plugin.distribution == CORE:
+    if plugin.distribution in (CORE, front_end().distribution):
         return item
     origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module)
     return replace(item, definition=attributed(item.definition, origin))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Final
 
 from .. import __version__
+from ..errors import PluginError
 from ..words import nearest
 from .hookspecs import HOOKS
 from .provided import CORE, Plugin
@@ -35,6 +37,16 @@ class Served:
 
 SERVED: Final = {hook.removeprefix("surogate_"): Served() for hook in (*HOOKS, "surogate_diagnose")}
 """By the name of the hook without `surogate_`. Version 1 of each is that of release 0.2.0, the first one."""
+
+
+def refuse_other_program(package: str) -> None:
+    """Raise PluginError unless the program `surogate` has the minor version of `package`, whose command it runs.
+
+    The metadata of a package that `surogate` requires cannot require `surogate`.
+    """
+    own, program = (version(name) for name in (package, "surogate"))
+    if own.split(".")[:2] != program.split(".")[:2]:
+        raise PluginError(f"{package} {own} runs in surogate {own}, not {program}. pip install -U surogate {package}")
 
 
 def mismatch(plugin: Plugin, declared: object, hooks: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..api import Comm
 from ..errors import ProgramError, RunStopped
+from ..front_end import called
 from ..machine.devices import GIB
 from ..memory.alignment import align
 from ..memory.plan import MemoryPlan
@@ -140,7 +141,7 @@ def _host_memory(plan: MemoryPlan, device: torch.device) -> Tensor:
     except NoHostMemory as error:
         raise RunStopped(
             f"offloading takes {plan.nbytes / GIB:.1f} GiB of host memory, and {error}. Free it, offload less, or "
-            "lower per_device_train_batch_size or sequence_len."
+            f"lower {called('batch_size')} or {called('seq_len')}."
         ) from None
     return memory
 

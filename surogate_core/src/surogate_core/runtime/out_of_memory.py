@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from ..errors import RunStopped
+from ..front_end import called
 from ..machine.devices import GIB
 from ..memory.plan import MemoryPlan
 from ..program.value import Role
@@ -46,10 +47,10 @@ def out_of_memory_text(plan: MemoryPlan, allocated: int, free: int, total: int, 
     others = max(0, total - free - allocated)
     excess = others - runtime_bytes
     reason = (
-        f"Other processes hold about {_gib(excess)}: end them (nvidia-smi lists them), or set device_memory_limit."
+        f"Other processes hold about {_gib(excess)}: end them (nvidia-smi lists them), or set {called('memory_limit')}."
         if excess > runtime_bytes
         else "That is more than the plan expects of CUDA and its libraries. Please report it with this text, and set "
-        f"device_memory_limit: {max(0, total - 2 * runtime_bytes) / GIB:.2f}GiB."
+        f"{called('memory_limit')}: {max(0, total - 2 * runtime_bytes) / GIB:.2f}GiB."
     )
     return (
         f"Planned: {', '.join(parts)}, CUDA and libraries {_gib(runtime_bytes)}; in all "

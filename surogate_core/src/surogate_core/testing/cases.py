@@ -10,17 +10,22 @@ with several thread blocks and odd sizes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 
 def cases(few: Iterable[Any], more: Iterable[Any] = ()) -> list[Any]:
     """Return parameters for `parametrize`; `more` are marked `exhaustive`. The keys of a mapping are test ids."""
+    import pytest
+
     return [*_params(few), *_params(more, pytest.mark.exhaustive)]
 
 
 def _params(values: Iterable[Any], *marks: pytest.MarkDecorator) -> list[Any]:
+    import pytest
+
     if isinstance(values, Mapping):
         return [pytest.param(value, id=name, marks=marks) for name, value in values.items()]
     return [pytest.param(value, marks=marks) for value in values]

@@ -7,9 +7,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.adapter import kind_of_adapter
 from surogate_core.api import AdapterDef
-from surogate_core.checkpoint.adapter import kind_of_adapter
 from surogate_core.errors import ConfigError
 
 from ..bench import STEPS, Bench, differing, quiet, shown

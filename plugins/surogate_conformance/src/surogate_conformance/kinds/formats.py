@@ -6,8 +6,8 @@ import json
 from copy import deepcopy
 from typing import Any
 
+from surogate.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.api import DatasetFormatDef, Encoded
-from surogate_core.data.chat.row_tokenizer import RowTokenizer
 from surogate_core.errors import ConfigError
 
 from ..bench import LINES, Bench

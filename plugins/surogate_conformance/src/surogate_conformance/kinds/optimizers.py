@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from surogate.config.values import StorageDtype
 from surogate_core.api import OptimizerDef
 from surogate_core.assembly.assemble import record
 from surogate_core.assembly.inputs import PlanInputs, by_block
-from surogate_core.config.values import StorageDtype
 from surogate_core.errors import ConfigError
 
 from ..bench import Bench, Steps, differing, shown, unchanged

@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 
+from surogate.surface import private_imports
 from surogate_core.plugins.provided import CORE
-from surogate_core.plugins.surface import private_imports
 
 from ..bench import Bench
 from ..check import NotApplicable, proves

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from surogate_core import run
+from surogate import run
+from surogate.checkpoints.quantize import codec_of, stored_tensors
 from surogate_core.api import Support, WeightFormatDef
-from surogate_core.checkpoint.quantize import codec_of, stored_tensors
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...api import Definition, Head, LossContext, Metric
-from ...config.keys import ADAPTER_FLAG
 from ...errors import ConfigError
+from ...front_end import called
 from ...program.op import Program
 from ...program.value import WEIGHT_LABEL, Value
 from ..draft import Draft
@@ -51,11 +51,11 @@ def _refuse_reference(inputs: PlanInputs, *, reads: bool) -> None:
     frozen, adapts, name = inputs.frozen_reference, bool(inputs.adapters), inputs.loss.name
     if frozen and (adapts or not reads):
         why = "an adapter leaves the model as it is" if adapts else f"loss: {name} reads no reference"
-        raise ConfigError(f"reference: frozen would copy the weights, but {why}. Remove the key.")
+        raise ConfigError(f"{called('frozen_reference')} would copy the weights, but {why}. Leave it out.")
     if reads and not (adapts or frozen):
         raise ConfigError(
             f"loss: {name} compares with the model as it is without the adapter, but this run trains no "
-            f"adapter. Set {ADAPTER_FLAG.key}: true, or reference: frozen or cached, or choose another loss."
+            f"adapter. Set {called('adapters')}, or {called('reference', 'frozen_reference')}, or choose another loss."
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...api import LowerContext
 from ...errors import ConfigError, ProgramError
+from ...front_end import called
 from ...origin import blaming
 from ...program.verify import check_states
 from ..draft import Draft
@@ -33,7 +34,7 @@ def lower_programs(draft: Draft) -> Draft:
     calibrate, numerics = after.calibrate, after.numerics
     if numerics is None and inputs.numerics:
         raise ConfigError(
-            f"numerics_report_steps: {lowering.name} has no numerics report. Remove the key, or choose a recipe "
+            f"{called('numerics')}: {lowering.name} has no numerics report. Leave it out, or choose a recipe "
             "that has one."
         )
     after = replace(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...api import ParamInfo, ParamKind
 from ...errors import ConfigError, ProgramError
+from ...front_end import called
 from ...origin import blaming
 from ...program.op import Op, Program
 from ...program.value import Value
@@ -14,8 +15,8 @@ from ...program.verify import Checked, verify
 from ..draft import Draft
 from .read_stored import storage_context
 
-STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "quantize_embedding"}
-"""Keys that store a kind of param besides the matrices of blocks."""
+STORABLE: tuple[ParamKind, ...] = ("head", "embedding")
+"""Kinds of params that can be stored besides the matrices of blocks, each if a run asks for it."""
 
 
 def store_weights(draft: Draft) -> Draft:
@@ -24,7 +25,7 @@ def store_weights(draft: Draft) -> Draft:
     _check_kinds(draft.params.values(), inputs.stored_kinds)
     params = [param for param, info in draft.params.items() if _is_stored(info, inputs.stored_kinds)]
     if not params:
-        raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
+        raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Leave it out.")
     states: dict[Value, Sequence[Value]] = {}
     writing: list[Op] = []
     checked = Checked()
@@ -48,17 +49,23 @@ def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
 
 
 def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
-    """Raise ConfigError if a key asks for a kind of which the run stores no param."""
-    by_kind = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORED_BY}
-    for kind, key in STORED_BY.items():
+    """Raise ConfigError if a run asks for a kind of which it stores no param."""
+    by_kind = {kind: [info for info in params if info.kind == kind and info.of_model] for kind in STORABLE}
+    for kind in STORABLE:
+        asked = _asked(kind)
         tied = kind == "head" and not by_kind["head"]  # a head without a param of its own is the embedding
         found = by_kind["embedding"] if tied else by_kind[kind]
         if kind not in kinds or any(_is_stored(info, kinds) for info in found):
             continue
         if not found:
-            raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")
+            raise ConfigError(f"{asked}, but this model has no {kind}. Leave it out.")
         if any(info.grad is not None for info in found):
-            raise ConfigError(f"{key}: true, but this run trains {found[0].param.name} in full. Remove the key.")
+            raise ConfigError(f"{asked}, but this run trains {found[0].param.name} in full. Leave it out.")
         raise ConfigError(
-            f"{key}: true, but the LM head of this model is its embedding. {STORED_BY['embedding']}: true stores both."
+            f"{asked}, but the LM head of this model is its embedding. {_asked('embedding')} stores both."
         )
+
+
+def _asked(kind: ParamKind) -> str:
+    """Return how a run asks that params of a kind are stored."""
+    return called(f"stored_kinds: {kind}")

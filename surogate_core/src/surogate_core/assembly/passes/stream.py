@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...config.keys import HELD_FOR_UPDATE
 from ...errors import ConfigError
+from ...front_end import called
 from ..draft import Draft
 from ..streaming import Streaming
 from ..transfers import HostCopies
@@ -24,7 +24,7 @@ def stream_values(draft: Draft) -> Draft:
     after = draft.having(*[draft.verified(p, streaming(p)) for p in programs]) if moved else draft
     if inputs.zero_copy is True and not streaming.uncopied:
         raise ConfigError(
-            f"use_zero_copy: true: optimizer {inputs.optimizer.name} uses nothing that the host holds. "
-            f"{HELD_FOR_UPDATE}, or remove the key."
+            f"{called('zero_copy')}: true: optimizer {inputs.optimizer.name} uses nothing that the host holds. "
+            f"Set {called('offload')}, or leave it out."
         )
     return replace(after, places={whole: host.get(part, part) for whole, part in draft.parts.items()} | host)

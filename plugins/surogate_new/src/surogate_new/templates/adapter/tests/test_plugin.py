@@ -6,7 +6,7 @@ import pytest
 import torch
 from acme_plugin.plugin import FACTORS, FORMAT
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError, NoOptions
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from acme_plugin.plugin import Sizes, sizes, weights
 
-from surogate_core import run
+from surogate import run
 from surogate_core.api import ConfigError
 
 ROOT = Path(__file__).parents[1]

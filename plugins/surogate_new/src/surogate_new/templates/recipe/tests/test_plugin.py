@@ -6,7 +6,7 @@ import pytest
 import torch
 from acme_plugin.plugin import ROUND
 
-from surogate_core import run
+from surogate import run
 from surogate_core.testing.ops import check_op
 
 ROOT = Path(__file__).parents[1]

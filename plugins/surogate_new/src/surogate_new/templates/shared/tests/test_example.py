@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core import run
+from surogate import run
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,0 +1,219 @@
+"""Files of adapters: loaded into a run's params, saved, merged with their base into one model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surogate_core.api import AdapterDef, Merge
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.errors import ConfigError
+from surogate_core.plugins.registry import Registry
+from surogate_core.program.value import Value
+
+from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
+from ..hub.config_json import QUANTIZATION, read_config, read_json
+from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
+from ..hub.generation_config import GENERATION_CONFIG, stop_ids
+from ..runs.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADAPTER_FOLDER = "adapter"
+MERGED_FOLDER = "merged"
+
+
+def check_adapter(run: Run, notice: Callable[[str], None]) -> None:
+    """Look at `adapter_path`, if the config names one, before data is read. Say so if its files name another base.
+
+    Raises ConfigError if it is no folder of an adapter that the run's adapter reads.
+    """
+    path = run.config.adapter_path
+    if path is None or run.adapter is None:
+        return
+    file = Path(path) / run.adapter[0].config_file
+    if not file.is_file():
+        raise ConfigError(f"adapter_path: {path}: holds no {file.name}. Name the folder that has it.")
+    _refuse_other_kind(run, Path(path), run.adapter[0])
+    base = read_json(file, "Save the adapter again.").get("base_model_name_or_path")
+    if isinstance(base, str) and Path(base).name != Path(run.config.model).name:
+        notice(f"adapter_path: {path} was trained on {base}, and model is {run.config.model}: its weights may not fit")
+
+
+def _refuse_other_kind(run: Run, folder: Path, adapter: AdapterDef) -> None:
+    if (folder / adapter.config_file).is_file() and not adapter.matches(folder):
+        other = kind_of_adapter(run.registry, folder)
+        raise ConfigError(
+            f"adapter_path: {folder} is an adapter of {other}, and this run trains {adapter.name}. "
+            f"Set adapter: {other}."
+        )
+
+
+def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
+    """Copy the adapter in `adapter_path`, if the config names one, into `params`.
+
+    Raises ConfigError unless it has exactly the tensors that the run trains.
+    """
+    path = run.config.adapter_path
+    if path is None or run.adapter is None:
+        return
+    adapter, options = run.adapter
+    _refuse_other_kind(run, Path(path), adapter)
+    trained = trained_tensors(assembly, params)
+    wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+    tensors = adapter.load(Path(path), options)
+    differing = sorted(wanted.keys() ^ tensors.keys())
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"adapter_path: {path} "
+            + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not train")
+            + f" ({len(differing)} such tensors). It must be of the same model, targets and modules."
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != wanted[name]:
+            raise ConfigError(
+                f"adapter_path: {path}: {name} is {list(tensor.shape)}, expected {list(wanted[name])}. "
+                "It must be of the same model, targets and modules."
+            )
+    for name, tensor in tensors.items():
+        trained[name].copy_(tensor)
+
+
+def adapter_params(assembly: Assembly) -> list[Value]:
+    """Return the params that are saved as an adapter: the trained ones, and all that the adapter has made."""
+    of_model = {m.param for m in assembly.weights}
+    made = (param for name, param in assembly.params.items() if name not in of_model)
+    return list(dict.fromkeys((*assembly.trainable, *made)))
+
+
+def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of `adapter_params`, named as an adapter stores them.
+
+    Weights of the model have the names of the checkpoint's tensors, all others those of the params.
+    """
+    from .stored_weights import rows_of
+
+    maps = {m.param: m for m in assembly.weights}
+    tensors: dict[str, Tensor] = {}
+    for value in adapter_params(assembly):
+        param = params[value.name]
+        if value.name in maps:
+            tensors |= {t.name: param.narrow(0, row, t.rows[0]) for t, row in rows_of(maps[value.name])}
+        else:
+            tensors[value.name] = param
+    return tensors
+
+
+def write_adapter(
+    folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor], turn_ends: Sequence[int] = ()
+) -> None:
+    """Write the run's adapter and tokenizer into an empty folder.
+
+    turn_ends: tokens that end trained turns. If the base's generation config does not stop at one of them, the folder
+    gets one that does, which a merge reads.
+    """
+    from .hf import copy_tokenizer, write_stops
+
+    assert run.adapter is not None
+    adapter, options = run.adapter
+    adapter.save(trained_tensors(assembly, params), folder, run.config.model, options)
+    if not (folder / adapter.config_file).is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise adapter.failed("save", f"wrote {found}, expected the config_file {adapter.config_file} among the files")
+    copy_tokenizer(run.model_dir, folder)
+    if set(turn_ends) - {*stop_ids(run.model_dir)}:
+        given, written = run.model_dir / GENERATION_CONFIG, folder / GENERATION_CONFIG
+        written.write_bytes(given.read_bytes() if given.is_file() else b"{}")
+        write_stops(written, turn_ends, run.model_dir)
+
+
+def kind_of_adapter(registry: Registry, folder: Path) -> str:
+    """Return the name of the installed adapter plugin that reads a folder, by its content.
+
+    Raises ConfigError if there is none, or several.
+    """
+    adapters = {name: registry.adapter(name) for name in registry.names("adapter")}
+    if not adapters:
+        raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
+    named = {name: adapter for name, adapter in adapters.items() if (folder / adapter.config_file).is_file()}
+    found = [name for name, adapter in named.items() if adapter.matches(folder)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{folder}: could be an adapter of {' or '.join(found)}. Choose one: --adapter {found[0]}.")
+    if len(adapters) == 1 and not named:  # its own error says what the folder lacks
+        return next(iter(adapters))
+    if not named:
+        readers: dict[str, list[str]] = {}
+        for name, adapter in adapters.items():
+            readers.setdefault(adapter.config_file, []).append(name)
+        wanted = ", ".join(f"{file} ({', '.join(names)})" for file, names in readers.items())
+        below = sorted(str(path.parent) for file in readers for path in folder.glob(f"*/{file}"))
+        name = f"Name the folder of one{f': {below[0]}' if below else ''}."
+        raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}. {name}")
+    path = folder / next(iter(named.values())).config_file
+    content = read_json(path, "Save the adapter again.")  # its kind, and the features that are on:
+    facts = {key: value for key, value in content.items() if key == "peft_type" or (key.startswith("use_") and value)}
+    said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in facts.items())
+    package = next((ADAPTER_FIELDS[key] for key in facts if key in ADAPTER_FIELDS), None)
+    raise ConfigError(
+        f"{path}{f' says {said}' if said else ''}: no installed adapter reads it; {', '.join(named)} "
+        f"{'does' if len(named) == 1 else 'do'} not. "
+        + (f"pip install {package}" if package else "Install the package that does, or name another folder.")
+    )
+
+
+@dataclass(frozen=True)
+class Merging:
+    """A saved adapter and its base, checked to fit each other."""
+
+    base_dir: Path
+    merge: Merge
+    adapter_dir: Path | None = None
+
+    def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+        """Write the merged model into a folder. A model in it is replaced, unless `make_room` moves it away.
+
+        `make_room` is called once all files are written.
+        """
+        from .hf import CONFIG, save_files, write_merged
+
+        merge = self.merge
+        save_files(
+            output,
+            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack, self.adapter_dir),
+            CONFIG,
+            make_room=make_room,
+        )
+
+
+def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
+    """Read the adapter in `folder` and find its base: `base`, else the one that its files name.
+
+    Raises ConfigError if the base cannot be found or does not fit.
+    """
+    merge = adapter.merge(folder)
+    model = base or merge.base_model
+    if not model:
+        raise ConfigError(f"{folder / adapter.config_file}: names no base model. Give it: --base MODEL.")
+    if not base and merge.base_revision and find_local(model) is None:
+        raise ConfigError(
+            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, but models are downloaded at their "
+            f"main revision. Download it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
+            "give its folder: --base base."
+        )
+    where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
+    base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
+    config = read_config(base_dir)
+    if QUANTIZATION in config:
+        raise ConfigError(
+            f"{base_dir / CONFIG_FILES[0]}: {QUANTIZATION}: the weights are stored quantized, and an adapter is merged "
+            "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
+        )
+    merge.check(config)
+    return Merging(base_dir, merge, folder)

@@ -1,0 +1,114 @@
+"""A model that several processes write to a checkpoint: each the ranges of the tensors that its ranks have. Exports it.
+
+Its folder holds the ranges, under the names and shapes of Hugging Face, and the index of the files to be made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from surogate_core.api import WeightMap
+from surogate_core.api.destination import MANIFEST, STATE
+from surogate_core.errors import ConfigError
+from surogate_core.runtime.pieces import Pieces
+
+from ..reporting.text import names_text
+from .folders import list_checkpoints
+from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
+from .manifest import DamagedCheckpoint, read_manifest, verify_files
+from .saved_tensors import SavedTensor, read_tensors
+from .states import write_tensors
+from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
+from .tensor_file import write_safetensors
+
+
+def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str, str]:
+    """Write what a process has of a model, and process 0 also the other files of the model and the index.
+
+    `model.params` of another process has divided params only. Return {file name: hash}, as `write_model` does.
+    """
+    (directory / RANGES_FOLDER).mkdir(exist_ok=True)
+    if process == 0:
+        whole = [SavedTensor(t.name, t.shape, saved_dtype(model, m.param)) for m in model.weights for t in m.tensors]
+        index = weight_index(shards_of(whole, model.max_shard_bytes))
+        (directory / RANGES_FOLDER / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_rest(directory, model)
+    stem = f"{RANGES_FOLDER}/model"
+    return write_tensors(directory, stem, stored_tensors(model), process, model.max_shard_bytes)
+
+
+def load_model(directory: Path, maps: Sequence[WeightMap], params: Mapping[str, Pieces]) -> None:
+    """Copy the model of a checkpoint, in ranges or not, into what a process has of `params`, converting dtypes.
+
+    Raises ConfigError, naming file and tensor, if it is not the model of `maps`.
+    """
+    if not (directory / RANGES_FOLDER).is_dir():
+        open_weights(directory, maps).load(params)
+        return
+    tensors = _tensors(directory)
+    for m in maps:
+        for tensor, row in rows_of(m):
+            found = tensors.get(tensor.name)
+            if found is None or list(found.shape) != list(tensor.shape):
+                held = "missing" if found is None else f"{list(found.shape)}"
+                raise ConfigError(
+                    f"{directory / RANGES_FOLDER}: {tensor.name} is {held}, expected {list(tensor.shape)}."
+                )
+            if m.param in params:
+                found.read_into(params[m.param].rows(row, tensor.shape))
+
+
+def join_ranges(directory: Path, source: Path) -> None:
+    """Write the weights of the checkpoint `source` to `directory` as files of Hugging Face, a block at a time."""
+    tensors, weight_map = _tensors(source), read_weight_map(source / RANGES_FOLDER / INDEX)
+    for file in sorted(set(weight_map.values())):
+        write_safetensors(directory / file, [tensors[name] for name, at in weight_map.items() if at == file])
+    if set(weight_map.values()) != {WEIGHTS}:
+        shutil.copyfile(source / RANGES_FOLDER / INDEX, directory / INDEX)
+
+
+def _tensors(directory: Path) -> dict[str, SavedTensor]:
+    """Return the tensors of the model. Raises ConfigError unless they are those that its index names."""
+    folder = directory / RANGES_FOLDER
+    tensors = read_tensors(sorted(folder.glob("*.safetensors")))
+    if differing := sorted(tensors.keys() ^ read_weight_map(folder / INDEX).keys()):
+        raise ConfigError(
+            f"{folder}: its files and its {INDEX} differ in {names_text(differing)}. The checkpoint is damaged: use "
+            "another one."
+        )
+    return tensors
+
+
+def export_model(folder: Path, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+    """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
+
+    Raises ConfigError for a folder that is no checkpoint, is damaged, or holds an adapter.
+    """
+    if checkpoints := list_checkpoints(folder):
+        raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
+    if not (folder / MANIFEST).is_file():
+        fault = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
+        raise ConfigError(f"{folder}: {fault}. Name one that a run has saved, such as output/step_00000050.")
+    try:
+        manifest = read_manifest(folder)
+        if CONFIG not in manifest.files:
+            raise ConfigError(
+                f"{folder}: holds an adapter, not a model. Merge it into its base: surogate merge {folder} OUTPUT"
+            )
+        verify_files(folder, manifest)
+    except DamagedCheckpoint as damage:
+        raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
+    files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
+    save_files(output, lambda fresh: join_files(folder, files, fresh), CONFIG, make_room=make_room)
+
+
+def join_files(folder: Path, files: Iterable[str], output: Path) -> None:
+    """Copy files of `folder` to `output`, and write the weights there that `folder` has in ranges."""
+    for file in files:
+        (output / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / file, output / file)
+    if (folder / RANGES_FOLDER).is_dir():
+        join_ranges(output, folder)

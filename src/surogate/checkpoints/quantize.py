@@ -1,0 +1,119 @@
+"""`surogate quantize`: a model's checkpoint with the matrices of its blocks in a weight format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from surogate_core.api import HFTensor
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.errors import ConfigError
+from surogate_core.planning.plan import Plan
+from surogate_core.plugins.registry import Registry
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.runtime.finite_check import contents
+
+from ..config.load import LoadedConfig, load_config
+from ..config.yaml import apply_overrides
+from ..hub.config_json import QUANTIZATION, refused_quantized
+from ..runs.run import Run
+from .checked_form import CheckedForm
+from .hf import CONFIG, save_files, write_changed
+from .matrix_codec import MatrixCodec
+from .stored_weights import file_of, open_weights
+
+_MODULE = ".weight"
+_HEAD = "lm_head"
+
+
+_KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding", "plugins")
+"""Keys of core that change what is stored."""
+_SOURCE = "surogate quantize"
+
+
+def config_of(model: str, overrides: Sequence[str], registry: Registry) -> LoadedConfig:
+    """Return the config of a run that stores `model` in the format that `overrides`, "key=value", select.
+
+    Raises ConfigError for keys that do not change what is stored.
+    """
+    given = apply_overrides({}, overrides)
+    if "model" in given:
+        raise ConfigError(f"{_SOURCE}: model: is the first argument, {model}. Remove it from --set.")
+    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
+    loaded = load_config(given | keys, registry=registry, mode="sft", source=_SOURCE)
+    formats = registry.weight_formats().values()
+    known = [*_KEYS, *(info.alias or name for f in formats for name, info in f.options.model_fields.items())]
+    if other := sorted(set(given) - set(known)):
+        raise ConfigError(
+            f"{_SOURCE}: {', '.join(other)}: changes nothing here. Remove it from --set; keys that change what is "
+            f"stored: {', '.join(known)}."
+        )
+    return loaded
+
+
+def codec_of(run: Run, dtype: str) -> MatrixCodec:
+    """Return the codec of the run's weight format for a model in `dtype`. Raises ConfigError if it has none."""
+    if run.weight_format is None:
+        keys = [f"{format.key}: true" for format in run.registry.weight_formats().values()]
+        raise ConfigError(f"no weight format is selected. Set one of: {', '.join(keys) or 'none is installed'}.")
+    format, options = run.weight_format
+    return MatrixCodec(format, options, run.registry.ops, dtype)
+
+
+def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
+    """Return the checkpoint's tensors that the run stores in its weight format, by name."""
+    return {tensor.name: tensor for m in assembly.weights if m.param in assembly.stored for tensor in m.tensors}
+
+
+def quantize_checkpoint(
+    run: Run, planned: Plan, output: Path, notice: Callable[[str], None], make_room: Callable[[], object]
+) -> None:
+    """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
+
+    They have the bits that the run would store, which rounds weights to its dtype first. `notice` gets what the format
+    has to tell about the checkpoint. `make_room` is called once all files are written, before they replace those of a
+    model in `output`.
+
+    Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
+    config.json, or a weight is not finite.
+    """
+    codec, tensors = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
+    form, weights = _form(run, codec, tensors.values()), planned.assembly.weights
+    open_weights(run.model_dir, weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
+    every = [tensor for m in weights for tensor in m.tensors]
+    others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
+    head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
+    config = form.config(list(dict.fromkeys((*head, *others))))
+    if line := form.form.notice(list(tensors.values()), codec.options):
+        notice(line)
+
+    def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
+        rounded = weight.to(TORCH_DTYPES[codec.dtype])
+        if not (found := contents(rounded)).finite:
+            raise ConfigError(f"{file_of(run.model_dir, name)}: {name} holds {found}. Use another checkpoint.")
+        if name not in tensors:
+            return {name: weight}
+        parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype)
+        return {part: tensor.contiguous() for part, tensor in parts.items()}
+
+    def write(folder: Path) -> None:
+        write_changed(folder, run.model_dir, {tensor.name for tensor in every}, quantized, {QUANTIZATION: {**config}})
+
+    save_files(output, write, CONFIG, make_room=make_room)
+
+
+def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedForm:
+    """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
+    if moved := [tensor for tensor in tensors if tensor.layout]:
+        raise ConfigError(f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which no weight format can hold.")
+    if codec.format.checkpoints is None:
+        raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
+    if run.config.quantize_embedding:
+        raise ConfigError(
+            "quantize_embedding: quantized checkpoints hold embeddings in floating point. Remove the key."
+        )
+    if QUANTIZATION in run.model_config:
+        raise refused_quantized(run.model_dir, "They cannot be quantized again")
+    return CheckedForm(codec.format, codec.format.checkpoints, codec.options)

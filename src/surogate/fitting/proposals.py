@@ -1,0 +1,176 @@
+"""Settings that fit a device, the fastest first: what `--fit` shows, and the suggestions of a run that does not fit.
+
+An optimizer step keeps its rows, so a search (`search.py`) changes nothing but the order in which gradients are summed.
+Last resorts change what the run learns: gradients and optimizer states in bf16, an adapter, a base in few bits, shorter
+rows. Each is searched on its own, as a run with that change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from math import inf
+
+from surogate_core.errors import SurogateError
+from surogate_core.planning.plan import Plan
+
+from ..runs.plan import sketch_run
+from ..runs.run import Run
+from .changes import (
+    Changes,
+    Proposal,
+    changed,
+    divided_axes,
+    given_up,
+    longest_that_may_fit,
+    offload_axes,
+    recompute_axis,
+    resorts,
+    resorts_if_nothing_fits,
+    shorter_rows,
+    with_level,
+)
+from .search import ALIKE, Search
+
+_MOST_PLANS = 13, 7
+"""Plans of the search for the run, and of that for each last resort."""
+_MOST_PLANS_TO_SUGGEST = 8, 5
+"""The same for suggestions, which `surogate plan` and the start of a run wait for."""
+_LESS = 0.98
+"""A slower proposal is shown if it takes at most this share of the device memory of a faster one."""
+_LESS_HOST = 0.75
+"""The same of the host memory."""
+_SLOWER = 1.25
+"""A proposal that takes longer than this, over the fastest, is not shown."""
+_FASTER = 0.95
+"""A last resort is shown next to what gives up less if its step takes at most this share of the time, or less pinned
+memory and not much longer (`_SLOWER`)."""
+
+
+def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
+    """Return up to `count` settings that fit the device of `plan`, the fastest first; for a run that does not fit, then
+    the last resorts that are faster still.
+
+    The first one has no changes if the run as it is is the fastest.
+    """
+    return [proposal for proposal in _all(run, plan, count, _MOST_PLANS) if proposal.fits]
+
+
+def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
+    """Return up to `count` proposals for a run that does not fit, and none for a run that fits.
+
+    If nothing fits, return the one that needs least: `plan.report` says what is missing.
+    """
+    if plan.report.fits:
+        return []
+    every = _all(run, plan, count, _MOST_PLANS_TO_SUGGEST)
+    return [p for p in every if p.fits] or [p for p in every if p.saves(plan) > 0]
+
+
+def faster_without(run: Run, plan: Plan) -> Proposal | None:
+    """Return the run without what its keys divide, offload and recompute, if that fits too and is faster.
+
+    None for a run that does not fit, and where nothing of this kind is set. Makes one plan at most.
+    """
+    axes = [recompute_axis(run, plan.target.device), *offload_axes(run)]
+    axes += divided_axes(run, plan) if plan.inputs.world_size > 1 else []
+    off = {key: value for axis in axes for key, value in axis.settings[0].items()}
+    if not plan.report.fits or not off:
+        return None
+    changes, own = with_level(run.config, off), plan.inputs
+    try:
+        sketch = sketch_run(
+            changed(run, changes), plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes
+        )
+    except SurogateError:
+        return None
+    found = Proposal(changes, sketch)
+    if found.seconds > _FASTER * plan.report.step.seconds:
+        return None
+    found = found.finished()
+    return found if found.fits and found.seconds <= _FASTER * plan.report.step.seconds else None
+
+
+def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:
+    others: list[Proposal] = []
+    found = _searched(run, plan, {}, most[0])
+    same = [*islice(found, 1)]
+    if not plan.report.fits:
+        others = list(_last_resorts(run, plan, same, most[1]))
+    every = [*same, *islice(found, max(0, count - len(others) - 1)), *others][:count]
+    for proposal in every:
+        proposal.plan.verify()
+    return every
+
+
+def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float = inf) -> Iterator[Proposal]:
+    """Yield what fits with the changes `resort`, the fastest first, without what is in no respect better than another.
+
+    If nothing fits, yield what needs least.
+    """
+    if resort:
+        run, own = changed(run, resort), plan.inputs
+        plan = sketch_run(run, plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes)
+    found = Search(run, plan, most, seconds).proposals()
+    best = min(proposal.seconds for proposal in found)
+    key = (lambda p: p.missing) if best == inf else lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))
+    shown: list[Proposal] = []
+    for proposal in sorted(found, key=key):
+        if proposal.seconds <= _SLOWER * best and not any(_is_no_smaller(proposal, faster) for faster in shown):
+            finished = proposal.finished()
+            if finished.fits or (best == inf and not shown):
+                shown.append(finished)
+                yield replace(finished, changes={**resort, **proposal.changes}, resort=given_up(run, resort))
+
+
+def _is_no_smaller(proposal: Proposal, faster: Proposal) -> bool:
+    """Return whether a proposal takes about as much device and pinned memory as a faster one, or more."""
+    report, other = proposal.plan.report, faster.plan.report
+    total = min(report.device_bytes["total"], report.device.memory_bytes)  # a sketch is finished to fit
+    return total > _LESS * other.device_bytes["total"] and report.pinned_bytes >= _LESS_HOST * other.pinned_bytes
+
+
+def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> Iterator[Proposal]:
+    """Yield the fastest proposal of each last resort that fits, if it is faster than all before it.
+
+    A resort is not tried if what gives up less fits easily: without recomputation and offloading. If nothing fits,
+    yield what gives up more, or else what needs least.
+    """
+    tried: list[tuple[Changes, Proposal]] = [({}, proposal) for proposal in same[:1]]
+
+    def try_resort(resort: Changes) -> Iterator[Proposal]:
+        best = min((p for _, p in tried), key=lambda p: p.seconds, default=None)
+        try:
+            found = [*islice(_searched(run, plan, resort, most, best.seconds if best else inf), 1)]
+        except SurogateError:  # no adapter is installed, or this run cannot have one
+            return
+        tried.extend((resort, proposal) for proposal in found)
+        yield from (p for p in found if p.fits and (best is None or _is_worth_it(p, best)))
+
+    for resort in resorts(run, plan, same[0].plan if same else plan):
+        if not any(less.keys() <= resort.keys() and _fits_easily(proposal) for less, proposal in tried):
+            yield from try_resort(resort)
+    for resort in resorts_if_nothing_fits(run, plan):
+        if not any(proposal.fits for _, proposal in tried):
+            yield from try_resort(resort)
+    least = min((p for _, p in tried), key=lambda p: p.missing, default=Proposal({}, plan)).plan
+    every = list(shorter_rows(run.config))
+    for rows in every:
+        if any(proposal.fits for _, proposal in tried):
+            break
+        if rows["sequence_len"] <= longest_that_may_fit(least) or rows is every[-1]:
+            yield from try_resort(rows)
+            least = tried[-1][1].plan if tried else plan
+    if not any(proposal.fits for _, proposal in tried):
+        yield from sorted((proposal for _, proposal in tried), key=lambda p: p.missing)[:1]
+
+
+def _is_worth_it(resort: Proposal, best: Proposal) -> bool:
+    """Return whether a last resort is faster than what gives up less, or about as fast with less pinned memory."""
+    less = resort.plan.report.pinned_bytes < _LESS_HOST * best.plan.report.pinned_bytes
+    return resort.seconds <= (_SLOWER if less else _FASTER) * best.seconds
+
+
+def _fits_easily(proposal: Proposal) -> bool:
+    return proposal.fits and not proposal.plan.chosen and not proposal.plan.inputs.offload

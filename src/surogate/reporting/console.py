@@ -1,0 +1,135 @@
+"""Reports on stdout as plain lines. `live.py` has the display of a terminal, with the same wording."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from functools import partial
+from typing import TextIO
+
+from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
+
+from .terminal import ignoring_broken_pipe
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+
+_COLUMN_WIDTH = 12
+
+
+def numerics_lines(report: NumericsReport) -> list[str]:
+    """Return the table of a report. Every figure is followed by the block that it belongs to, in brackets.
+
+    Names are those within a block.
+    """
+    groups = {name.partition("*.")[2] or name: figures for name, figures in report.largest().items()}
+    width = max((len(name) for name in groups), default=0)
+    names = "".join(f"{column.name:>{_COLUMN_WIDTH}}" for column in report.columns)
+    lines = [f"numerics at step {report.step}: largest figure, and its block", f"{'':{width}}{names}"]
+    for name, figures in groups.items():
+        cells = (
+            f"{_figure(value, column.unit)}{f' [{block}]' if block >= 0 else ''}"
+            for (value, block), column in zip(figures, report.columns, strict=True)
+        )
+        lines.append(f"{name:{width}}" + "".join(f"{cell:>{_COLUMN_WIDTH}}" for cell in cells))
+    return lines
+
+
+def _figure(value: float, unit: str) -> str:
+    if unit == "steps":
+        return f"{value:.0f}"
+    if unit == "magnitude":
+        return f"{value:.2g}"
+    percent = 100 * value
+    return "0%" if value == 0 else f"{percent:.1f}%" if percent >= 9.95 else f"{percent:.1g}%"
+
+
+class PlainLogger(Logger):
+    """Prints a line every `logging_steps` steps, for the first, last and every skipped step, and for each evaluation.
+
+    No escape codes, ASCII only, at most 80 columns. If the reader of a pipe exits, the lines stop and the run
+    continues.
+    """
+
+    def __init__(self, info: RunInfo, out: TextIO) -> None:
+        self._line = ignoring_broken_pipe(partial(print, file=out, flush=True), out)
+        self._total_steps = info.total_steps
+        self._every = max(1, int(info.config.get("logging_steps") or 1))
+        self._clock = RunClock(info)
+        self._stepped = False
+
+    def report(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            self._step(report)
+        elif isinstance(report, EvalReport):
+            self._clock.eval(report)
+            self._line(eval_line(report))
+        elif isinstance(report, NumericsReport):
+            for line in numerics_lines(report):
+                self._line(line)
+
+    def _step(self, report: StepReport) -> None:
+        self._clock.step(report)
+        first, self._stepped = not self._stepped, True
+        if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
+            self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
+            if report.metrics:
+                self._line(f"  {figures_text(report)}")
+
+
+class RunClock:
+    """The time that the steps and evaluations of a run take. Checkpoints are not counted.
+
+    A step takes the median of the latest ones, which ignores single slow ones (a first step, a busy machine). An
+    evaluation takes as long as the last one; before the first, as planned.
+    """
+
+    def __init__(self, info: RunInfo, window: int = 32) -> None:
+        self._total, self._every = info.total_steps, int(info.config.get("eval_steps") or 0) or info.total_steps
+        self._steps, self._evals = info.done_steps, info.done_steps // self._every
+        self._planned, self._evaluation = info.eval_time, 0.0
+        self._durations: deque[float] = deque(maxlen=window)
+
+    def step(self, report: StepReport) -> None:
+        self._durations.append(report.duration_ms / 1000)
+        self._steps, self._evals = report.step, (report.step - 1) // self._every
+
+    def eval(self, report: EvalReport) -> None:
+        self._evaluation, self._evals = report.duration_ms / 1000, (report.step - 1) // self._every + 1
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds of what is done, and those until the last evaluation is done."""
+        step = statistics.median(self._durations or [1.0])
+        evaluation = self._evaluation or self._planned * step
+        evals_left = (self._total - 1) // self._every + 1 - self._evals if self._planned else 0
+        done = self._steps * step + self._evals * evaluation
+        return done, (self._total - self._steps) * step + evals_left * evaluation
+
+
+def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
+    """Return a step in at most 80 columns, aligned over a run. Without room the duration is left out, then the lr."""
+    digits = len(str(total_steps))
+    head = f"step {report.step:>{digits}}/{total_steps}  loss {loss_text(report.loss):<6}"
+    head += f"  norm {norm_text(report.norm):<4}"
+    if report.skipped:
+        return f"{head}  skipped: not finite"
+    rate = f"{count_text(report.tokens_per_second):>5} tok/s"
+    fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields.append(f"eta {eta_text(eta_seconds)}")
+    if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
+        del fields[3]
+    if len("  ".join(fields)) > LINE_WIDTH:
+        del fields[1]
+    return "  ".join(fields)
+
+
+def eval_line(report: EvalReport) -> str:
+    line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
+    if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
+        line += f" (perplexity {math.exp(report.loss):.4g})"
+    line += f", {figures_text(report)}" if report.metrics else ""
+    return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
+
+
+def figures_text(report: StepReport | EvalReport) -> str:
+    """Return "margin 0.12, accuracy 0.75"."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items())

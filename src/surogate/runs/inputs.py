@@ -1,0 +1,164 @@
+"""From the keys of a run to the inputs of the planner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from surogate_core.api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError
+from surogate_core.plugins.registry import Registry
+from surogate_core.program.shards import Sharding
+from surogate_core.words import fold
+
+from ..config.keys import DISTRIBUTIONS
+from ..config.rope_scaling import with_rope_scaling
+from ..config.schema import STORED_BY
+from ..data.pieces import documents_in_row
+from .run import Run, chosen_loss
+
+
+def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) -> PlanInputs:
+    loaded, config, registry = run.loaded, run.config, run.registry
+    _check_length(run)
+    _check_weight_format(run, device)
+    sharding = config.sharding(world_size)
+    _check_sharding(run, sharding)
+    registry.check_kernel_choices(config.kernel_choices)
+    precision, lowering = _precision(run, device)
+    target = Target(device, config.deterministic)
+    return PlanInputs(
+        ops=registry.ops,
+        model=run.model,
+        dims=run.dims,
+        recipe=registry.recipe(config.recipe),
+        recipe_options=loaded.recipe_options,
+        loss=chosen_loss(loaded, registry),
+        loss_options=loaded.options["loss", config.loss],
+        frozen_reference=config.reference == "frozen",
+        optimizer=registry.optimizer(config.optimizer),
+        optimizer_options=loaded.optimizer_options,
+        precision=precision,
+        lowering=lowering,
+        batch_size=config.per_device_train_batch_size,
+        seq_len=config.sequence_len,
+        grad_accum_steps=config.gradient_accumulation_steps,
+        world_size=world_size,
+        sharding=sharding,
+        nodes=nodes,
+        ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
+        max_documents=config.per_device_train_batch_size
+        * documents_in_row(config.sequence_len, config.sample_packing, registry.loss(config.loss).group_size),
+        lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
+        attn_bwd_chunks=config.attn_bwd_chunks,
+        zero_copy=config.use_zero_copy,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        numerics=config.numerics_report_steps > 0,
+        recompute=config.recomputed_parts,
+        recompute_more=config.recompute == "auto" and (device.sm is not None or config.device_memory_limit is not None),
+        offload=list(_strategies(registry, loaded.options)),
+        adapters=[_adapter(*run.adapter, config.adapter_path)] if run.adapter else [],
+        weight_format=run.weight_format,
+        stored_kinds=frozenset({"matrix", *(kind for kind, key in STORED_BY.items() if getattr(config, key))}),
+        target=target,
+        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
+    )
+
+
+def _adapter(adapter: AdapterDef, options: BaseModel, path: str | None) -> tuple[AdapterDef, BaseModel]:
+    """Return an adapter, without its start if its params are loaded from `path`."""
+    return adapter if path is None else replace(adapter, start=None), options
+
+
+def _strategies(
+    registry: Registry, options: Mapping[tuple[str, str], BaseModel]
+) -> Iterator[tuple[OffloadDef, BaseModel]]:
+    """Yield the offload strategies that the keys of a run select, with their options."""
+    for name in sorted(registry.names("offload")):
+        strategy = registry.offload(name)
+        if strategy.selected(options["offload", name]):
+            yield strategy, options["offload", name]
+
+
+def _check_weight_format(run: Run, device: DeviceInfo) -> None:
+    if run.weight_format is not None:
+        format, options = run.weight_format
+        support = format.supports(device, options)
+        if not support.ok:
+            raise ConfigError(f"{format.key}: true cannot run on {device.title}: {support.reason}.")
+
+
+def _check_sharding(run: Run, sharding: Sharding) -> None:
+    """Raise ConfigError for parts that cannot be trained."""
+    optimizer = run.registry.optimizer(run.config.optimizer)
+    if sharding.gradients and optimizer.granularity is None:
+        raise ConfigError(
+            f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
+            "shard_gradients: false, or use another optimizer."
+        )
+
+
+def _check_length(run: Run) -> None:
+    length, longest = run.config.sequence_len, run.dims.max_positions
+    longest = min(run.config.max_model_len or longest, longest)
+    if length > longest:
+        raise ConfigError(
+            f"sequence_len: {length} is longer than the model allows ({longest} positions). Use {longest} or less"
+            f"{_longer(run)}."
+        )
+
+
+def _longer(run: Run) -> str:
+    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if YaRN is not for it."""
+    positions, length = run.model_config.get("max_position_embeddings"), run.config.sequence_len
+    if not isinstance(positions, int) or positions < 1 or run.config.rope_scaling is not None:
+        return ""
+    scaling: dict[str, object] = {"rope_type": "yarn", "factor": float(-(-length // positions))}
+    try:
+        reaches = run.model.dims(with_rope_scaling(run.model_config, scaling, None)).max_positions >= length
+    except ConfigError:
+        return ""
+    if not reaches:
+        return ""
+    line = f"rope_scaling: {{rope_type: yarn, factor: {scaling['factor']}}}"
+    if run.adapter is None:
+        unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
+        return f", or extend the model by {line}{unless}"
+    return f', or extend the base by "rope_scaling": {json.dumps(scaling)} in its config.json'
+
+
+def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | None]:
+    """Return the dtypes of the run, and what serves those of its products in place of the recipe, if anything does."""
+    config, options = run.config, run.loaded.recipe_options
+    recipe = run.registry.recipe(config.recipe)
+    precision = recipe.precision(config.precision_request, options)
+    lowering = _lowering(run.registry, recipe, precision)
+    supports = [recipe.supports(device, precision, options)]
+    supports += [lowering.supports(device, precision)] if lowering else []
+    for support in supports:
+        if not support.ok:
+            raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
+    return precision, lowering
+
+
+def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> LoweringDef | None:
+    pair = precision.matmul, precision.gradient
+    if recipe.products is None or pair in recipe.products:
+        return None
+    name = "/".join(pair)
+    if name in registry.names("lowering"):
+        found = registry.lowering(name)
+        return found
+    others = (tuple(name.split("/")) for name in registry.names("lowering"))
+    served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))
+    hint = DISTRIBUTIONS.get(("lowering", fold(name)))
+    raise ConfigError(
+        f"matmul_dtype: {pair[0]} with gradient_dtype: {pair[1]} is served neither by recipe {recipe.name} nor by an "
+        f"installed package. Supported pairs (matmul_dtype, gradient_dtype): {served}."
+        + (f" Try: pip install {hint}" if hint else "")
+    )

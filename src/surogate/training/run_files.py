@@ -1,0 +1,278 @@
+"""The files of a run: what its writer writes, and the twin of the other processes, which write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from surogate_core.api import RunInfo
+from surogate_core.errors import RunStopped
+from surogate_core.machine.timing import FirstStep, mark
+
+from ..checkpoints import folders as checkpoint
+from ..checkpoints import hf
+from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_params, open_merge, write_adapter
+from ..checkpoints.model_ranges import join_files
+from ..checkpoints.progress import Progress
+from ..checkpoints.resume import Resumed
+from ..checkpoints.writer import CheckpointWriter, open_writer
+from ..config.load import resolved
+from ..machine.system import available_memory_bytes
+from ..outputs.check import OutputCheck
+from ..outputs.folder import open_output, set_aside
+from ..outputs.model_card import write_card
+from ..outputs.push import push, reserve
+from ..reporting.gpu_telemetry import open_telemetry
+from ..reporting.loggers import Loggers, open_loggers
+from ..reporting.picture import import_ahead
+from ..runs.versions import run_versions
+from ..world.processes import Processes
+from .joint_write import refuse_unshared, write_together
+from .result import TrainResult
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from surogate_core.runtime.pieces import Pieces
+    from surogate_core.runtime.team import AnyWorker
+
+    from ..checkpoints.saved_run import SavedRun
+    from ..checkpoints.writer import View
+
+SHORT_RUN_SECONDS = 60
+"""A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
+after them."""
+
+
+class NoFiles:
+    """The files of a process that writes none, and its `CheckpointWriter`. The methods are those of `RunFiles`."""
+
+    def _nothing(self, *given: Any, **named: Any) -> None:
+        """The writer does it."""
+
+    prepare = write_outputs = finish = save = poll = wait = close = _nothing
+
+    def open_checkpoints(self, worker: AnyWorker) -> CheckpointWriter:
+        return self
+
+    def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+        return Loggers()
+
+    def push(self, result: TrainResult) -> TrainResult:
+        return result
+
+
+@dataclass
+class PartFiles(NoFiles):
+    """The files of a process that has parts of values: it writes them into checkpoints and models of the writer."""
+
+    saved_run: SavedRun
+    steps: Steps
+    processes: Processes
+    notice: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.run, self.plan, self.config = self.saved_run.run, self.saved_run.plan, self.saved_run.run.config
+        self.output, self.checkpoints = Path(self.config.output_dir), Path(self.config.resolved_checkpoint_dir)
+
+    def open_checkpoints(self, worker: AnyWorker) -> CheckpointWriter:
+        """Return the writer of checkpoints. A run that saves only at its end needs none in the background."""
+        background = self.config.save_in_background and 0 < self.config.save_steps < self.steps.total
+        world, free = self.processes.world, available_memory_bytes()
+        if self.saved_run.divided and not self.processes.alone:
+            refuse_unshared(self.processes, "checkpoint_dir", self.checkpoints)
+            self.saved_run.refuse_ranges(world.processes)
+            free //= world.processes // world.nodes  # all have looked before any of them allocates
+        values = self.saved_run.values
+        write, ranks = self._write_checkpoint, world.ranks
+        return open_writer(worker, values, write, self.notice, background=background, free=free, ranks=ranks)
+
+    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> str:
+        """Write what this process has of the checkpoint of a step. Return what notices call it."""
+        path = checkpoint.step_folder(self.checkpoints, step)
+        write_together(self.processes, None, lambda folder: self._write_own(folder, step, view))
+        return f"its part of {path.name}"
+
+    def _write_own(self, folder: Path, step: int, view: View) -> Mapping[str, str]:
+        saved_run, world = self.saved_run, self.processes.world
+        own = (v for v in saved_run.weights if v.shard or world.writer)
+        self._refuse_nonfinite((tensor for v in own for tensor in view(v).tensors), step)
+        path = checkpoint.step_folder(self.checkpoints, step)
+        with checkpoint.stopping_when_disk_refuses(path, safe_in=self.checkpoints):
+            return saved_run.write(folder, view, world.process, world.processes)
+
+    def _refuse_nonfinite(self, weights: Iterable[Tensor], step: int) -> None:
+        """Raise RunStopped for weights with NaN or inf, so that they never replace a good checkpoint.
+
+        An update can overflow although its gradient was finite.
+        """
+        from surogate_core.runtime.finite_check import all_finite
+
+        if all_finite(weights):
+            return
+        complete = checkpoint.list_checkpoints(self.checkpoints)
+        raise RunStopped(
+            f"step {step}: the weights hold NaN or inf: an update overflowed. They are not saved; "
+            + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint is complete yet. ")
+            + "Lower learning_rate or weight_decay."
+        )
+
+    def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
+        """Write the parts of the trained model that this process has, if no process has all of it."""
+        if self.saved_run.in_ranges(self.processes.world.processes):
+            self.processes.at("writing the outputs", seconds, saving=True)
+            worker.settle()
+            with checkpoint.stopping_when_disk_refuses(self.output, safe_in=self.checkpoints):
+                write_together(self.processes, None, partial(self._write_ranges, self._pieces(worker), progress.step))
+
+    def _pieces(self, worker: AnyWorker) -> Mapping[str, Pieces]:
+        """Return what this process has of the weights: parts, and of the writer also whole ones."""
+        writer = self.processes.world.writer
+        return {name: worker.pieces(v) for name, v in self.plan.assembly.params.items() if v.shard or writer}
+
+    def _write_ranges(self, params: Mapping[str, Pieces], step: int, folder: Path) -> Mapping[str, str]:
+        world = self.processes.world
+        self._refuse_nonfinite((tensor for held in params.values() for tensor in held.tensors), step)
+        return self.saved_run.write_model(folder, params, world.process, world.processes)
+
+
+@dataclass
+class RunFiles(PartFiles):
+    """The files of the writer. A run calls the methods in their order, each once."""
+
+    check: OutputCheck
+    repo: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.checked = self.config.verify_outputs and self.run.model.in_transformers
+
+    def prepare(self) -> None:
+        """Reserve the repository of the upload. Let the output check import its libraries during a short run.
+
+        During a long one it would only hold memory.
+        """
+        self.repo = reserve(self.config) if self.config.push_to_hub else ""
+        if self.checked and self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS:
+            self.check.prepare(self.run)
+        else:
+            self.check.end()
+
+    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> str:
+        """Write the checkpoint of a step with what the other processes have of it, and remove old ones."""
+        saved_run = self.saved_run
+
+        def write_own(folder: Path) -> Mapping[str, str]:
+            return self._write_own(folder, step, view)
+
+        def fill(folder: Path) -> None:
+            together = saved_run.divided
+            own, others = write_together(self.processes, folder, write_own) if together else (write_own(folder), {})
+            saved_run.complete(folder, step, progress, own, others)
+
+        path = checkpoint.save_checkpoint(self.checkpoints, step, fill)
+        self.processes.checkpoint = path.name
+        checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
+        return path.name
+
+    def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+        """Make the folders, and return the loggers, the reports on GPUs first. `stack` closes them."""
+        from surogate_core.runtime.device import gpu_uuids
+
+        run = self.run
+        set_aside(run.loaded, resumed, self.notice)
+        open_output(run.loaded, run_versions(run, self.plan), self.notice)
+        if run.adapter is not None:  # so that one that cannot be saved is found before the training
+            with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
+                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)
+        loggers = Loggers()
+        stack.callback(loggers.close)
+        for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
+            loggers.opened.append(logger)
+        if self.plan.target.device.sm is not None and self.config.log_gpu_util:
+            uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
+            loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
+        loggers.opened.append(FirstStep())
+        return loggers
+
+    def _run_info(self, progress: Progress) -> RunInfo:
+        plan, loader, held = self.plan, self.steps.loader, self.steps.data.validation
+        rows = min(held.n_rows, self.config.eval_samples or held.n_rows) if held else 0
+        return RunInfo(
+            run_name=self.config.resolved_run_name,
+            output_dir=self.output,
+            total_steps=self.steps.total,
+            steps_per_epoch=loader.steps_per_epoch,
+            tokens_per_step=loader.tokens_per_step,
+            config=resolved(self.run.loaded),
+            versions=run_versions(self.run, plan),
+            device=self.saved_run.versions["device"],
+            parameters=plan.assembly.n_params,
+            trainable_parameters=plan.assembly.n_trainable,
+            done_steps=progress.step,
+            eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
+            planned={
+                "tokens_per_second": plan.report.tokens_per_second,
+                "device_bytes": plan.report.device_bytes["total"],
+            },
+        )
+
+    def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
+        """Write the trained model, or the adapter and, if asked for, the merged model, which `check` begins to load.
+
+        The other processes wait for it, `seconds` at most.
+        """
+        from ..checkpoints.saved_run import model_export
+
+        self.processes.at("writing the outputs", seconds, saving=True)
+        run, plan, step = self.run, self.plan, progress.step
+        if self.checked:
+            self.check.prepare(run)
+        worker.settle()
+        params = self._pieces(worker)
+
+        def write_joined(fresh: Path) -> None:
+            with TemporaryDirectory(dir=self.checkpoints, prefix=checkpoint.SAVING) as name:
+                write_together(self.processes, Path(name), partial(self._write_ranges, params, step))
+                join_files(Path(name), [path.name for path in Path(name).iterdir() if path.is_file()], fresh)
+
+        if self.saved_run.in_ranges(self.processes.world.processes):
+            hf.save_files(self.output, write_joined, hf.CONFIG, safe_in=self.output)
+        else:
+            self._refuse_nonfinite((tensor for held in params.values() for tensor in held.tensors), step)
+            if run.adapter is None:
+                hf.save_model(self.output, model_export(run, plan, params, self.saved_run.turn_ends))
+            else:
+                self._write_adapter({v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)})
+        mark("outputs written")
+        if self.checked:
+            import_ahead()
+            self.check.load(run)
+
+    def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
+        assert self.run.adapter is not None
+        adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
+        ends = self.saved_run.turn_ends
+        write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained, turn_ends=ends)
+        hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
+        if self.config.merge_adapter:
+            open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
+
+    def finish(self, progress: Progress) -> None:
+        """Wait for the check of the outputs and write the model card."""
+        if self.checked:
+            self.check.finish(self.run)
+            mark("outputs loaded once")
+        write_card(self.run, self.plan, self.repo, progress, self.saved_run.versions)
+
+    def push(self, result: TrainResult) -> TrainResult:
+        """Upload the outputs if that was asked for, and return the result with where they are."""
+        if not self.repo or result.signal_exit:
+            return result
+        return replace(result, pushed=push(result.adapter_dir or result.output_dir, self.repo, self.notice))

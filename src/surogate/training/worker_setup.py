@@ -1,0 +1,187 @@
+"""Creates the worker of a run, fills its buffers with weights, and has it check what ops write for NaN and inf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from surogate_core.api import Comm, KernelDef, Op, World
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.assembly.resolve import KernelTable, idle_modules
+from surogate_core.errors import ConfigError
+from surogate_core.planning.plan import Plan
+from surogate_core.plugins.registry import Registry
+
+from ..checkpoints.adapter import load_adapter, trained_tensors
+from ..runs.run import Run
+from ..world.processes import Processes
+
+if TYPE_CHECKING:
+    from surogate_core.runtime.arena import Buffers
+    from surogate_core.runtime.team import AnyWorker
+    from surogate_core.runtime.worker import Worker
+
+
+SELECTED = "the selection of algorithms"
+
+
+def make_worker(
+    run: Run,
+    plan: Plan,
+    comms: Sequence[Comm] = (),
+    notice: Callable[[str], None] = print,
+    processes: Processes | None = None,
+) -> AnyWorker:
+    """Return a worker for the device that the run is planned for; a team of workers if it is planned for several ranks.
+
+    `comms`: one for each rank of this process. `notice` is called with lines for the user, by the first rank only.
+    `processes`: those of the run, which all call this. They use the algorithms that the writer selects, because sums in
+    another order would make bits depend on the rank.
+    """
+    from surogate_core.runtime.bind import ExecutionContext
+    from surogate_core.runtime.comms.single import ALONE
+    from surogate_core.runtime.team import Team
+    from surogate_core.runtime.worker import Worker
+
+    from ..machine.autotune_cache import AutotuneCache
+
+    config, assembly, target = run.config, plan.assembly, plan.target
+    comms = comms or [ALONE]
+    together = processes or Processes(World())
+    if target.device.sm is None:
+        return _on_cpu(run, plan, comms, together)
+    cache = AutotuneCache(target.device.title, notice)
+    if not together.world.writer:
+        cache.use(together.share(None, SELECTED))
+    idle = idle_modules(plan.kernels)  # only with kernels: allow_reference; otherwise the run was refused
+
+    def kernel_for(op: Op) -> KernelDef | None:
+        kernel = plan.kernels.kernel(op)
+        return None if kernel is None or kernel.module in idle else kernel
+
+    def on_gpu(comm: Comm) -> Worker:
+        context = ExecutionContext(
+            ops=plan.inputs.ops,
+            kernel_for=kernel_for,
+            target=target,
+            notice=notice if comm.rank == 0 else lambda line: None,  # the first rank has given the same one
+            autotune_cache=cache.attach,
+            comm=comm,
+            allow_reference=config.allows_references,
+        )
+        return Worker.on_gpu(assembly, context, config.train_seed)
+
+    worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0])
+    cache.save()
+    if together.world.writer:
+        together.share(cache.selected(), SELECTED)
+    return worker
+
+
+def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> AnyWorker:
+    """Of several ranks, each has one thread: more would wait for each other on the same cores."""
+    import torch
+
+    from surogate_core.runtime.team import Team
+    from surogate_core.runtime.worker import Worker
+
+    def make(comm: Comm) -> Worker:
+        return Worker.on_cpu(plan.assembly, plan.inputs.ops, run.config.train_seed, comm)
+
+    def one_of_several(comm: Comm) -> Worker:
+        torch.set_num_threads(1)
+        return make(comm)
+
+    if plan.report.world_size == 1:
+        return make(comms[0])
+    threads = torch.get_num_threads()
+    team = Team(comms, one_of_several, processes.check)
+    torch.set_num_threads(threads)  # what each rank has set is the default of other threads too
+    return team
+
+
+def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
+    """Fill the worker's params with random weights or the model's, and its states with their initial values.
+
+    Derived states of staged params are made here, because these params do not stay in memory.
+    """
+    from surogate_core.runtime.finite_check import contents
+    from surogate_core.runtime.initialize import initialize
+
+    from ..checkpoints.base import load_base, refuse_nonfinite
+
+    config = run.config
+    view = worker.buffers.persistent
+    stored = {weight.param for weight in assembly.weights if not weight.new}
+    initialize(
+        (v for v in assembly.declared if v.init and (config.from_scratch or v.name not in stored)),
+        view,
+        config.train_seed,
+        config.init_projections_to_zero,
+    )
+    if config.from_scratch:
+        _draw_staged(assembly, worker, config.train_seed, config.init_projections_to_zero)
+    else:
+        load_base(run, assembly, worker)
+        refuse_nonfinite(run, assembly, worker.params())
+    load_adapter(run, assembly, worker.params())
+    if config.adapter_path is not None:
+        for name, tensor in trained_tensors(assembly, worker.params()).items():
+            held = contents(tensor)
+            if not held.finite:
+                raise ConfigError(f"adapter_path: {config.adapter_path}: {name} holds {held}. Use another adapter.")
+
+
+def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
+    """Draw the params of which ranks keep their parts, block by block."""
+    from surogate_core.runtime.initialize import initialize
+
+    for part in assembly.staging:
+        views = worker.staged(part)
+        staged = [replace(place, name=param.name) for param, place in part.places.items()]
+        initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
+        worker.derive(part)
+
+
+def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str]) -> None:
+    """Take the parts of what the process of rank 0 loads or draws at the same time.
+
+    `stored`: the params that the model's files hold in the run's weight format.
+    """
+    for part in assembly.staging:
+        if part.divides and part.makes(stored):
+            worker.derive(part)
+        if states := worker.staged_states(part).keys() & stored:
+            worker.divide(part, states)
+
+
+def check_finite(run: Run, plan: Plan, worker: AnyWorker, steps_done: int = 0) -> None:
+    """Make `worker`, whose weights are loaded, raise NonFiniteError at the first op that writes NaN or inf.
+
+    `steps_done`: optimizer steps before this call, for the error. Raises ConfigError if the weights hold NaN or inf.
+    """
+    from ..checkpoints.base import refuse_nonfinite
+
+    refuse_nonfinite(run, plan.assembly, worker.params())
+    watch_finite(run.registry, plan, worker, steps_done)
+
+
+def watch_finite(registry: Registry, plan: Plan, worker: AnyWorker, steps_done: int) -> None:
+    """`check_finite` without the check of the weights."""
+    from surogate_core.runtime.finite_check import FiniteCheck
+
+    def make(buffers: Buffers) -> FiniteCheck:
+        return FiniteCheck(plan.assembly, buffers, lambda op: _served_by(registry, plan.kernels, op), steps_done)
+
+    worker.watch(make)
+
+
+def _served_by(registry: Registry, kernels: KernelTable, op: Op) -> str:
+    """Return the package that runs an op, with its version."""
+    found = kernels[op]
+    if found.kernel:
+        versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}
+        return f"compiled kernel of {versions[found.provider]}"
+    kind = op.attrs["of"] if op.kind == "reference_vjp" else op.kind
+    return f"torch reference of {registry.source('op', kind).plugin}"
