@@ -149,8 +149,8 @@ class Case:
         self.environment.pip("check")
 
     def install_with_program(self, *names: str | Path) -> None:
-        """Install packages, and the program without those that it requires besides."""
-        self.install(*names)
+        """Install packages, and the program without those that it requires, which `pip check` would miss."""
+        self.environment.pip("install", "--quiet", *self.constrain, "--find-links", DIST, *names)
         self.environment.pip("install", "--quiet", "--no-deps", "--find-links", DIST, "surogate")
 
     def surogate(self, *args: str, code: int = 0) -> str:
@@ -281,7 +281,7 @@ def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -
     assert "bf16" not in case.plugins()
     message = case.surogate("plan", "run.yaml", code=2)
     assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in message
-    case.install("surogate-recipe-bf16")
+    case.install_with_program("surogate-recipe-bf16")
     case.surogate("plan", "run.yaml")
     case.environment.pip("uninstall", "--quiet", "--yes", "surogate-recipe-bf16")
     assert "pip install surogate-recipe-bf16" in case.surogate("plan", "run.yaml", code=2)
@@ -301,7 +301,7 @@ def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case, recipe: st
     case.install_with_program("surogate-core", "surogate-models", "surogate-optim-adamw-8bit", "surogate-recipe-bf16")
     plan = ("plan", "run.yaml", "--set", f"recipe={recipe}", "--set", "model_dtype=bf16")
     assert f"Installed: bf16. Try: pip install {package}" in case.surogate(*plan, code=2)
-    case.install(package)
+    case.install_with_program(package)
     case.surogate(*plan)
     case.surogate("plan", "run.yaml")
     case.environment.pip("uninstall", "--quiet", "--yes", package)

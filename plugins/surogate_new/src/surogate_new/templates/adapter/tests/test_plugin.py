@@ -28,5 +28,5 @@ def test_what_is_saved_is_loaded_and_scales_the_rows_of_the_weight(tmp_path: Pat
 
 
 def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Name the folder that has it"):
+    with pytest.raises(ConfigError, match="name the folder that has it"):
         FORMAT.load(tmp_path, NoOptions())
