@@ -8,9 +8,11 @@ A shell lets processes in the background ignore SIGINT, nohup SIGHUP, and theirs
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -31,6 +33,20 @@ import surogate_recipes_nvfp4  # noqa: F401
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the folders of tests for a GPU, more than half of all tests, where none of these is asked for."""
     return True if collection_path.name == "gpu" and "not gpu" in config.option.markexpr else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Let one process at a time import a module of tests, where several of them collect side by side.
+
+    The first one writes bytecode of the module and of what it imports, and the others read it, a module behind. Else
+    each process rewrites every `assert` and compiles transformers on a fresh clone, at the same time.
+    """
+    if not isinstance(collector, pytest.Module) or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
