@@ -150,23 +150,30 @@ def parts(path: Path, root: Path) -> str:
 @cache
 def imports(path: Path, package: str, root: Path) -> list[tuple[ast.stmt, str, bool]]:
     """(statement, absolute module, whether it runs at import time) for every import of a file."""
-    tree = ast.parse(path.read_text(), str(path))
-    deferred = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(node)
-        for child in ast.walk(node)
-    }
     folder = [package, *path.relative_to(root).parts[:-1]]
     found: list[tuple[ast.stmt, str, bool]] = []
-    for node in ast.walk(tree):
+    for node, runs in _statements(parsed(path), True):
         if isinstance(node, ast.Import):
-            found += [(node, alias.name, id(node) not in deferred) for alias in node.names]
+            found += [(node, alias.name, runs) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = folder[: len(folder) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(node, f"{module}.{alias.name}", id(node) not in deferred) for alias in node.names]
+            found += [(node, f"{module}.{alias.name}", runs) for alias in node.names]
     return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def _statements(node: ast.AST, runs: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """(statement, whether it runs at import time) for every statement inside of `node`, at any depth."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            now = runs and not (isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(child))
+            yield child, now
+            yield from _statements(child, now)
 
 
 def _is_type_checking(node: ast.AST) -> bool:
@@ -395,7 +402,7 @@ def test_neither_core_nor_the_program_names_a_plugin() -> None:
     for _, root, path in house_files():
         if path.relative_to(root).as_posix() in MAY_NAME:
             continue
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         docstrings = {
             id(node.value)
             for node in ast.walk(tree)
