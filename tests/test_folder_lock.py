@@ -42,8 +42,11 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_of_processes_that_start_at_once_exactly_one_holds_both_folders_and_the_other_names_it(tmp_path: Path) -> None:
-    for attempt in range(20):
+@pytest.mark.parametrize("attempts", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_of_processes_that_start_at_once_exactly_one_holds_both_folders_and_the_other_names_it(
+    tmp_path: Path, attempts: int
+) -> None:
+    for attempt in range(attempts):
         a, b = tmp_path / f"{attempt}" / "a", tmp_path / f"{attempt}" / "b"
         pair = start(a, b), start(b, a)
         lines = [first_line(process) for process in pair]
