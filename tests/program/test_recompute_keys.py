@@ -68,8 +68,18 @@ def test_every_key_is_bit_identical_and_saves_memory(precision: str) -> None:
         assert after < before, sorted(parts)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+QUICK = [("llama", "all weights"), ("qwen2", "lora"), ("qwen3", "lora with dropout")]
+"""Every family and every adapter."""
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [
+        pytest.param(family, adapter, marks=() if (family, adapter) in QUICK else pytest.mark.slow)
+        for family in ("llama", "qwen2", "qwen3")
+        for adapter in ADAPTERS
+    ],
+)
 def test_a_pairwise_covering_array_of_the_keys_is_bit_identical(family: str, adapter: str) -> None:
     print(f"covering array of seed {SEED}")
     config = tiny_config(model_type=family, num_hidden_layers=2)
