@@ -206,9 +206,13 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
 TRAINED += ("qwen3_moe", "olmoe")
+TRAINED_OFTEN = ("qwen3", "qwen2_tied", "gemma3_text", "qwen3_moe")
+"""Plain blocks, a tied head with biases, sliding windows with scaled embeddings, experts."""
 
 
-@pytest.mark.parametrize("variant", TRAINED)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=() if name in TRAINED_OFTEN else pytest.mark.slow) for name in TRAINED]
+)
 def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])
