@@ -157,12 +157,12 @@ def test_a_plugin_with_an_option_of_core_is_broken_and_stops_only_runs_that_use_
     assert outcome(registry, "a").state is State.BROKEN
     assert outcome(registry, "a").reason == (
         "plugin acme-a 1.0 failed in surogate_optimizers(): option 'learning_rate' of optimizer 'acme_a' is a key of "
-        "core's config; it needs another name"
+        "the config itself; it needs another name"
     )
     listed = CliRunner().invoke(app, ["plugins"])
-    assert listed.exit_code == 2 and "broken" in listed.output and "is a key of core's config" in listed.output
+    assert listed.exit_code == 2 and "broken" in listed.output and "is a key of the config itself" in listed.output
     assert load_config({"model": "m"}, registry=registry, source="run.yaml").config.learning_rate == 2e-4
-    with pytest.raises(PluginError, match=r"optimizer: acme_a .*acme-a 1.0.*is a key of core's config"):
+    with pytest.raises(PluginError, match=r"optimizer: acme_a .*acme-a 1.0.*is a key of the config itself"):
         load_config({"model": "m", "optimizer": "acme_a"}, registry=registry, source="run.yaml")
 
 
@@ -180,7 +180,7 @@ def test_an_option_of_a_format_cannot_be_a_key_of_every_dataset_entry(install: I
                                      fields=lambda o: [], encode=lambda r, t, o: None)]
         """,
     )
-    assert "option 'weight' of format 'f' is a key of core's config" in outcome(load_registry(), "f").reason
+    assert "option 'weight' of format 'f' is a key of the config itself" in outcome(load_registry(), "f").reason
 
 
 # ------------------------------------------------------------------------------------------------------------- missing

@@ -141,7 +141,7 @@ WRONG_DEFINITIONS = [
     (
         "option is a key of core",
         'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"model": str}, "model": ""}))',
-        "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of core's config",
+        "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of the config itself",
     ),
     (
         "name with spaces",

@@ -8,15 +8,9 @@ print(result.losses[-1], result.output_dir)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from surogate_core import __version__
-from surogate_core.front_end import use
-
-from .front_end import FRONT_END
-
+TYPE_CHECKING = False  # as typing has it. Nothing is imported here: `python -m surogate` looks into the working folder
 if TYPE_CHECKING:
+    from surogate_core import __version__
     from surogate_core.api import ConfigError, EvalReport, PluginError, RunStopped, StepReport, SurogateError
     from surogate_core.planning.plan import Plan
 
@@ -46,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "surogate_core": "__version__",
     "surogate_core.api": "ConfigError EvalReport PluginError RunStopped StepReport SurogateError",
     "surogate_core.planning.plan": "Plan",
     "surogate.config.load": "LoadedConfig",
@@ -54,14 +49,15 @@ _HOMES = {
 }
 """Module -> the names that it provides."""
 
-use(FRONT_END)
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name's module when the name is asked for: a command starts with its own modules alone."""
+    from importlib import import_module
+
     for module, names in _HOMES.items():
         if name in names.split():
-            return getattr(import_module(module), name)
+            value: object = getattr(import_module(module), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,5 @@
-"""The program's own plugin: provides dataset formats, loggers and the launcher of one machine through the usual hooks.
+"""The program's own plugin: provides dataset formats, loggers and the launcher of one machine through the usual hooks,
+and the words that errors of core use.
 
 Imports are inside the hooks, so that listing plugins stays cheap.
 """
@@ -11,10 +12,15 @@ from typing import Any
 import pluggy
 
 from surogate_core.api import DatasetFormatDef, Finding, LauncherDef, LoggerDef, SystemInfo
+from surogate_core.front_end import use
+
+from .front_end import FRONT_END
 
 SUROGATE_API = {"dataset_formats": 1, "loggers": 1, "launchers": 1, "diagnose": 1}
 
 hookimpl = pluggy.HookimplMarker("surogate")
+
+use(FRONT_END)
 
 
 @hookimpl

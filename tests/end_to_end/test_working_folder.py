@@ -50,7 +50,7 @@ def start(place: Workplace, *words: str | Path, **how: str) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=place.root, env=env)
 
 
-@pytest.mark.parametrize("module", ["surogate_core", "surogate.cli"])
+@pytest.mark.parametrize("module", ["surogate", "surogate.cli", "surogate_core", "surogate_core.cli"])
 def test_the_module_that_torchrun_starts_finds_nothing_of_the_working_folder(
     canaries: Path, here: Workplace, module: str
 ) -> None:
@@ -96,9 +96,9 @@ def test_a_process_that_checks_outputs_and_is_killed_was_probably_out_of_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["surogate_core", "-P surogate_core"])
+@pytest.mark.parametrize("module", ["surogate", "-P surogate"])
 def test_no_command_imports_a_file_of_the_working_folder(canaries: Path, here: Workplace, module: str) -> None:
-    words = [*module.split()[:-1], "-m", "surogate_core"]
+    words = [*module.split()[:-1], "-m", "surogate"]
     given = {"max_steps": 1, "warmup_steps": 0, "eval_steps": 0, "save_steps": 0, "verify_outputs": True}
     base = start(here, *words, "train", here.write(**given, output_dir="base"))
     assert base.returncode == 0, base.stderr
@@ -122,7 +122,7 @@ def test_a_restart_imports_no_file_of_the_working_folder(canaries: Path, here: W
         "import sys; sys.argv = ['surogate', 'plugins']\n"
         "from surogate.cli import train\n"
         "train.last_checkpoint = lambda config: 'step_00000001'\n"
-        "from surogate_core import run\n"
+        "from surogate import run\n"
         f"loaded = run.load({str(here.write(max_restarts=1))!r})\n"
         "train.restart_if_wanted(loaded.config, train.RunLost('lost'), print)\n"
     )

@@ -1,5 +1,3 @@
 """`python -m surogate_core` is `python -m surogate`."""
 
-from .moved import program
-
-program("surogate.__main__", "surogate_core")
+from .cli import __main__  # noqa: F401 (it runs)

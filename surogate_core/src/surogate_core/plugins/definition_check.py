@@ -43,7 +43,7 @@ def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
     options: type[BaseModel] = definition.options
     keys = {info.alias or key: info for key, info in options.model_fields.items()}
     for key in sorted(set(front_end().keys(kind)) & keys.keys()):
-        yield f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name"
+        yield f"option '{key}' of {kind} '{name}' is a key of the config itself; it needs another name"
     if options.model_config.get("extra") != "forbid":
         yield f"options of {kind} '{name}' lack ConfigDict(extra=\"forbid\"), so they would ignore misspelt keys"
     if required := [key for key, info in keys.items() if info.is_required()]:
