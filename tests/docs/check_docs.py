@@ -30,7 +30,7 @@ import pytest
 import virtualenvs
 import yaml
 from forked_modules import Server
-from test_layers import MAY_IMPORT
+from test_layers import HOUSES
 from typer.testing import CliRunner
 
 from surogate.cli.app import app
@@ -196,12 +196,13 @@ def test_the_commands_of_a_document_exist(document: Path, options: dict[str, set
     assert not wrong
 
 
-def test_the_parts_of_core_are_in_the_contributors_table_from_the_bottom_up() -> None:
-    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| part | what |\n|---|---|\n")[2].partition("\n\n")[0]
-    listed = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    places = {part: place for place, part in enumerate(listed)}
-    assert set(listed) == {part for part in MAY_IMPORT if not part.startswith("__")}
-    upward = [(part, below) for part in listed for below in MAY_IMPORT[part] if places[below] > places[part]]
+@pytest.mark.parametrize(("place", "house"), enumerate(HOUSES), ids=HOUSES)
+def test_the_parts_of_a_house_are_in_a_table_for_contributors_from_the_bottom_up(place: int, house: str) -> None:
+    tables = (ROOT / "CONTRIBUTING.md").read_text().split("| part | what |\n|---|---|\n")[1:]
+    listed = re.findall(r"^\| `(\w+)` \|", tables[place].partition("\n\n")[0], re.M)
+    places, (_, parts) = {part: place for place, part in enumerate(listed)}, HOUSES[house]
+    assert set(listed) == {part for part in parts if not part.startswith("__")}
+    upward = [(part, below) for part in listed for below in parts[part] if places[below] > places[part]]
     assert not upward
 
 
