@@ -48,7 +48,6 @@ SPLITS = [
     for i, (name, keys) in enumerate(OPTIMIZERS.items())
 ]
 LEVEL_3 = pytest.param(3, OPTIMIZERS["normuon"] | {"zero_level": 3}, id="3-normuon-level-3")
-by_optimizer = pytest.mark.parametrize("keys", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 STATES = "training_state"
 
@@ -88,7 +87,13 @@ def test_quantized_weights_of_parts_resume_bit_identically(here: Workplace, reci
     assert (straight / "model.safetensors").read_bytes() == (here.out / "model.safetensors").read_bytes()
 
 
-@by_optimizer
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param(keys, id=name, marks=pytest.mark.slow if name == "adamw_8bit" else ())
+        for name, keys in OPTIMIZERS.items()
+    ],
+)
 def test_a_run_goes_on_with_other_ranks_and_has_the_losses_of_one(here: Workplace, keys: dict[str, Any]) -> None:
     longer = {"save_steps": 1, "warmup_steps": 0, "learning_rate": 1e-3, **keys}
     straight = go(here, 1, output_dir=str(here.root / "straight"), **longer)
@@ -284,7 +289,7 @@ def same_states(one: Path, other: Path) -> None:
 ROWS = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "eval_steps": 0, "max_steps": 4}
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_processes_save_what_threads_do_and_resume_bit_identically(here: Workplace, background: bool) -> None:
     keys = {"save_steps": 2, "save_in_background": background, **NARROW}
     threads = go(here, 2, output_dir=str(here.root / "threads"), **keys)
@@ -314,7 +319,7 @@ states.write_safetensors = refuse
 """
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_full_disk_at_another_process_drops_the_checkpoint_and_ends_all(here: Workplace, background: bool) -> None:
     keys = {**ROWS, "max_steps": 100, "save_steps": 2, "save_in_background": background}
     with several(here, fault=REFUSED, **keys) as run:
@@ -357,7 +362,7 @@ metrics.JsonLinesLogger.report = refuse
 """
 
 
-@pytest.mark.parametrize("steps", [3, 100])
+@pytest.mark.parametrize("steps", [pytest.param(3, marks=pytest.mark.slow), 100])
 def test_all_processes_save_before_a_logger_of_one_ends_the_run(here: Workplace, steps: int) -> None:
     with several(here, fault=NO_RECORDS, **{**ROWS, "max_steps": steps, "save_steps": 0}) as run:
         assert run.statuses() == [3, 3], run.texts()

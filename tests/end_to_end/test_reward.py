@@ -82,6 +82,7 @@ def test_verify_compares_scores_the_loss_and_gradients_with_transformers(
     assert wrong is not None and wrong.name == "logits" and wrong.error == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_verify_passes_with_the_instructions_of_another_processor(folder: Path) -> None:
     """Sums in another order round otherwise on both sides, and bounds must not depend on it."""
     place = Workplace(folder, keys_of(folder, "elsewhere"))

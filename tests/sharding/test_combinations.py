@@ -111,7 +111,17 @@ def check(one: dict[str, Any]) -> None:
     assert all((v.shard is not None) == sharding(one).weights for v in of_model)
 
 
-@pytest.mark.parametrize("one", drawn(AXES, 16, SEED), ids=str)
+QUICK = 10
+"""Draws of the quick suite. The first ones cover the most new pairs."""
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(one, marks=() if at < QUICK else pytest.mark.slow, id=str(one))
+        for at, one in enumerate(drawn(AXES, 16, SEED))
+    ],
+)
 def test_divided_runs_give_the_bits_of_data_parallelism(one: dict[str, Any]) -> None:
     check(one)
 
