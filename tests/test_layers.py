@@ -433,6 +433,6 @@ def test_no_file_of_core_and_program_is_longer_than_400_lines() -> None:
 def test_a_docstring_begins_with_what_it_is_about() -> None:
     """ "Arguments of `assemble`.", not "What `assemble` is given."."""
     question = re.compile(r'"""(?:What|How|Where|Which|Why) .*')
-    sources = [path for folder in ("*/src", "plugins/*/src") for path in ROOT.glob(f"{folder}/**/*.py")]
+    sources = [path for folder in ("src", "*/src", "plugins/*/src") for path in ROOT.glob(f"{folder}/**/*.py")]
     found = {path.relative_to(ROOT): match.group() for path in sources if (match := question.search(path.read_text()))}
     assert not found, found

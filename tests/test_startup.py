@@ -77,7 +77,7 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
     """transformers takes seconds to import; another process loads the outputs. The rest is the start-up of a run."""
     code = (
         "import sys\n"
-        "from surogate_core import run\nfrom surogate.training import trainer\n"
+        "from surogate import run\nfrom surogate.training import trainer\n"
         "train = trainer.train\n"
         "def seen(*arguments):\n"
         "    train(*arguments)\n"

@@ -1,4 +1,4 @@
-"""What `surogate` offers in Python: the commands as functions, with the keys of a config as keyword arguments."""
+"""The package `surogate` in Python: the commands as functions, with the keys of a config as keyword arguments."""
 
 from __future__ import annotations
 

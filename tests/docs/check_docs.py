@@ -46,7 +46,14 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "tests/*.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
 )
-SOURCE_FOLDERS = [ROOT, CORE, *ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*"), *ROOT.glob("surogate_recipes_*")]
+SOURCE_FOLDERS = [
+    ROOT,
+    CORE,
+    ROOT / "src/surogate",
+    *ROOT.glob("*/src/*"),
+    *ROOT.glob("plugins/*/src/*"),
+    *ROOT.glob("surogate_recipes_*"),
+]
 
 _FENCE = re.compile(
     r"^<!-- test: setup (?P<setup>[^>]*?) -->$"
@@ -196,7 +203,7 @@ def test_the_commands_of_a_document_exist(document: Path, options: dict[str, set
     assert not wrong
 
 
-@pytest.mark.parametrize(("place", "house"), enumerate(HOUSES), ids=HOUSES)
+@pytest.mark.parametrize(("place", "house"), [*enumerate(HOUSES)], ids=HOUSES)
 def test_the_parts_of_a_house_are_in_a_table_for_contributors_from_the_bottom_up(place: int, house: str) -> None:
     tables = (ROOT / "CONTRIBUTING.md").read_text().split("| part | what |\n|---|---|\n")[1:]
     listed = re.findall(r"^\| `(\w+)` \|", tables[place].partition("\n\n")[0], re.M)

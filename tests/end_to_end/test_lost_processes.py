@@ -57,16 +57,17 @@ Worker.micro_step = broken
 
 NCCL_HANGS = """
 import contextlib, ctypes, dataclasses, torch
-from surogate_core.runtime import launch, nccl
-started = launch._started
+from surogate.world import connect
+from surogate_core.runtime import nccl
+started = connect._started
 def soon(processes, *given):
     processes.world = dataclasses.replace(processes.world, join_seconds=1)
     return started(processes, *given)
 def library(name, *arguments):
     if name == "ncclGroupEnd":
         ctypes.CDLL(None).sleep(600)
-launch._started, nccl.load, nccl.new_identity = soon, lambda: library, lambda library: bytes(128)
-launch.choose_transport = lambda *given: "nccl"
+connect._started, nccl.load, nccl.new_identity = soon, lambda: library, lambda library: bytes(128)
+connect.choose_transport = lambda *given: "nccl"
 torch.cuda.device = lambda index: contextlib.nullcontext()
 """
 

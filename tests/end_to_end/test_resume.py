@@ -380,7 +380,7 @@ def test_sigusr1_saves_and_training_continues(here: Workplace, monkeypatch: pyte
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from surogate_core import run
+from surogate import run
 from surogate.checkpoints.folders import list_checkpoints
 from surogate.checkpoints.manifest import read_manifest, verify_files
 from surogate.reporting.metrics import read_metrics
