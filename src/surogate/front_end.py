@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def _keys(kind: str) -> Collection[str]:
-    """The keys of a dataset's type stand in its entry, the options of other definitions beside the keys of the run."""
+    """Return the keys of the mapping in which options stand: an entry of datasets for a format, else the run's."""
     from .config.dataset_entry import DatasetEntry
     from .config.schema import TrainConfig
 

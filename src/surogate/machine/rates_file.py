@@ -27,7 +27,7 @@ def this_machine() -> LocalDevice:
 
 def as_measured(device: DeviceInfo) -> DeviceInfo:
     """Return a device of this machine, with the rates that were measured here on a card of its name, if any were."""
-    rates = read_rates(device.title)
+    rates = None if device.sm is None else read_rates(device.title)  # only the rates of GPUs are measured
     return rates.of(device) if rates else device
 
 
