@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 import pytest
 
+import surogate.plugin  # noqa: F401  # the front end, whose words errors have, in whatever order tests run
 import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401

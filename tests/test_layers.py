@@ -59,6 +59,7 @@ CORE_PARTS: Mapping[str, set[str]] = {
         "assembly": "api dtypes errors front_end machine memory origin plugins program",
         "planning": "api assembly machine memory program",
         "runtime": "api assembly batch dtypes errors front_end machine memory origin program reference",
+        "train": "api batch runtime",
         "builtin": "api runtime standard_ops",
         "testing": "api dtypes machine memory plugins program reference runtime standard_ops",
         "moved": "errors",

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from surogate.checkpoints.progress import Progress
-from surogate.training import loop as module
+from surogate.training import evaluation
+from surogate.training.evaluation import evaluate_last
 from surogate.training.interrupt import Interrupt
-from surogate.training.loop import Job, evaluate_last, train
+from surogate.training.job import Job
+from surogate.training.loop import train
 from surogate.training.sums import with_means
 from surogate.world.processes import Processes
+from surogate_core import train as steps
 from surogate_core.api import EvalReport, Report, StepReport, World
 from surogate_core.batch import StepBatch
 from surogate_core.errors import RunStopped
@@ -99,12 +102,17 @@ class Recorder:
             self.evals.append(report)
 
 
+def use_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (steps, evaluation):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 0.0))
+
+
 def run(
-    monkeypatch: pytest.MonkeyPatch, *, steps: int, micro: int = 8, ahead: int = 4, eval_steps: int = 0,
+    monkeypatch: pytest.MonkeyPatch, *, count: int, micro: int = 8, ahead: int = 4, eval_steps: int = 0,
     validation: int = 0, micro_seconds: Callable[[int], float] = lambda step: 0.125, norm: float = 1.0,
 ) -> tuple[Recorder, Progress, Device]:  # fmt: skip
     clock = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 0.0))
+    use_clock(clock, monkeypatch)
     device = Device(clock, ahead, micro_seconds, norm)
     recorder = Recorder()
     batch = SimpleNamespace(n_valid=4, n_groups=0)
@@ -117,15 +125,16 @@ def run(
         "checkpoints": writer,
         "eval_batches": lambda: [(batch,)] * validation,
         "processes": Processes(World()),
+        "interrupt": Interrupt(),
+        "progress": Progress(),
         "reported": [SimpleNamespace(name="loss", per="token", of=float)],
     }
     job = Job(
-        **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
+        **given, total_steps=count, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
     )
-    interrupt = Interrupt()
-    progress = train(job, interrupt, Progress())
-    evaluate_last(job, interrupt, progress)
-    return recorder, progress, device
+    train(job)
+    evaluate_last(job)
+    return recorder, job.progress, device
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 16, 1000])
@@ -135,7 +144,7 @@ def test_every_step_is_reported_with_its_time_on_the_device(
 ) -> None:
     """Also for the last step, and when the queue is full, so that a step is read when the next one is nearly done."""
     recorder, progress, device = run(
-        monkeypatch, steps=6, micro=micro, ahead=ahead, micro_seconds=lambda step: 0.125 * step
+        monkeypatch, count=6, micro=micro, ahead=ahead, micro_seconds=lambda step: 0.125 * step
     )
     seconds = [0.125 * step * micro for step in range(1, 7)]
     tolerance = 2 * micro * LAUNCH  # the device waits for the first launch, and for each one if nothing is queued
@@ -146,7 +155,7 @@ def test_every_step_is_reported_with_its_time_on_the_device(
 
 
 def test_the_time_of_an_evaluation_does_not_count_as_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, progress, _ = run(monkeypatch, steps=4, eval_steps=2, validation=3)
+    recorder, progress, _ = run(monkeypatch, count=4, eval_steps=2, validation=3)
     assert [report.duration_ms / 1000 for report in recorder.steps] == pytest.approx([1.0] * 4, abs=0.02)
     assert [(report.step, report.duration_ms) for report in recorder.evals] == [(2, 15000.0), (4, 15000.0)]
     assert progress.seconds == pytest.approx(4.0, abs=0.05)
@@ -154,7 +163,7 @@ def test_the_time_of_an_evaluation_does_not_count_as_part_of_a_step(monkeypatch:
 
 def test_a_step_too_short_to_measure_has_finite_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.LAUNCH", 0.0)
-    recorder, _, _ = run(monkeypatch, steps=2, micro_seconds=lambda step: 0.0)
+    recorder, _, _ = run(monkeypatch, count=2, micro_seconds=lambda step: 0.0)
     assert [report.tokens_per_second < 1e10 for report in recorder.steps] == [True, True]
 
 
@@ -162,10 +171,10 @@ def test_a_step_too_short_to_measure_has_finite_tokens_per_second(monkeypatch: p
 def test_every_evaluation_reads_the_same_batches_and_one_comes_after_the_last_step(
     eval_steps: int, evaluated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=150)
+    recorder, _, _ = run(monkeypatch, count=5, eval_steps=eval_steps, validation=150)
     assert [report.step for report in recorder.evals] == evaluated
     assert [report.valid_tokens for report in recorder.evals] == [600] * len(evaluated)
-    nothing, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=0)
+    nothing, _, _ = run(monkeypatch, count=5, eval_steps=eval_steps, validation=0)
     assert nothing.evals == []
 
 
@@ -185,7 +194,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
 
     device = Device(Clock(), 4, lambda step: 0.125)
     monkeypatch.setattr(device, "evaluate", evaluated)
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: device.clock.now, time=lambda: 0.0))
+    use_clock(device.clock, monkeypatch)
     recorder, batch = Recorder(), SimpleNamespace(n_valid=4, n_groups=0)
     given: dict[str, Any] = {
         "worker": device,
@@ -195,24 +204,34 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
         "eval_batches": lambda: [(batch,)] * 50,
         "processes": Processes(World()),
+        "interrupt": interrupt,
         "reported": [SimpleNamespace(name="loss", per="token")],
     }
-    for eval_steps, steps in ((0, 4), (2, 2)):
+    for eval_steps, done in ((0, 4), (2, 2)):
         events.clear()
         interrupt._received = None
-        job = Job(**given, total_steps=4, eval_steps=eval_steps, save_steps=2, max_nonfinite_steps=10, watch=_no_watch)
-        progress = train(job, interrupt, Progress())
+        progress = Progress()
+        job = Job(
+            **given,
+            progress=progress,
+            total_steps=4,
+            eval_steps=eval_steps,
+            save_steps=2,
+            max_nonfinite_steps=10,
+            watch=_no_watch,
+        )
+        train(job)
         if not interrupt.requested:
             assert events == ["save", "save"]  # before the last evaluation, which may take long
             progress.saved = 0
-            evaluate_last(job, interrupt, progress)
+            evaluate_last(job)
         assert events[-2:] == ["batch", "save"] and events.count("batch") == 1
-        assert progress.saved == progress.step == steps and recorder.evals == []
+        assert progress.saved == progress.step == done and recorder.evals == []
 
 
 def test_a_run_whose_steps_were_all_skipped_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunStopped, match="all 3 steps were skipped"):
-        run(monkeypatch, steps=3, norm=math.nan)
+        run(monkeypatch, count=3, norm=math.nan)
 
 
 def test_processes_that_wait_for_a_prepass_say_so() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from surogate import run
 from surogate.checkpoints import folders as checkpoint
 from surogate.checkpoints import saved_run
-from surogate.training import loop
+from surogate_core import train
 from surogate_core.errors import RunStopped
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ MASTERS |= {"optimizer": "adamw"}
 
 def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `what` when the loop has finished step `step`."""
-    finish = loop.finish
+    finish = train.finish
 
-    def finished(job: Any, done: Any, progress: Any, mark: float) -> float:
-        at = finish(job, done, progress, mark)
+    def finished(done: Any, *given: Any) -> float:
+        at = finish(done, *given)
         if done.step == step:
             what()
         return at
 
-    monkeypatch.setattr(loop, "finish", finished)
+    monkeypatch.setattr(train, "finish", finished)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

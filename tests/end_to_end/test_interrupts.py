@@ -15,9 +15,8 @@ from end_to_end.product import EXAMPLES, invoke, records
 from safetensors.torch import load_file
 
 from surogate import run
-from surogate.checkpoints.progress import Progress
-from surogate.training import loop
-from surogate.training.interrupt import Interrupt
+from surogate.training import evaluation
+from surogate.training.job import Job
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -156,13 +155,13 @@ def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Wor
 
 
 def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = loop.evaluate
+    evaluate = evaluation.evaluate
 
-    def interrupted(job: loop.Job, interrupt: Interrupt, progress: Progress) -> None:
+    def interrupted(job: Job) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        evaluate(job, interrupt, progress)
+        evaluate(job)
 
-    monkeypatch.setattr(loop, "evaluate", interrupted)
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
     done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)
     assert done.signal_exit == 143
     assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()

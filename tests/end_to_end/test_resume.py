@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from surogate import run
 from surogate.checkpoints.manifest import read_manifest, write_manifest
-from surogate.training import loop
+from surogate_core import train
 from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def go(config: Path, *overrides: str) -> list[str]:
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM in step `step` of the next runs of this process."""
-    finish = loop.finish
+    finish = train.finish
 
-    def interrupted(job: Any, done: Any, progress: Any, mark: float) -> float:
+    def interrupted(done: Any, *given: Any) -> float:
         if done.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return finish(job, done, progress, mark)
+        return finish(done, *given)
 
-    monkeypatch.setattr(loop, "finish", interrupted)
+    monkeypatch.setattr(train, "finish", interrupted)
 
 
 def told_steps(output: Path) -> list[dict[str, Any]]:
@@ -363,14 +363,14 @@ def test_a_checkpoint_of_another_folder_can_be_given_as_a_path(saved: Path, here
 
 
 def test_sigusr1_saves_and_training_continues(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = loop.launch
+    launch = train.launch
 
-    def asked(job: Any, batch: Any, progress: Any) -> Any:
+    def asked(worker: Any, batch: Any, rate: Any, progress: Any) -> Any:
         if progress.launched == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return launch(job, batch, progress)
+        return launch(worker, batch, rate, progress)
 
-    monkeypatch.setattr(loop, "launch", asked)
+    monkeypatch.setattr(train, "launch", asked)
     go(here.write(max_steps=5, save_steps=0))
     assert [path.name for path in here.out.glob("step_*")] == ["step_00000003"]
     manifest = json.loads((here.out / "step_00000003/manifest.json").read_text())

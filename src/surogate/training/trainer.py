@@ -35,8 +35,10 @@ from ..runs.run import Run
 from ..runs.versions import run_versions
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
+from .evaluation import evaluate_last
 from .interrupt import Interrupt, Listener
-from .loop import Job, evaluate_last, train
+from .job import Job
+from .loop import train
 from .packing_check import PackingCheck, check_packing
 from .result import TrainResult
 from .run_files import NoFiles, PartFiles, RunFiles
@@ -109,13 +111,13 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
-        job = _job(saved_run, steps, worker, processes, checkpoints, loggers)
-        train(job, interrupt, progress)
+        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers)
+        train(job)
         mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code
         if not signal_exit:  # the outputs first: the last evaluation may take long
             files.write_outputs(worker, progress, job.save_seconds)
-            if not evaluate_last(job, interrupt, progress):
+            if not evaluate_last(job):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
         processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
@@ -265,6 +267,8 @@ def _job(
     steps: Steps,
     worker: AnyWorker,
     processes: Processes,
+    interrupt: Interrupt,
+    progress: Progress,
     checkpoints: CheckpointWriter,
     loggers: Loggers,
 ) -> Job:
@@ -281,6 +285,8 @@ def _job(
     return Job(
         worker=worker,
         processes=processes,
+        interrupt=interrupt,
+        progress=progress,
         loader=steps.loader,
         schedule=steps.schedule,
         loggers=loggers.opened,

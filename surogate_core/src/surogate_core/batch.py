@@ -50,7 +50,7 @@ class StepBatch:
 
     micro: the micro-batches of the ranks of this process; those that they take at the same time are adjacent. tokens,
     valid_tokens, groups: positions that are not padding, labels and groups, of all ranks. epoch: epochs completed after
-    the step.
+    the step. reports_numerics: the first micro-step also writes the numerics report.
     """
 
     micro: list[MicroBatch]
@@ -58,3 +58,4 @@ class StepBatch:
     valid_tokens: int
     epoch: float
     groups: int = 0
+    reports_numerics: bool = False

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from surogate.training.loop import optimizer_step
 from surogate.training.sums import with_means
 from surogate.world.processes import Processes
 from surogate_core.api import World
 from surogate_core.batch import StepBatch
 from surogate_core.runtime.cuda import CudaExecutor
 from surogate_core.runtime.worker import Execute, Executor, Worker
+from surogate_core.train import optimizer_step
 
 WARM_UP_STEPS = 2
 

@@ -1,0 +1,81 @@
+"""Evaluations: the mean loss over the validation batches, during a run and after its last step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from surogate_core.api import EvalReport
+from surogate_core.batch import MicroBatch
+
+from .job import Job
+from .sums import prepass, sum_losses
+
+
+def evaluates_after(job: Job, step: int) -> bool:
+    """Return whether an evaluation follows a step, other than the last one, which `evaluate_last` evaluates."""
+    return bool(job.eval_steps) and step % job.eval_steps == 0 and step < job.total_steps
+
+
+def evaluate_last(job: Job) -> bool:
+    """Evaluate after the last step, unless that was done before the run was resumed. Return whether it is done.
+
+    An interrupt that cuts it saves a checkpoint. A run that is resumed from it makes up for the evaluation.
+    """
+    done = _is_evaluated(job) or evaluate(job)
+    if not done or job.logger_failed():
+        job.save()
+        job.wait_for_saves()
+        job.raise_failures()
+    return done
+
+
+def make_up_for_evaluation(job: Job) -> None:
+    """Evaluate now if the interrupted run should have after its last step: an interrupt saves without evaluating."""
+    if job.progress.step and evaluates_after(job, job.progress.step) and not _is_evaluated(job):
+        evaluate(job)
+
+
+def _is_evaluated(job: Job) -> bool:
+    return job.progress.step in {step for step, _, _ in job.progress.evaluations}
+
+
+def evaluate(job: Job) -> bool:
+    """Report the mean loss over the labels of the validation batches. Return whether it is done.
+
+    Changes neither the weights nor the order of the training data. An interrupt ends it between two batches, without a
+    report: a resumed run makes up for it.
+    """
+    began, cut = time.perf_counter(), False
+
+    def goes_on(batches: Sequence[MicroBatch]) -> bool:
+        nonlocal cut
+        job.processes.at("an evaluation", 0)
+        job.interrupt.agree()
+        cut = bool(job.interrupt.requested)
+        return not cut
+
+    batches: Iterable[Sequence[MicroBatch]] = takewhile(goes_on, job.eval_batches())
+    if job.means:
+        before = takewhile(goes_on, job.eval_batches())
+        means = prepass(job.means, before, job.worker, job.reported, job.processes)
+        batches = ([batch.given(means) for batch in together] for together in batches)
+    sums = sum_losses(job.worker, batches, job.processes, "the end of an evaluation")
+    if cut or not sums.labels:
+        return not cut
+    seconds = time.perf_counter() - began
+    loss, *figures = (sums.mean(total, one.per) for one, total in zip(job.reported, sums.totals, strict=True))
+    report = EvalReport(
+        step=job.progress.step,
+        loss=float(loss),
+        valid_tokens=sums.labels,
+        duration_ms=seconds * 1000,
+        time=time.time(),
+        in_nats=job.in_nats,
+        groups=sums.groups,
+    )
+    job.progress.evaluations.append((job.progress.step, report.loss, sums.labels))
+    job.report(lambda: replace(report, metrics=job.metrics(figures)))
+    return True

@@ -1,0 +1,113 @@
+"""The arguments of the loop of a run, with what all of its parts do: save, and report to loggers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from surogate_core.api import Logger, Numerics, Report
+from surogate_core.batch import MicroBatch
+from surogate_core.errors import PluginError, RunStopped
+
+from ..checkpoints.progress import Progress
+from ..data.loader import Loader
+from ..world.processes import SAVE_SECONDS, Processes
+from .interrupt import Interrupt
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from surogate_core.assembly.assembly import Reported
+    from surogate_core.runtime.team import AnyWorker
+
+    from ..checkpoints.writer import CheckpointWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Arguments of the loop.
+
+    progress       updated in place; at a resume it is the checkpoint's
+    eval_batches   return the validation batches of the ranks of this process, the same at every call
+    save_seconds   that a save may take
+    saves_jointly  whether no process can save without the others
+    failures       errors of loggers and metrics after which all processes are asked to save and stop
+    means          names of the figures whose means over a step its micro-steps read (`Prepass`)
+    reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
+    numerics       what numerics reports hold; None: there are none
+    numerics_steps report on numerics every N steps
+    watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
+                   that writes NaN or inf
+    """
+
+    worker: AnyWorker
+    processes: Processes
+    interrupt: Interrupt
+    progress: Progress
+    loader: Loader
+    schedule: Schedule
+    loggers: Sequence[Logger]
+    total_steps: int
+    eval_batches: Callable[[], Iterable[Sequence[MicroBatch]]]
+    eval_steps: int
+    checkpoints: CheckpointWriter
+    save_steps: int
+    save_seconds: float = SAVE_SECONDS
+    saves_jointly: bool = False
+    means: Sequence[str] = ()
+    reported: Sequence[Reported] = ()
+    in_nats: bool = True
+    failures: list[RunStopped | PluginError] = field(default_factory=list)
+    max_nonfinite_steps: int
+    watch: Callable[[int], None]
+    numerics: Numerics | None = None
+    numerics_steps: int = 0
+
+    def save(self) -> None:
+        """Save the weights as they are: after the last launched step, which may not be finished when the run stops."""
+        self.processes.check()
+        step = self.progress.launched
+        if self.progress.saved != step:
+            self.processes.at(f"saving step {step}", self.save_seconds, saving=True)
+            self.worker.gather()
+            self.checkpoints.save(step, self.progress)
+            self.progress.saved = step
+            self.processes.at(f"step {step}, which is saved", 0)
+
+    def wait_for_saves(self) -> None:
+        self.processes.at("waiting for a save", self.save_seconds, saving=True)
+        self.checkpoints.wait()
+        self.processes.at("after the last save", 0)
+
+    def report(self, made: Callable[[], Report]) -> None:
+        """Report to every logger. If one raises RunStopped (a full disk), or a metric fails, save before the run ends.
+
+        If no process can save without the others, all are asked to.
+        """
+        if self.failures:
+            return
+        try:
+            report = made()
+            for logger in self.loggers:
+                logger.report(report)
+        except (RunStopped, PluginError) as error:
+            if self.saves_jointly:
+                self.failures.append(error)
+                self.processes.ask(f"{int(signal.SIGTERM)}")
+                return
+            self.save()
+            raise
+
+    def metrics(self, values: Sequence[Any]) -> dict[str, float]:
+        return {figure.name: figure.of(value) for figure, value in zip(self.reported[1:], values, strict=True)}
+
+    def logger_failed(self) -> bool:
+        """Return whether processes that save jointly have to, as a logger of one has failed after they last agreed."""
+        if self.saves_jointly:
+            self.interrupt.agree()
+        return self.saves_jointly and bool(self.interrupt.requested)
+
+    def raise_failures(self) -> None:
+        if self.failures:
+            raise self.failures[0]
