@@ -37,7 +37,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def main(new: str) -> None:
-    source = (ROOT / "surogate_core/src/surogate_core/__init__.py").read_text()
+    source = (ROOT / "surogate_core/src/surogate_core/version.py").read_text()
     (old,) = re.findall(r'^__version__ = "(.+)"', source, re.M)
     excluded = [f":!{path}" for path in KEPT]
     found = subprocess.run(["git", "grep", "-lIF", old.rpartition(".")[0], "--", ".", *excluded],

@@ -42,10 +42,10 @@ ALIASES = {"moved", "run", "cli", "__main__"}
 CORE_PARTS: Mapping[str, set[str]] = {
     part: set(parts.split())
     for part, parts in {
-        "__init__": "",
+        "version": "",
         "errors": "",
         "words": "",
-        "batch": "",
+        "batch": "errors",
         "dtypes": "",
         "front_end": "",
         "origin": "errors",
@@ -55,11 +55,14 @@ CORE_PARTS: Mapping[str, set[str]] = {
         "standard_ops": "api dtypes errors program",
         "machine": "api errors front_end",
         "memory": "api machine program",
-        "plugins": "api dtypes errors front_end origin program words",
+        "plugins": "api dtypes errors front_end origin program version words",
         "assembly": "api dtypes errors front_end machine memory origin plugins program",
         "planning": "api assembly machine memory program",
         "runtime": "api assembly batch dtypes errors front_end machine memory origin program reference",
         "train": "api batch runtime",
+        "definitions": "api assembly batch errors machine planning plugins",
+        "engine": "api assembly batch definitions errors planning runtime train",
+        "__init__": "definitions engine machine version",
         "builtin": "api runtime standard_ops",
         "testing": "api dtypes machine memory plugins program reference runtime standard_ops",
         "moved": "errors",
@@ -104,7 +107,7 @@ HEAVY = {
     *("tensorboard", "wandb", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
-    *("runtime/", "reference/", "testing/", "data/"),
+    *("runtime/", "reference/", "testing/", "data/", "engine.py"),
     *(f"checkpoints/{name}.py" for name in ("hf", "saved_tensors", "stored_weights", "tensor_file", "matrix_codec")),
     *(f"checkpoints/{name}.py" for name in ("quantize", "stored_base", "checked_form")),
 )

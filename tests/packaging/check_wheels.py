@@ -19,8 +19,11 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import program_run
 import pytest
 import virtualenvs
+from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
 from filelock import FileLock
 from virtualenvs import Environment
 
@@ -264,7 +267,10 @@ def test_the_dockerfile_copies_builds_and_installs_what_there_is(case: Case) -> 
     assert {"surogate-0.2.0", "surogate-adapter-dora-0.2.0", "surogate-log-wandb-0.2.0"} <= set(line.split())
 
 
-def test_core_and_the_first_packages_need_four_others(tmp_path: Path, of_core: Path, constrain: list[str]) -> None:
+def test_core_and_the_first_packages_need_four_others_and_train_as_the_program_does(
+    tmp_path: Path, of_core: Path, constrain: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and weights are equal to the bit to those of `surogate pt`, which runs here, on the same tokens."""
     case = Case(tmp_path, of_core, constrain)
     case.install("surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw")
     assert not any(map(case.has, ("surogate", "transformers", "yaml", "typer", "rich")))
@@ -274,6 +280,14 @@ def test_core_and_the_first_packages_need_four_others(tmp_path: Path, of_core: P
     assert case.environment.run("python", "-c", code).stdout.split() == ["builtin", "adamw", "bf16", "models"]
     for module in ("surogate_core", "surogate_core.cli"):
         assert "pip install surogate" in case.environment.run("python", "-m", module, code=1).stderr
+    write_model(tmp_path / "model")
+    data = write_jsonl(tmp_path / "rows.jsonl", documents(60))
+    losses, weights = program_run.train(tmp_path, MODEL_CONFIG, data, monkeypatch)
+    given = ROOT / "tests/saved_batches.py", tmp_path, program_run.ROW_LENGTH, program_run.LEARNING_RATE
+    assert json.loads(case.environment.run("python", *map(str, given)).stdout) == losses
+    with np.load(tmp_path / "trained.npz") as trained:
+        assert trained.keys() == weights.keys()
+        assert all(np.array_equal(trained[name], weights[name]) for name in weights)
 
 
 def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -> None:

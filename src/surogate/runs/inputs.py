@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from surogate_core.api import AdapterDef, DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
+from surogate_core.api import AdapterDef, DeviceInfo, OffloadDef, Target
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
+from surogate_core.plugins.precision import choose_precision
 from surogate_core.plugins.registry import Registry
 from surogate_core.program.shards import Sharding
-from surogate_core.words import fold
 
-from ..config.keys import DISTRIBUTIONS
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import STORED_BY
 from ..data.pieces import documents_in_row
@@ -29,13 +28,15 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
     sharding = config.sharding(world_size)
     _check_sharding(run, sharding)
     registry.check_kernel_choices(config.kernel_choices)
-    precision, lowering = _precision(run, device)
+    recipe = registry.recipe(config.recipe)
+    given = registry, recipe, loaded.recipe_options, config.precision_request, device
+    precision, lowering = choose_precision(*given)
     target = Target(device, config.deterministic)
     return PlanInputs(
         ops=registry.ops,
         model=run.model,
         dims=run.dims,
-        recipe=registry.recipe(config.recipe),
+        recipe=recipe,
         recipe_options=loaded.recipe_options,
         loss=chosen_loss(loaded, registry),
         loss_options=loaded.options["loss", config.loss],
@@ -130,35 +131,3 @@ def _longer(run: Run) -> str:
         unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
         return f", or extend the model by {line}{unless}"
     return f', or extend the base by "rope_scaling": {json.dumps(scaling)} in its config.json'
-
-
-def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | None]:
-    """Return the dtypes of the run, and what serves those of its products in place of the recipe, if anything does."""
-    config, options = run.config, run.loaded.recipe_options
-    recipe = run.registry.recipe(config.recipe)
-    precision = recipe.precision(config.precision_request, options)
-    lowering = _lowering(run.registry, recipe, precision)
-    supports = [recipe.supports(device, precision, options)]
-    supports += [lowering.supports(device, precision)] if lowering else []
-    for support in supports:
-        if not support.ok:
-            raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
-    return precision, lowering
-
-
-def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> LoweringDef | None:
-    pair = precision.matmul, precision.gradient
-    if recipe.products is None or pair in recipe.products:
-        return None
-    name = "/".join(pair)
-    if name in registry.names("lowering"):
-        found = registry.lowering(name)
-        return found
-    others = (tuple(name.split("/")) for name in registry.names("lowering"))
-    served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))
-    hint = DISTRIBUTIONS.get(("lowering", fold(name)))
-    raise ConfigError(
-        f"matmul_dtype: {pair[0]} with gradient_dtype: {pair[1]} is served neither by recipe {recipe.name} nor by an "
-        f"installed package. Supported pairs (matmul_dtype, gradient_dtype): {served}."
-        + (f" Try: pip install {hint}" if hint else "")
-    )

@@ -11,6 +11,7 @@ from surogate_core.assembly.resolve import KernelTable, idle_kernels, idle_modul
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB
 from surogate_core.machine.local_device import USE_THE_CPU, LocalDevice, open_contexts
+from surogate_core.machine.spinning import spin_shortly
 from surogate_core.machine.timing import mark
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
@@ -39,10 +40,6 @@ from .result import TrainResult
 Notice = Callable[[str], None]
 Listen = Callable[[Report], bool | None]
 
-OPENMP_SPINS = "1000"
-"""Spins of a CPU thread of torch at a barrier before it sleeps. By default it spins without end, which makes a
-step 10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
-
 
 def train(
     loaded: LoadedConfig, notice: Notice = print, world: World | None = None, listen: Listen | None = None
@@ -54,7 +51,7 @@ def train(
     the run finish after the step that is running: saved, evaluated, with its outputs. Raises ConfigError for input that
     cannot be used, before anything is written, and RunStopped when the run stops itself, after saving what is complete.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
+    spin_shortly()  # before the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message
     config = loaded.config
     launcher = load_registry(files=config.plugins).launcher(config.launcher)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from surogate_core.api import Comm, KernelDef, Op, World
+from surogate_core.api import Comm, Op, World
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.assembly.resolve import KernelTable, idle_modules
+from surogate_core.assembly.resolve import KernelTable
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.registry import Registry
@@ -20,7 +20,6 @@ from ..world.processes import Processes
 if TYPE_CHECKING:
     from surogate_core.runtime.arena import Buffers
     from surogate_core.runtime.team import AnyWorker
-    from surogate_core.runtime.worker import Worker
 
 
 SELECTED = "the selection of algorithms"
@@ -39,66 +38,31 @@ def make_worker(
     `processes`: those of the run, which all call this. They use the algorithms that the writer selects, because sums in
     another order would make bits depend on the rank.
     """
-    from surogate_core.runtime.bind import ExecutionContext
+    from surogate_core.runtime import workers
     from surogate_core.runtime.comms.single import ALONE
-    from surogate_core.runtime.team import Team
-    from surogate_core.runtime.worker import Worker
 
     from ..machine.autotune_cache import AutotuneCache
 
-    config, assembly, target = run.config, plan.assembly, plan.target
-    comms = comms or [ALONE]
-    together = processes or Processes(World())
-    if target.device.sm is None:
-        return _on_cpu(run, plan, comms, together)
+    target, together = plan.target, processes or Processes(World())
+    on_gpu = target.device.sm is not None
     cache = AutotuneCache(target.device.title, notice)
-    if not together.world.writer:
+    if on_gpu and not together.world.writer:
         cache.use(together.share(None, SELECTED))
-    idle = idle_modules(plan.kernels)  # only with kernels: allow_reference; otherwise the run was refused
-
-    def kernel_for(op: Op) -> KernelDef | None:
-        kernel = plan.kernels.kernel(op)
-        return None if kernel is None or kernel.module in idle else kernel
-
-    def on_gpu(comm: Comm) -> Worker:
-        context = ExecutionContext(
-            ops=plan.inputs.ops,
-            kernel_for=kernel_for,
-            target=target,
-            notice=notice if comm.rank == 0 else lambda line: None,  # the first rank has given the same one
-            autotune_cache=cache.attach,
-            comm=comm,
-            allow_reference=config.allows_references,
-        )
-        return Worker.on_gpu(assembly, context, config.train_seed)
-
-    worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0])
+    worker = workers.make_worker(
+        plan.assembly,
+        plan.inputs.ops,
+        target,
+        run.config.train_seed,
+        comms or (ALONE,),
+        notice=notice,
+        autotune_cache=cache.attach,
+        check=together.check,
+        allow_reference=run.config.allows_references,
+    )
     cache.save()
-    if together.world.writer:
+    if on_gpu and together.world.writer:
         together.share(cache.selected(), SELECTED)
     return worker
-
-
-def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> AnyWorker:
-    """Of several ranks, each has one thread: more would wait for each other on the same cores."""
-    import torch
-
-    from surogate_core.runtime.team import Team
-    from surogate_core.runtime.worker import Worker
-
-    def make(comm: Comm) -> Worker:
-        return Worker.on_cpu(plan.assembly, plan.inputs.ops, run.config.train_seed, comm)
-
-    def one_of_several(comm: Comm) -> Worker:
-        torch.set_num_threads(1)
-        return make(comm)
-
-    if plan.report.world_size == 1:
-        return make(comms[0])
-    threads = torch.get_num_threads()
-    team = Team(comms, one_of_several, processes.check)
-    torch.set_num_threads(threads)  # what each rank has set is the default of other threads too
-    return team
 
 
 def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:

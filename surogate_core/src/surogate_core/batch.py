@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .errors import ConfigError
+
 NO_LABEL = -100
 
 Int32s = npt.NDArray[np.int32]
@@ -59,3 +61,27 @@ class StepBatch:
     epoch: float
     groups: int = 0
     reports_numerics: bool = False
+
+
+def next_token_batch(tokens: npt.NDArray[Any]) -> StepBatch:
+    """Return the batch of an optimizer step from ids of tokens, int [micro-steps, rows, length] or [rows, length].
+
+    Every row is a document. Each of its tokens but the first is a label. Raises ConfigError for another array.
+    """
+    if tokens.dtype.kind not in "iu" or tokens.ndim not in (2, 3) or not tokens.size or tokens.shape[-1] < 2:
+        raise ConfigError(
+            f"a batch is {tokens.dtype} {list(tokens.shape)}. Give ids of tokens, integers, as [micro-steps, rows, "
+            "length] or [rows, length], of 2 or more tokens in a row."
+        )
+    every = tokens.astype(np.int32).reshape(-1, *tokens.shape[-2:])
+    _, rows, length = every.shape
+    targets = np.full_like(every, NO_LABEL)
+    targets[..., :-1] = every[..., 1:]
+    positions = np.tile(np.arange(length, dtype=np.int32), rows)
+    documents = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
+    labels = rows * (length - 1)
+    micro = [
+        MicroBatch(ids.reshape(-1), following.reshape(-1), positions, documents, rows * length, labels)
+        for ids, following in zip(every, targets, strict=True)
+    ]
+    return StepBatch(micro=micro, tokens=every.size, valid_tokens=labels * len(micro), epoch=0.0)

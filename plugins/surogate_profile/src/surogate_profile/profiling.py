@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +14,7 @@ from surogate.runs.plan import plan_run
 from surogate.runs.run import Run
 from surogate.training import start as training
 from surogate_core.errors import ConfigError
+from surogate_core.machine.spinning import spin_shortly
 from surogate_core.memory.cost import OpCosts, arithmetic_rate
 from surogate_core.planning.plan import Plan
 
@@ -44,7 +44,7 @@ def profile(
     nothing but the token cache. `mode` is the verb whose defaults the run takes. Raises ConfigError for a run that
     cannot start here.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", training.OPENMP_SPINS)  # read when torch is imported
+    spin_shortly()  # before torch is imported
     loaded = run.load(path, [*overrides, "gpus=1", "ranks_per_gpu=1"], mode)
     config = loaded.config
     reads_weights = not (config.from_scratch or use_random_weights)

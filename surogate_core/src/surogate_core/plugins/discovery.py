@@ -25,11 +25,11 @@ from typing import Any, Final
 
 import pluggy
 
-from .. import __version__
 from ..api import Finding, SystemInfo
 from ..errors import PluginError, described
 from ..front_end import front_end
 from ..origin import described_in
+from ..version import __version__
 from ..words import nearest
 from .definition_check import faults
 from .files import import_file, place_of, plugin_of

@@ -275,7 +275,7 @@ class Registry:
 
 def _attributed(item: Provided) -> Provided:
     plugin = item.plugin
-    if plugin.distribution in (CORE, front_end().distribution):
+    if plugin.distribution in (CORE, front_end().distribution) or item.definition.origin is not None:
         return item
     origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module)
     return replace(item, definition=attributed(item.definition, origin))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
-from .. import __version__
 from ..errors import PluginError
+from ..version import __version__
 from ..words import nearest
 from .hookspecs import HOOKS
 from .provided import CORE, Plugin
