@@ -15,6 +15,7 @@ from threads_as_processes import quicken, together
 
 from surogate.training.interrupt import Interrupt
 from surogate.world import processes as module
+from surogate.world import watch
 from surogate.world.heartbeat import Heartbeat, _state
 from surogate.world.processes import Processes
 from surogate_core.api import StoreLost, World
@@ -235,5 +236,41 @@ def test_a_signal_that_comes_while_the_cause_is_sought_does_not_hide_it() -> Non
 
         p._watch.found.wait = interrupted  # type: ignore[method-assign]
         raise RuntimeError("the connection was closed") from CollectiveError("closed by the peer")
+
+    assert str(together(2, work)[0]) == "process 1 of 2: broken"
+
+
+def test_a_process_that_ends_slowly_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the watch's patience ended between the error and the report of its cause."""
+    interrupted: list[int] = []
+    monkeypatch.setattr(watch, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "interrupt_main", interrupted.append)
+    monkeypatch.setattr(watch.os, "_exit", lambda status: time.sleep(60))  # on a thread that is left behind
+
+    def work(p: Processes) -> None:
+        if p.world.process == 1:
+            raise RunStopped("broken")
+        p.log = lambda line: time.sleep(0.15)  # in which the watch would have interrupted it
+        p.barrier("the other")
+
+    assert str(together(2, work)[0]) == "process 1 of 2: broken"
+    assert interrupted == []
+
+
+def test_a_signal_of_the_watch_that_is_on_its_way_does_not_hide_the_cause() -> None:
+    def work(p: Processes) -> None:
+        if p.world.process == 1:
+            raise RunStopped("broken")
+        assert p._watch is not None
+        calm, calls = p._watch.stop_interrupting, []
+
+        def late() -> None:
+            calm()
+            calls.append(None)
+            if len(calls) == 1:
+                raise SystemExit(143)
+
+        p._watch.stop_interrupting = late  # type: ignore[method-assign]
+        p.barrier("the other")
 
     assert str(together(2, work)[0]) == "process 1 of 2: broken"

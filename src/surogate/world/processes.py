@@ -180,7 +180,10 @@ class Processes:
             yield
             self.barrier("the end of the run", inf)  # a large model may be uploaded for hours
         except BaseException as error:
-            raised = self._cause(error)
+            try:
+                raised = self._cause(error)
+            except (KeyboardInterrupt, SystemExit):  # the watch interrupts a process that does not end; this one does
+                raised = self._cause(error)
             self.log(f"error: {raised}")
             if raised is error:
                 raise
@@ -194,6 +197,7 @@ class Processes:
         """Return the error to raise for one of this process: another, if it is the consequence of that."""
         if self._watch is None:
             return error
+        self._watch.stop_interrupting()
         if isinstance(error, _Difference):
             error.told = not self.world.writer
             return error

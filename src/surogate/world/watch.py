@@ -66,6 +66,8 @@ class Watch:
         self._count, self._idle, self._last = 0, 0.0, object()
         self._peers = {process: Peer() for process in range(world.processes)}
         self._beating = threading.Lock()
+        self._interrupting = threading.Lock()
+        self._may_interrupt = True
         threading.Thread(target=self._run, name="surogate-watch", daemon=True).start()
 
     def end(self) -> None:
@@ -76,6 +78,11 @@ class Watch:
         except StoreLost:
             if not self.told:  # others of this machine must see that this one lives, and shows the error
                 time.sleep(2 * BEAT_SECONDS)
+
+    def stop_interrupting(self) -> None:
+        """Leave the main thread alone from now on: it ends by itself. One signal may already be on its way to it."""
+        with self._interrupting:
+            self._may_interrupt = False
 
     def post(self, text: str, status: int, shown_by: int, lost: bool = True) -> bool:
         """Tell the other processes that the run has failed. Return whether the store has it; the first failure counts.
@@ -201,7 +208,9 @@ class Watch:
         while not self._over.wait(GRACE_SECONDS / 2):
             waited = 0 if self._watched.saving else waited + 1
             if waited == 1:
-                interrupt_main(signal.SIGTERM)  # runs a handler of Python, if there is one
+                with self._interrupting:
+                    if self._may_interrupt:
+                        interrupt_main(signal.SIGTERM)  # runs a handler of Python, if there is one
             elif waited == 2:
                 self._watched.log(f"error: {failure}")
                 if not self.told:
