@@ -50,6 +50,7 @@ def train(
         "weight_decay": 0.1,
         "max_grad_norm": 1.0,
         "train_seed": 0,
+        "deterministic": True,  # on a GPU: no selection of algorithms by time
         "verify_outputs": False,
         "from_scratch": True,
         "output_dir": str(folder / "out"),

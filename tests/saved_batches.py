@@ -51,6 +51,7 @@ def train(folder: Path, row_length: int, learning_rate: float) -> tuple[list[flo
         precision=PrecisionRequest(model_dtype="fp32"),
         weight_decay=0.1,
         max_grad_norm=1.0,
+        deterministic="true",
     )
     trained = train_from(
         definitions, load(folder), learning_rate, row_length=row_length, report=lambda step: losses.append(step.loss)

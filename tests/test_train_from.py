@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ import saved_batches
 from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
 
 from surogate_core import Definitions, Trained, train_from
-from surogate_core.api import NoOptions, OptimizerDef, PrecisionRequest, StepReport
-from surogate_core.batch import NO_LABEL, StepBatch, next_token_batch
+from surogate_core.api import NoOptions, OpDef, OptimizerDef, PrecisionRequest, StepReport
+from surogate_core.batch import NO_LABEL, next_token_batch
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.train import Progress
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 DEFINITIONS = Definitions(
     model=MODEL_CONFIG, recipe="bf16", optimizer="adamw", precision=PrecisionRequest(model_dtype="fp32")
 )
+
+
+def op(reference: str) -> OpDef:
+    """Return an op of this program."""
+    return OpDef(kind="mine", infer=lambda ins, attrs: [], reference=reference, flops=lambda op: 0)
 
 
 def tokens(steps: int, *shape: int, below: int = 2048) -> Iterator[np.ndarray]:
@@ -164,6 +168,7 @@ def test_what_cannot_be_used_is_named(changes: dict[str, Any], says: str) -> Non
         ({"loss": "orpo"}, ConfigError, "loss: orpo reads groups. Give StepBatches"),
         ({"model": {"architectures": ["Other"]}}, ConfigError, "Other"),
         ({"given": ["bf16"]}, PluginError, "str is no definition"),
+        ({"given": [op("__main__:nope")]}, PluginError, "op 'mine': .*__main__:nope': this program has no nope"),
     ],
 )
 def test_definitions_that_cannot_be_used_are_named(changes: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -178,4 +183,3 @@ def test_its_names_are_found_without_torch() -> None:
         import surogate_core
 
         surogate_core.train_for  # noqa: B018
-    assert isinstance(json.dumps(DEFINITIONS.model), str) and StepBatch

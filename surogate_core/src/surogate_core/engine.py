@@ -80,7 +80,14 @@ def train_from(
     _refuse_missing_inputs(plan, shape)
     steps = _steps(chain([first], given), shape, plan.inputs.dims.vocab_size)
     rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
-    worker = make_worker(plan.assembly, plan.inputs.ops, plan.target, seed, notice=notice)
+    worker = make_worker(
+        plan.assembly,
+        plan.inputs.ops,
+        plan.target,
+        seed,
+        notice=notice,
+        allow_reference=definitions.allow_reference,
+    )
     try:
         _fill(worker, plan.assembly, weights or {}, seed)
         worker.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -86,6 +87,10 @@ def _wrong_reference(reference: str) -> Iterator[str]:
     module, colon, function = reference.partition(":")
     if not (module and colon and function.isidentifier()):
         yield f"reference '{reference}' is not of the form module:function"
+        return
+    if module == "__main__":  # a script, or a notebook: what it has defined is there already
+        if not hasattr(sys.modules[module], function):
+            yield f"reference '{reference}': this program has no {function}"
         return
     try:
         spec = importlib.util.find_spec(module)
