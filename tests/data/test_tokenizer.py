@@ -11,6 +11,7 @@ from tokenizers import processors
 from surogate.data import tokenizer as module
 from surogate.data.divide import reading
 from surogate.data.tokenizer import Tokenizer
+from surogate.data.turn_ends import unknown_ends
 from surogate_core.errors import ConfigError
 
 
@@ -156,3 +157,24 @@ def test_tokens_that_transformers_adds_on_load_are_listed(
     assert ours.added_by_transformers == added
     assert ours.size_in_transformers == len(theirs)
     assert set(added) <= set(theirs.get_vocab())
+
+
+def test_a_file_at_which_the_library_panics_is_refused(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of the library is no Exception (mutated file 10333)."""
+
+    class Panic(BaseException):
+        pass
+
+    def panics(path: str) -> None:
+        raise Panic("range end index out of range")
+
+    monkeypatch.setattr(module.tokenizers, "Tokenizer", type("Panics", (), {"from_file": panics}))
+    with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read: range end index out of range"):
+        Tokenizer(tokenizer_dir)
+
+
+def test_a_stop_that_the_tokenizer_lacks_is_named_by_its_id(tokenizer_dir: Path) -> None:
+    """The library cannot decode it (mutated files 14086 and 18442)."""
+    edit(tokenizer_dir / "generation_config.json", eos_token_id=[1 << 70, -1])
+    line = unknown_ends([1], Tokenizer(tokenizer_dir), tokenizer_dir)
+    assert line is not None and f"the model stops at token {1 << 70}, token -1 (" in line

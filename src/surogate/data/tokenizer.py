@@ -271,7 +271,9 @@ def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:
     _refuse_ids(path, where)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises Exception itself, and its panics are no Exception
         raise ConfigError(f"{where}: {path} cannot be read: {error}. Download it again.") from error
     backend.no_truncation()
     backend.no_padding()

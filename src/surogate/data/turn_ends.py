@@ -12,7 +12,7 @@ from surogate_core.errors import ConfigError
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids
 from .cache import Int64s, TokenDataset
 from .chat.answer_span import RenderedChat, Untrainable
-from .tokenizer import Tokenizer
+from .tokenizer import HIGHEST_ID, Tokenizer
 
 _AT_ONCE = 1 << 24
 """Tokens that are looked at together."""
@@ -69,9 +69,14 @@ def unknown_ends(ends: Sequence[int], tokenizer: Tokenizer, model_dir: Path) -> 
     new = [token for token in ends if token not in stops]
     if not new or not stops:
         return None
-    named, known = (", ".join(tokenizer.decode([token]) for token in tokens) for tokens in (new, stops))
+    named, known = (", ".join(_named(token, tokenizer) for token in tokens) for tokens in (new, stops))
     return (
         f"model: trained turns end with {named}, and the model stops at {known} ({model_dir / GENERATION_CONFIG}). The "
         f"output's {GENERATION_CONFIG} has both, for transformers and vLLM. A server that reads another file, as of an "
         f"adapter's base or a GGUF, needs {named} as a stop token."
     )
+
+
+def _named(token: int, tokenizer: Tokenizer) -> str:
+    """Return the text of a token, or its id if the tokenizer has no such token."""
+    return (tokenizer.decode([token]) if 0 <= token <= HIGHEST_ID else "") or f"token {token}"
