@@ -17,6 +17,11 @@ PUBLIC: Final = ("surogate_core.api", "surogate_core.reference", "surogate_core.
 FOR_TESTS: Final = ("surogate.run", "surogate_core.run")
 """The Python API of users: tests train with it. The second is its name until 0.2."""
 
+FOR_SCRIPTS: Final = tuple(
+    f"surogate_core.{name}" for name in ("Definitions", "Trained", "train_from", "batch", "train")
+)
+"""Names by which scripts train without the program (docs/research.md). Tests and pages may use them too."""
+
 _PERHAPS: Final = re.compile(rb"surogate_core\.(?!api\b|reference\b|testing\b)|surogate(_core)?\s+import|surogate\.")
 
 
@@ -33,7 +38,9 @@ def private_imports(files: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
             tree = ast.parse(source, str(path))
         except (SyntaxError, ValueError):  # a file that no module imports
             continue
-        public = (*PUBLIC, *FOR_TESTS) if "tests" in path.parts or path.name.startswith("test_") else PUBLIC
+        public = (
+            (*PUBLIC, *FOR_TESTS, *FOR_SCRIPTS) if "tests" in path.parts or path.name.startswith("test_") else PUBLIC
+        )
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
