@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import saved_batches
+from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
 from safetensors.numpy import load_file
 
 from surogate import run
@@ -20,13 +21,12 @@ from surogate_core.plugins.discovery import load_registry
 LEARNING_RATE, ROW_LENGTH = 3e-3, 32
 
 
-def train(
-    folder: Path, model: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[float], dict[str, npt.NDArray[Any]]]:
-    """Pre-train a model, whose tokenizer is in `folder`/model, and save the batches there. Return losses and weights.
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], dict[str, npt.NDArray[Any]]]:
+    """Pre-train a tiny model and save the batches in `folder`. Return the losses, and the weights by name of the param.
 
-    Weights are by name of the param.
+    Rows are packed, with several documents and padding.
     """
+    data = write_jsonl(folder / "rows.jsonl", documents(60))
     given: dict[int, StepBatch] = {}
     step = Loader.step
 
@@ -36,7 +36,7 @@ def train(
 
     monkeypatch.setattr(Loader, "step", recorded)
     config = {
-        "model": str(folder / "model"),
+        "model": str(write_model(folder / "model")),
         "datasets": [{"path": str(data), "type": "text"}],
         "sequence_len": ROW_LENGTH,
         "per_device_train_batch_size": 4,
@@ -56,10 +56,10 @@ def train(
         "output_dir": str(folder / "out"),
     }
     done = run.train(run.load(config, mode="pt"), notice=lambda line: None)
-    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG))
     saved_batches.save(folder, [given[index] for index in range(done.steps)])
     records = map(json.loads, (folder / "out/metrics.jsonl").read_text().splitlines())
     losses = [record["loss"] for record in records if record["log"] == "step"]
-    tensors, definition = load_file(folder / "out/model.safetensors"), load_registry().model_for(model)
-    maps = definition.weights(definition.dims(model))
+    tensors, definition = load_file(folder / "out/model.safetensors"), load_registry().model_for(MODEL_CONFIG)
+    maps = definition.weights(definition.dims(MODEL_CONFIG))
     return losses, {w.param: np.concatenate([tensors[held.name] for held in w.tensors]) for w in maps}

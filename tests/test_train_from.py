@@ -13,7 +13,7 @@ import numpy as np
 import program_run
 import pytest
 import saved_batches
-from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
+from end_to_end.product import MODEL_CONFIG
 
 from surogate_core import Definitions, Trained, train_from
 from surogate_core.api import NoOptions, OpDef, OptimizerDef, PrecisionRequest, StepReport
@@ -50,9 +50,7 @@ def test_losses_and_weights_are_those_of_a_run_of_the_program_on_the_same_tokens
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed rows with several documents and padding, two micro-steps, a decay and a clipped norm."""
-    write_model(tmp_path / "model")
-    data = write_jsonl(tmp_path / "rows.jsonl", documents(60))
-    losses, weights = program_run.train(tmp_path, MODEL_CONFIG, data, monkeypatch)
+    losses, weights = program_run.train(tmp_path, monkeypatch)
     batches = saved_batches.load(tmp_path)
     assert max(batch.micro[0].n_documents for batch in batches) > 4
     found, held = saved_batches.train(tmp_path, program_run.ROW_LENGTH, program_run.LEARNING_RATE)

@@ -8,6 +8,7 @@ from surogate_core.front_end import FrontEnd
 
 SETTINGS = {
     "adapters": "lora: true",
+    "allow_reference": "kernels: allow_reference",
     "batch_size": "per_device_train_batch_size",
     "frozen_reference": "reference: frozen",
     "memory_limit": "device_memory_limit",

@@ -110,7 +110,7 @@ def test_a_run_that_lacks_a_kernel_is_refused_before_data_are_read(monkeypatch: 
     here: DeviceInfo = H200.device
     begun: list[str] = []
     monkeypatch.setattr(Registry, "kernel_for", no_swiglu)
-    monkeypatch.setattr(training, "idle_modules", lambda kernels: {})
+    monkeypatch.setattr("surogate_core.assembly.resolve.idle_modules", lambda kernels: {})
     monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(here, 1, "the first GPU"))
     monkeypatch.setattr(training, "device_of_torch", lambda local: here)
     monkeypatch.setattr(training, "open_contexts", lambda count: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +10,16 @@ import numpy as np
 import program_run
 import pytest
 import saved_batches
-from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
+from page_blocks import blocks
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"<!-- test: (run|file (\S+)) -->\n```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
 def test_losses_and_weights_are_those_of_a_run_of_the_program_on_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_model(tmp_path / "model")
-    data = write_jsonl(tmp_path / "rows.jsonl", documents(60))
-    losses, weights = program_run.train(tmp_path, MODEL_CONFIG, data, monkeypatch)
+    losses, weights = program_run.train(tmp_path, monkeypatch)
     found, held = saved_batches.train(tmp_path, program_run.ROW_LENGTH, program_run.LEARNING_RATE)
     assert found == losses and len(losses) == 5
     assert all(np.array_equal(held[name], weights[name]) for name in weights)
@@ -32,15 +28,15 @@ def test_losses_and_weights_are_those_of_a_run_of_the_program_on_the_same_tokens
 def test_the_page_for_researchers_runs(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     printed = []
-    for todo, file, language, text in BLOCK.findall((ROOT / "docs/research.md").read_text()):
-        script = tmp_path / (file or f"block{len(printed)}.py")
-        script.write_text(text)
-        if todo == "run":
-            command = text.split() if language == "bash" else ["python", script.name]
-            done = subprocess.run(
-                [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{text}\n{done.stderr}"
+    for block in blocks(ROOT / "docs/research.md"):
+        if block.todo not in ("file", "run"):
+            continue
+        script = tmp_path / (block.file or f"block{block.line}.py")
+        script.write_text(block.text)
+        if block.todo == "run":
+            command = block.text.split()[1:] if block.language == "bash" else [script.name]
+            done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{block.text}\n{done.stderr}"
             printed.append(done.stdout)
     expected = ("step 30: loss", "sign: 7.6 to", "from there: ", "9 labels, loss")
     assert all(line in text for line, text in zip(expected, printed, strict=True))

@@ -23,7 +23,6 @@ import numpy as np
 import program_run
 import pytest
 import virtualenvs
-from end_to_end.product import MODEL_CONFIG, documents, write_jsonl, write_model
 from filelock import FileLock
 from virtualenvs import Environment
 
@@ -280,9 +279,7 @@ def test_core_and_the_first_packages_need_four_others_and_train_as_the_program_d
     assert case.environment.run("python", "-c", code).stdout.split() == ["builtin", "adamw", "bf16", "models"]
     for module in ("surogate_core", "surogate_core.cli"):
         assert "pip install surogate" in case.environment.run("python", "-m", module, code=1).stderr
-    write_model(tmp_path / "model")
-    data = write_jsonl(tmp_path / "rows.jsonl", documents(60))
-    losses, weights = program_run.train(tmp_path, MODEL_CONFIG, data, monkeypatch)
+    losses, weights = program_run.train(tmp_path, monkeypatch)
     given = ROOT / "tests/saved_batches.py", tmp_path, program_run.ROW_LENGTH, program_run.LEARNING_RATE
     assert json.loads(case.environment.run("python", *map(str, given)).stdout) == losses
     with np.load(tmp_path / "trained.npz") as trained:

@@ -9,7 +9,7 @@ from surogate_core import train
 
 @dataclass
 class Progress(train.Progress):
-    """Progress of a training, with what the program does between its steps.
+    """Progress of a training, with what the program does between its steps. Older checkpoints have no `lr`.
 
     saved        the step of the last checkpoint
     evaluations  (step, mean loss, labels) of each evaluation

@@ -29,8 +29,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
     _check_sharding(run, sharding)
     registry.check_kernel_choices(config.kernel_choices)
     recipe = registry.recipe(config.recipe)
-    given = registry, recipe, loaded.recipe_options, config.precision_request, device
-    precision, lowering = choose_precision(*given)
+    precision, lowering = choose_precision(registry, recipe, loaded.recipe_options, config.precision_request, device)
     target = Target(device, config.deterministic)
     return PlanInputs(
         ops=registry.ops,

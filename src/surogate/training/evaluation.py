@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from surogate_core.api import EvalReport
+from surogate_core.assembly.assembly import metrics_of
 from surogate_core.batch import MicroBatch
 
 from .job import Job
@@ -77,5 +78,5 @@ def evaluate(job: Job) -> bool:
         groups=sums.groups,
     )
     job.progress.evaluations.append((job.progress.step, report.loss, sums.labels))
-    job.report(lambda: replace(report, metrics=job.metrics(figures)))
+    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures)))
     return True

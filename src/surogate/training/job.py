@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surogate_core.api import Logger, Numerics, Report
 from surogate_core.batch import MicroBatch
@@ -98,9 +98,6 @@ class Job:
                 return
             self.save()
             raise
-
-    def metrics(self, values: Sequence[Any]) -> dict[str, float]:
-        return {figure.name: figure.of(value) for figure, value in zip(self.reported[1:], values, strict=True)}
 
     def logger_failed(self) -> bool:
         """Return whether processes that save jointly have to, as a logger of one has failed after they last agreed."""

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from surogate_core import train as core
 from surogate_core.api import NumericsReport
+from surogate_core.assembly.assembly import metrics_of
 from surogate_core.batch import StepBatch
 from surogate_core.errors import NonFiniteError, RunStopped
 
@@ -75,7 +76,7 @@ def _batches(job: Job) -> Generator[StepBatch]:
 def _report(job: Job, done: core.Finished) -> None:
     """Report a step to all loggers, and stop the run if too many steps in a row were not finite."""
     job.processes.check()  # a step that was cut by the end of another process has wrong values
-    job.report(lambda: replace(done.report, metrics=job.metrics(done.figures)))
+    job.report(lambda: replace(done.report, metrics=metrics_of(job.reported, done.figures)))
     if done.launched.table is not None:
         _report_numerics(job, done.launched.table)
     if job.progress.nonfinite > job.max_nonfinite_steps:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from surogate_core.api import DeviceInfo, JoinContext, Report, Task, World, refuse_checkpoint
-from surogate_core.assembly.resolve import KernelTable, idle_kernels, idle_modules, unserved_ops
+from surogate_core.assembly import resolve
+from surogate_core.assembly.resolve import KernelTable
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB
 from surogate_core.machine.local_device import USE_THE_CPU, LocalDevice, open_contexts
@@ -196,15 +197,10 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
 
 def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
     """Raise ConfigError if a kernel is missing, unless references are allowed; then name them in a notice."""
-    idle = idle_modules(kernels)
-    if config.allows_references:
-        if idle:
-            notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
-        return
-    if idle:
-        raise ConfigError(idle_kernels(device, idle))
-    if missing := unserved_ops(kernels):
-        raise ConfigError(missing)
+    if not config.allows_references:
+        resolve.refuse_missing_kernels(kernels, device)
+    elif idle := resolve.idle_modules(kernels):
+        notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
 
 
 def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:

@@ -20,7 +20,7 @@ from .api import (
     Target,
 )
 from .assembly.inputs import PlanInputs
-from .assembly.resolve import idle_kernels, idle_modules, unserved_ops
+from .assembly.resolve import refuse_missing_kernels
 from .batch import StepBatch
 from .errors import ConfigError
 from .machine.devices import GIB
@@ -55,7 +55,7 @@ class Definitions:
     deterministic: Deterministic = "auto"
     allow_reference: bool = False
 
-    def registry(self) -> Registry:
+    def _registry(self) -> Registry:
         """Return the definitions of installed packages and those that are given."""
         own = [one for one in (self.recipe, self.optimizer, self.loss) if not isinstance(one, str)]
         return with_given(load_registry(), [*self.given, *own])
@@ -69,12 +69,12 @@ class Definitions:
         planned = recomputed(sketched(self._inputs(batch, row_length, device)))
         planned.verify()
         if not self.allow_reference:
-            _refuse_missing_kernels(planned, device)
+            refuse_missing_kernels(planned.kernels, device)
         _refuse_unless_it_fits(planned)
         return planned
 
     def _inputs(self, batch: StepBatch, row_length: int, device: DeviceInfo) -> PlanInputs:
-        registry, first = self.registry(), batch.micro[0]
+        registry, first = self._registry(), batch.micro[0]
         model: ModelDef[Any] = registry.model_for(self.model)
         recipe = registry.recipe(_name(self.recipe))
         optimizer, loss = registry.optimizer(_name(self.optimizer)), registry.loss(_name(self.loss))
@@ -121,13 +121,6 @@ class Definitions:
 
 def _name(definition: str | RecipeDef | OptimizerDef | LossDef) -> str:
     return definition if isinstance(definition, str) else definition.name
-
-
-def _refuse_missing_kernels(plan: Plan, device: DeviceInfo) -> None:
-    if idle := idle_modules(plan.kernels):
-        raise ConfigError(idle_kernels(device, idle))
-    if missing := unserved_ops(plan.kernels):
-        raise ConfigError(missing)
 
 
 def _refuse_unless_it_fits(plan: Plan) -> None:

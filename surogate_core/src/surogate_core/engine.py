@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from .api import StepReport
-from .assembly.assembly import Assembly
+from .assembly.assembly import Assembly, metrics_of
 from .batch import StepBatch, next_token_batch
 from .definitions import Definitions
 from .errors import ConfigError
@@ -88,11 +88,15 @@ def train_from(
         notice=notice,
         allow_reference=definitions.allow_reference,
     )
+
+    def report_step(done: Finished) -> None:
+        report(replace(done.report, metrics=metrics_of(plan.assembly.reported, done.figures)))
+
     try:
         _fill(worker, plan.assembly, weights or {}, seed)
         worker.start()
         progress = Progress()
-        train(worker, steps, rate, progress, lambda done: report(_with_metrics(done, plan.assembly)), duties)
+        train(worker, steps, rate, progress, report_step, duties)
         worker.settle()
         return Trained(progress, {name: held.cpu().clone() for name, held in worker.params().items()}, plan)
     finally:
@@ -107,15 +111,20 @@ def _steps(batches: Iterable[npt.NDArray[Any] | StepBatch], shape: StepBatch, vo
     """Yield the batches of all steps. Raises ConfigError for one of another shape, or a token that the model lacks."""
     for index, given in enumerate(batches):
         batch = _step(given)
-        for micro, like in zip(batch.micro, shape.micro, strict=False):
-            if (micro.tokens.shape, micro.cu_seqlens.shape) != (like.tokens.shape, like.cu_seqlens.shape):
-                raise _other_shape(index)
-            if micro.tokens.min() < 0 or max(micro.tokens.max(), micro.targets.max()) >= vocab_size:
-                found = micro.tokens.min() if micro.tokens.min() < 0 else max(micro.tokens.max(), micro.targets.max())
+        if _shape(batch) != _shape(shape):
+            raise ConfigError(
+                f"batch {index}: has another shape than the first one. Steps are planned for one shape; pad it."
+            )
+        for micro in batch.micro:
+            lowest, highest = micro.tokens.min(), max(micro.tokens.max(), micro.targets.max())
+            if lowest < 0 or highest >= vocab_size:
+                found = lowest if lowest < 0 else highest
                 raise ConfigError(f"batch {index}: token {found} is not among the {vocab_size} of the model.")
-        if len(batch.micro) != len(shape.micro):
-            raise _other_shape(index)
         yield batch
+
+
+def _shape(batch: StepBatch) -> list[tuple[int, int]]:
+    return [(len(micro.tokens), len(micro.cu_seqlens)) for micro in batch.micro]
 
 
 def _refuse_missing_inputs(plan: Plan, shape: StepBatch) -> None:
@@ -130,23 +139,14 @@ def _refuse_missing_inputs(plan: Plan, shape: StepBatch) -> None:
         )
 
 
-def _other_shape(index: int) -> ConfigError:
-    return ConfigError(f"batch {index}: has another shape than the first one. Steps are planned for one shape; pad it.")
-
-
 def _fill(worker: AnyWorker, assembly: Assembly, weights: Mapping[str, Tensor], seed: int) -> None:
     """Fill params and states as the training begins. Raises ConfigError for weights that are not the model's."""
-    initialize((v for v in assembly.declared if v.init and v.name not in weights), worker.buffers.persistent, seed)
     params = worker.params()
     if unknown := sorted(weights.keys() - params.keys()):
         raise ConfigError(f"weights: {unknown[0]} is no param of the model, which has {', '.join(sorted(params))}.")
+    initialize((v for v in assembly.declared if v.init and v.name not in weights), worker.buffers.persistent, seed)
     for name, tensor in weights.items():
         if tensor.shape != params[name].shape:
             wanted = list(params[name].shape)
             raise ConfigError(f"weights: {name} is {list(tensor.shape)}, but the model's is {wanted}.")
         params[name].copy_(tensor)
-
-
-def _with_metrics(done: Finished, assembly: Assembly) -> StepReport:
-    figures = zip(assembly.reported[1:], done.figures, strict=True)
-    return replace(done.report, metrics={figure.name: figure.of(value) for figure, value in figures})

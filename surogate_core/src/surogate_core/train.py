@@ -40,7 +40,7 @@ class Progress:
     tokens     of all finished steps
     seconds    of all finished steps
     nonfinite  last steps in a row without a finite loss and gradient
-    lr         learning rate of the last launched step; older checkpoints have none
+    lr         learning rate of the last launched step
     """
 
     step: Annotated[int, Field(ge=0, le=MAX_STEP)] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,14 @@ class Reported:
     step: Value
     evaluation: Value
     of: Callable[[Any], float]
+
+
+def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str, float]:
+    """Return the metrics of a step or an evaluation by name. values: of `reported` after the loss, as they were read.
+
+    Raises PluginError if the `of` of a metric fails.
+    """
+    return {figure.name: figure.of(value) for figure, value in zip(reported[1:], values, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from functools import cached_property
 
 from ..api import DeviceInfo, KernelDef, Op, OpDef, Target
 from ..api.compiled import problem
+from ..errors import ConfigError
+from ..front_end import called
 from ..machine.local_device import USE_THE_CPU
 from ..plugins.registry import REFERENCE, Resolved
 from ..program.op import Signature
@@ -127,13 +129,21 @@ def idle_modules(kernels: KernelTable) -> Mapping[str, str]:
     return {module: why for module, why in found.items() if why}
 
 
+def refuse_missing_kernels(kernels: KernelTable, device: DeviceInfo) -> None:
+    """Raise ConfigError if a compiled module cannot run on the GPU, or if no kernel serves an op. Nothing on a CPU."""
+    if idle := idle_modules(kernels):
+        raise ConfigError(idle_kernels(device, idle))
+    if missing := unserved_ops(kernels):
+        raise ConfigError(missing)
+
+
 def idle_kernels(device: DeviceInfo, idle: Mapping[str, str]) -> str:
     """Return one line that says what `idle_modules` found, and what to do."""
     modules = ", ".join(f"{module} {why}" for module, why in idle.items())
     return (
         f"kernels for {device.title} (SM{device.sm}) are missing: {modules}. Compile them: `make install` in a "
         "checkout, or reinstall these packages with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from "
-        f"NVIDIA's wheels; or {USE_THE_CPU}; or set kernels: allow_reference (slow)."
+        f"NVIDIA's wheels; or {USE_THE_CPU}; or set {called('allow_reference')} (slow)."
     )
 
 
@@ -149,7 +159,7 @@ def unserved_ops(kernels: KernelTable) -> str:
     return "\n".join(
         [
             f"{device.title}: no compiled kernel serves these ops. Install a package that has one, or set "
-            "kernels: allow_reference (slow).",
+            f"{called('allow_reference')} (slow).",
             *lines,
         ]
     )
