@@ -556,6 +556,15 @@ def test_a_metric_that_fails_is_named_and_the_weights_are_saved(
     assert (tmp_path / "out/step_00000001/model.safetensors").is_file()
 
 
+def test_a_doubt_that_fails_ends_the_run_with_its_metric_after_saving_the_weights(
+    tmp_path: Path, install: Install
+) -> None:
+    install("acme", "0.1.0", "zz", REPORTED.format('name="spread", doubt=lambda value: boom()'))
+    result = CliRunner().invoke(app, ["train", str(write_config(tmp_path, loss="acme"))])
+    assert re.search(f"^loss acme of acme 0.1.0 failed in doubt of metric spread: {BOOM}", the_error(result))
+    assert (tmp_path / "out/step_00000001/model.safetensors").is_file()
+
+
 def test_an_adapter_that_cannot_be_saved_ends_the_run_before_its_first_step(tmp_path: Path, install: Install) -> None:
     install("acme", "0.1.0", "zz", 'change("ADAPTER", save=nothing)')
     result = CliRunner().invoke(app, ["train", str(write_config(tmp_path, **ADAPTED))])

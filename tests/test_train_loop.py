@@ -14,6 +14,7 @@ import pytest
 
 from surogate.checkpoints.progress import Progress
 from surogate.training import evaluation
+from surogate.training.doubts import Doubts
 from surogate.training.evaluation import evaluate_last
 from surogate.training.interrupt import Interrupt
 from surogate.training.job import Job
@@ -128,6 +129,7 @@ def run(
         "interrupt": Interrupt(),
         "progress": Progress(),
         "reported": [SimpleNamespace(name="loss", per="token", of=float)],
+        "doubts": Doubts([], print),
     }
     job = Job(
         **given, total_steps=count, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
@@ -206,6 +208,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         "processes": Processes(World()),
         "interrupt": interrupt,
         "reported": [SimpleNamespace(name="loss", per="token")],
+        "doubts": Doubts([], print),
     }
     for eval_steps, done in ((0, 4), (2, 2)):
         events.clear()

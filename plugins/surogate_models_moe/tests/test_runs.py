@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from end_to_end.product import MODEL_CONFIG, Workplace, losses, make_workplace, records, write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from surogate import run
-from surogate_core.api import ConfigError
+from surogate_core.api import ConfigError, Value
+from surogate_models_moe.metrics import metrics
 
 KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "verify_outputs": False}
 KEYS |= {"eval_steps": 0, "validation_split_ratio": 0}
@@ -181,6 +185,39 @@ def test_routers_are_reported_of_whole_steps_and_of_evaluations(place: Workplace
         assert expected["router_entropy"] == pytest.approx(expected["router_entropy_share"] * math.log(4))
         for other in others:
             assert figures(other, kind) == [pytest.approx(expected)]
+
+
+def test_a_run_says_once_that_a_router_has_collapsed(place: Workplace) -> None:
+    """The router of one layer is zero, so its tokens go to the first experts."""
+    base = weights(place.root / "model")
+    name = "model.layers.1.mlp.gate.weight"
+    collapsed = place.root / "collapsed model"
+    shutil.copytree(place.root / "model", collapsed)
+    save_file(base | {name: torch.zeros_like(base[name])}, collapsed / "model.safetensors", {"format": "pt"})
+    notices: list[str] = []
+    keys = {"model": str(collapsed), "max_steps": 22, "output_dir": str(place.root / "doubted"), **LORA}
+    run.train(run.load(place.write(**keys), mode="train"), notice=notices.append)
+    assert sum(line.startswith("expert_imbalance: in most steps so far, one expert") for line in notices) == 1, notices
+
+
+@pytest.mark.parametrize(
+    ("routes", "collapsed"),
+    [
+        ([64, 64, 0, 0], True),
+        ([64, 62, 2, 0], True),
+        ([60, 60, 4, 4], False),
+        ([15, 15, 0, 0], False),
+        ([32, 32, 32, 32], False),
+    ],
+)
+def test_a_router_has_collapsed_if_an_expert_gets_95_percent_of_32_tokens_or_more(
+    routes: list[int], collapsed: bool
+) -> None:
+    """Of 4 experts, 2 for each token, in one of two layers."""
+    table = np.array([[32.0, 32.0, 32.0, 32.0, 10.0], [*routes, 10.0]])
+    load = Value("load", (2, 5), "fp32", "act")
+    (imbalance, *others) = metrics(SimpleNamespace(n_experts=4, k=2), load)
+    assert bool(imbalance.doubt(table)) == collapsed and not any(metric.doubt(table) for metric in others)
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(place: Workplace) -> None:

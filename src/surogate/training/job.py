@@ -14,6 +14,7 @@ from surogate_core.errors import PluginError, RunStopped
 from ..checkpoints.progress import Progress
 from ..data.loader import Loader
 from ..world.processes import SAVE_SECONDS, Processes
+from .doubts import Doubts
 from .interrupt import Interrupt
 from .schedule import Schedule
 
@@ -35,6 +36,7 @@ class Job:
     failures       errors of loggers and metrics after which all processes are asked to save and stop
     means          names of the figures whose means over a step its micro-steps read (`Prepass`)
     reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
+    doubts         sees these figures of each step
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -48,6 +50,7 @@ class Job:
     loader: Loader
     schedule: Schedule
     loggers: Sequence[Logger]
+    doubts: Doubts
     total_steps: int
     eval_batches: Callable[[], Iterable[Sequence[MicroBatch]]]
     eval_steps: int

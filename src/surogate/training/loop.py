@@ -14,7 +14,7 @@ from functools import partial
 from typing import NoReturn
 
 from surogate_core import train as core
-from surogate_core.api import NumericsReport
+from surogate_core.api import NumericsReport, StepReport
 from surogate_core.assembly.assembly import metrics_of
 from surogate_core.batch import StepBatch
 from surogate_core.errors import NonFiniteError, RunStopped
@@ -76,11 +76,16 @@ def _batches(job: Job) -> Generator[StepBatch]:
 def _report(job: Job, done: core.Finished) -> None:
     """Report a step to all loggers, and stop the run if too many steps in a row were not finite."""
     job.processes.check()  # a step that was cut by the end of another process has wrong values
-    job.report(lambda: replace(done.report, metrics=metrics_of(job.reported, done.figures)))
+    job.report(lambda: _with_metrics(job, done))
     if done.launched.table is not None:
         _report_numerics(job, done.launched.table)
     if job.progress.nonfinite > job.max_nonfinite_steps:
         _stop_diverged(job, done.launched)
+
+
+def _with_metrics(job: Job, done: core.Finished) -> StepReport:
+    job.doubts.see(done.figures)
+    return replace(done.report, metrics=metrics_of(job.reported, done.figures))
 
 
 def _report_numerics(job: Job, table: core.Table) -> None:

@@ -35,6 +35,7 @@ from ..runs.run import Run
 from ..runs.versions import run_versions
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
+from .doubts import Doubts
 from .evaluation import evaluate_last
 from .interrupt import Interrupt, Listener
 from .job import Job
@@ -111,7 +112,7 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
-        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers)
+        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice)
         train(job)
         mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code
@@ -271,6 +272,7 @@ def _job(
     progress: Progress,
     checkpoints: CheckpointWriter,
     loggers: Loggers,
+    notice: Notice,
 ) -> Job:
     run, plan = saved_run.run, saved_run.plan
     config, data, world = run.config, steps.data, processes.world
@@ -290,6 +292,7 @@ def _job(
         loader=steps.loader,
         schedule=steps.schedule,
         loggers=loggers.opened,
+        doubts=Doubts(plan.assembly.reported, notice),
         total_steps=steps.total,
         eval_batches=validation,
         eval_steps=config.eval_steps,

@@ -8,6 +8,15 @@ from typing import Any
 
 from surogate_core.api import Metric, Value
 
+_ALL = 0.95
+"""An expert with this share of a layer's tokens counts as one that gets all of them."""
+_ENOUGH_TOKENS = 32
+"""Of fewer tokens, chance may send all to one expert."""
+_COLLAPSED = (
+    "in most steps so far, one expert of a layer gets all tokens: its router has collapsed. Lower learning_rate, or "
+    "train no routers, as lora: true does. If none is trained, the base model does this"
+)
+
 
 def metrics(d: Any, load: Value) -> Sequence[Metric]:
     """Return the metrics of `load`, that `router_load` has collected of all layers: see docs/models.md."""
@@ -19,8 +28,18 @@ def metrics(d: Any, load: Value) -> Sequence[Metric]:
         """The mean over layers and tokens, of which each has k routes."""
         return float(d.k * load[:, -1].sum() / load[:, :-1].sum())
 
-    of = {"expert_imbalance": imbalance, "router_entropy": entropy, "router_entropy_share": share}
-    return [Metric(name, load, of=function) for name, function in of.items() if d.n_experts > 1]
+    def doubt(load: Any) -> str:
+        tokens = load[:, :-1].sum(1).min() / d.k
+        collapsed = tokens >= _ENOUGH_TOKENS and imbalance(load) >= _ALL * d.n_experts / d.k > 1
+        return _COLLAPSED if collapsed else ""
+
+    if d.n_experts == 1:
+        return []
+    return [
+        Metric("expert_imbalance", load, of=imbalance, doubt=doubt),
+        Metric("router_entropy", load, of=entropy),
+        Metric("router_entropy_share", load, of=share),
+    ]
 
 
 def imbalance(load: Any) -> float:

@@ -114,12 +114,15 @@ class Metric(Declared):
 
     of  (value, a float or a numpy array) -> the number, of a figure that is no mean of micro-steps, such as a maximum.
         It computes on the host, from a value of any shape, which several metrics of a model may share.
+    doubt  (the same value of a step) -> a sentence for the user if it shows that training goes wrong, with a remedy; ""
+        if it does not. Shown once, after 20 steps or more of which most give one.
     """
 
     name: str
     value: Value
     per: Unit = "token"
     of: Callable[[Any], float] = float
+    doubt: Callable[[Any], str] = lambda value: ""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Reported:
     step: Value
     evaluation: Value
     of: Callable[[Any], float]
+    doubt: Callable[[Any], str]
 
 
 def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str, float]:

@@ -87,8 +87,11 @@ def _with_later_wrapped(origin: Origin, result: Any) -> Any:
     if isinstance(result, Merge):
         changes = {tensor: wrap(f"merge of {tensor}", change) for tensor, change in result.changes.items()}
         return replace(result, changes=changes, check=wrap("merge", result.check))
-    if isinstance(result, Metric) and result.of is not float:
-        return replace(result, of=wrap(f"metric {result.name}", lambda value: float(result.of(value))))
+    if isinstance(result, Metric):
+        of, name = result.of, f"metric {result.name}"
+        # `float` stays: it says that the value has the shape []
+        of = of if of is float else wrap(name, lambda value: float(result.of(value)))
+        return replace(result, of=of, doubt=wrap(f"doubt of {name}", result.doubt))
     if isinstance(result, Head | Loss):
         groups = {"terms", "metrics"} & vars(result).keys()
         later: dict[str, Any] = {g: [_with_later_wrapped(origin, one) for one in getattr(result, g)] for g in groups}
