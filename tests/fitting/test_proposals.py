@@ -227,7 +227,7 @@ def test_micro_batches_have_the_rows_of_the_step(plan: Make) -> None:
 
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "an adapter of 70B": ("70b", "h200", {"lora": True, "sequence_len": 2816}, [0, 0, 0]),
-    "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [0, 0]),
+    "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [0, 0, 0]),
     "all of 32B with states on the host": ("32b", "h200", {"sequence_len": 4096}, [0, 0, 0]),
     "all of 8B with everything on the host": ("8b", "rtx4090", {"sequence_len": 4096}, [0, 0, 0]),
     "an adapter and recomputation": (
