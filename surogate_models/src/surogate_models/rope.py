@@ -262,8 +262,10 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
     A pair that makes at least `beta_fast` rotations over the original positions is unchanged; one that makes at most
     `beta_slow` rotations is scaled. The attention factor grows with `factor`, which sharpens attention.
     """
-    factor = _factor(given, within)
     original = _original_positions(config, given, within)
+    if "factor" in given and given["factor"] is None:  # null: what extends the context to that of the model
+        given = {**given, "factor": read_int(config, "max_position_embeddings") / original}
+    factor = _factor(given, within)
     fast, slow = (
         read_positive(given, key, within=within) if given.get(key) else default
         for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -277,7 +279,7 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
         return head_dim * log(original / (count * 2 * pi)) / (2 * log(theta))
 
     first, last = pair_with_rotations(fast), pair_with_rotations(slow)
-    if read_bool(given, "truncate", default=True, within=within):
+    if read_bool(given, "truncate", default="truncate" not in given, within=within):  # null: false
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
