@@ -74,11 +74,23 @@ class LongRope:
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """A factor of queries that grows with the position: 1 + beta * ln(1 + floor(position / length)).
+
+    It multiplies whole query heads, after RoPE. It is 1 at the first `length` positions of a document.
+    """
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """RoPE parameters. Sines and cosines of the angles are multiplied by `attention_factor`.
 
     max_positions  number of positions that the scaling extends the context to, or 0 without an extension
     rotary_dim     number of elements that are rotated, the first ones of a head; 0: all
+    query_scaling  factor of queries by position, or None
     """
 
     theta: float
@@ -86,19 +98,25 @@ class Rope:
     attention_factor: float = 1.0
     max_positions: int = 0
     rotary_dim: int = 0
+    query_scaling: QueryScaling | None = None
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of the ops `rope` and `qk_norm_rope`."""
-        partial = {"rotary_dim": self.rotary_dim} if self.rotary_dim else {}
-        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor, **partial}
+        """Attributes of the ops `rope` and `qk_norm_rope`. Only `rope` has `query_scaling`."""
+        more: dict[str, Any] = {"rotary_dim": self.rotary_dim} if self.rotary_dim else {}
+        if self.query_scaling is not None:
+            more["query_scaling"] = self.query_scaling
+        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor, **more}
 
     def of_rows(self, seq_len: int) -> Rope:
-        """Return the parameters for rows of `seq_len` tokens."""
-        if not isinstance(self.scaling, LongRope):
-            return self
-        short = seq_len <= self.scaling.original_positions
-        return replace(self, scaling=Divided(self.scaling.short if short else self.scaling.long))
+        """Return the parameters for rows of `seq_len` tokens. A factor that is 1 at all their positions is left out."""
+        rope = self
+        if rope.query_scaling is not None and seq_len <= rope.query_scaling.length:
+            rope = replace(rope, query_scaling=None)
+        if isinstance(rope.scaling, LongRope):
+            short = seq_len <= rope.scaling.original_positions
+            rope = replace(rope, scaling=Divided(rope.scaling.short if short else rope.scaling.long))
+        return rope
 
 
 def long_rope_of_rows(config: Mapping[str, Any], ropes: Iterable[Rope], length: int) -> RowChoice | None:
@@ -173,20 +191,34 @@ def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str,
     return read_rope({**rest, "rope_parameters": own}, head_dim)
 
 
+def read_query_scaling(config: Mapping[str, Any]) -> QueryScaling | None:
+    """Return the factor of queries by position: `llama_4_scaling_beta` of the RoPE mapping; None if that is 0.
+
+    `length` is `original_max_position_embeddings` of this mapping, where transformers puts that of the scaling.
+    """
+    _refuse_unbuilt(config)
+    given, within = _counted(config)
+    key = "llama_4_scaling_beta"
+    beta = 0.0 if given.get(key) == 0 and given[key] is not False else read_positive(given, key, within=within)
+    if _kind(given) in ("yarn", "llama3", "longrope"):
+        length = _original_positions(config, given, within)
+    else:
+        length = read_int(given, "original_max_position_embeddings", within=within)
+    return QueryScaling(beta, length) if beta else None
+
+
 _PARTIAL = "partial_rotary_factor"
 
 
 def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None) -> Rope:
     """`head_dim`: the number of elements that are rotated."""
     _refuse_unbuilt(config)
-    key = _counts(config)
-    given: Mapping[str, Any] = config.get(key) or {}
-    within = f"{key}."
+    given, within = _counted(config)
     if "rope_theta" in given:
         theta = read_positive(given, "rope_theta", within=within)
     else:
         theta = read_positive(config, "rope_theta", default=default_theta)
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = _kind(given)
     if kind == "linear":
         factor = _factor(given, within)
         positions = read_int(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
@@ -202,6 +234,16 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
     elif kind != "default":
         raise invalid(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
     return Rope(theta)
+
+
+def _kind(given: Mapping[str, Any]) -> Any:
+    return given.get("rope_type", given.get("type", "default"))
+
+
+def _counted(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the mapping that counts, empty if there is none, and its prefix in messages."""
+    key = _counts(config)
+    return config.get(key) or {}, f"{key}."
 
 
 def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
