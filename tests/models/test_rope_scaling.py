@@ -174,7 +174,6 @@ def test_original_positions_of_the_config_take_precedence_over_the_mapping() -> 
             {**YARN, "partial_rotary_factor": 0.5},
             "rope_scaling.partial_rotary_factor: partial RoPE is not supported by this model",
         ),
-        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_scaling.mrope_section: multimodal RoPE"),
     ],
     ids=str,
 )

@@ -145,7 +145,10 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
 
     As in transformers, a non-empty `rope_scaling` takes precedence over `rope_parameters`. `default_theta` applies if
     `rope_theta` is given in neither the mapping nor the config. Raises ConfigError for types other than default,
-    linear, dynamic, yarn, llama3 and longrope, for multimodal, per-layer-type or partial RoPE, and for invalid values.
+    linear, dynamic, yarn, llama3 and longrope, for per-layer-type or partial RoPE, and for invalid values.
+
+    With `mrope_section`, elements of a head have positions of their own: in time, height and width. All three are equal
+    in text, so this is RoPE, which type mrope is then too.
     """
     for given, within in _mappings(config):
         if given.get(_PARTIAL) not in (None, 1):
@@ -219,6 +222,8 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
     else:
         theta = read_positive(config, "rope_theta", default=default_theta)
     kind = _kind(given)
+    if is_given(given, "mrope_section") or kind == "mrope":
+        _check_sections(given, within, head_dim // 2)
     if kind == "linear":
         factor = _factor(given, within)
         positions = read_int(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
@@ -231,9 +236,25 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
         return _longrope(config, given, within, theta, head_dim)
     if kind == "dynamic":  # affects only sequences longer than max_position_embeddings, which no run has
         _factor(given, within)
-    elif kind != "default":
+    elif kind not in ("default", "mrope"):
         raise invalid(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
     return Rope(theta)
+
+
+def _check_sections(given: Mapping[str, Any], within: str, pairs: int) -> None:
+    """Raise ConfigError unless `mrope_section` divides the pairs of a head over time, height and width.
+
+    The layout, which `mrope_interleaved` says, is of no effect where the three positions are equal.
+    """
+    sections = given.get("mrope_section")
+    if (
+        not isinstance(sections, list | tuple)
+        or len(sections) != 3
+        or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sections)
+        or sum(sections) != pairs
+    ):
+        raise invalid(f"{within}mrope_section", f"must be three whole numbers with the sum {pairs}", sections)
+    read_bool(given, "mrope_interleaved", within=within)
 
 
 def _kind(given: Mapping[str, Any]) -> Any:
@@ -255,8 +276,6 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
             raise invalid(key, "must be a mapping", given)
         if any(isinstance(value, Mapping) for value in given.values()):
             raise invalid(key, "different RoPE parameters per layer type are not supported yet", dict(given))
-        if is_given(given, "mrope_section"):
-            raise invalid(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
 
 
 def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
