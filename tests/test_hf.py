@@ -89,6 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", "sliding_window": 6, "tie_word_embeddings": True},
     "gemma3_text": {"model_type": "gemma3_text", "sliding_window": 6, "rope_parameters": None} | TIED,
     "ministral": {"model_type": "ministral", "sliding_window": 6},
+    "ministral3": {"model_type": "ministral3", "rope_parameters": None},
     "olmo3": {"model_type": "olmo3", "sliding_window": 6, "rope_parameters": None},
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12},

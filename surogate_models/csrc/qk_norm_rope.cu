@@ -7,7 +7,9 @@
 //
 // rope: without the norm, u = x. rope_bwd: rope with the opposite angles, applied to dy. All of them may work in place
 // (out is the same buffer as the input); then the v heads are neither read nor written. rope and rope_bwd rotate the first
-// rotary_dim elements of a head as if they were the head (D above), and copy the others one element at a time.
+// rotary_dim elements of a head as if they were the head (D above), and copy the others one element at a time. With a
+// query_beta above 0, both multiply all elements of the H query heads by 1 + query_beta ln(1 + floor(position /
+// query_length)), in fp32 before the output is rounded: one factor for each token, by a kernel of its own.
 //
 //   qkv, out, dy, d_qkv  [tokens, (H + 2G) D], columns [q; k; v], fp32 or bf16; D even, 2 to 256
 //   q_norm, k_norm       [D] in the dtype of qkv
@@ -48,7 +50,8 @@ struct Batch {
 
 // No __restrict__ on qkv and out, which may be the same buffer: a lane reads its elements of a head before it writes
 // them. q_norm and k_norm are read only if `with_norm`.
-template <class T, int N, int P, bool with_norm>
+// With `with_factors`, query heads are multiplied by a factor of the position.
+template <class T, int N, int P, bool with_norm, bool with_factors>
 __global__ void __launch_bounds__(rope_threads, 8)
     forward_kernel(const T* qkv, const T* __restrict__ q_norm, const T* __restrict__ k_norm,
                    const int32_t* __restrict__ positions, const float* __restrict__ inv_freq, T* out, RopeShape s) {
@@ -76,6 +79,11 @@ __global__ void __launch_bounds__(rope_threads, 8)
         load_weight<T, N, P>(weight, chunk.is_queries ? q_norm : k_norm, s);
     }
     compute_angles<N, P>(angles[warp], position, inv_freq, s);
+    float factor = 1;
+    if constexpr (with_factors) {
+        factor += s.query_beta * logf(1.0f + static_cast<float>(position / s.query_length));
+    }
+    [[maybe_unused]] const int scaled = s.scaled - chunk.first;  // heads of the chunk, or none if it is not positive
     // All groups run the same number of iterations, because the lanes of a warp shuffle together.
     for (int base = 0; base < count; base += at_once * 32 >> s.group_bits) {
         if (base > 0) {
@@ -114,24 +122,36 @@ __global__ void __launch_bounds__(rope_threads, 8)
                 b[i] = b[i] * c[i] + a[i] * z[i];
                 a[i] = turned;
             }
+            if constexpr (with_factors) {
+                const float of_head = head < scaled ? factor : 1.0f;
+#pragma unroll
+                for (int i = 0; i < E; ++i) {
+                    a[i] *= of_head;
+                    b[i] *= of_head;
+                }
+            }
             x.from_float(a, b);
             x.store(out + first + head * s.stride, place, s, head < count);
             __syncwarp();  // the floats in shared memory are read again for the next head: fewer registers
         }
     }
-    if constexpr (!with_norm) {
+    if constexpr (with_factors) {
+        if (s.stride > s.head_dim) {
+            scale_rest(qkv + first, out + first, count, scaled, factor, s);
+        }
+    } else if constexpr (!with_norm) {
         if (s.stride > s.head_dim && qkv != out) {
             copy_rest(qkv + first, out + first, count, s);
         }
     }
 }
 
-template <class T, bool with_norm>
+template <class T, bool with_norm, bool with_factors>
 void launch(const char* op, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
             const void* inv_freq, void* out, RopeShape s, cudaStream_t stream) {
     constexpr int n = Vec<T>::size;
-    const auto kernel = choose_vectors<T>(s, {qkv, q_norm, k_norm, out}) ? forward_kernel<T, n, 1, with_norm>
-                                                                         : forward_kernel<T, 1, 4, with_norm>;
+    const auto kernel = choose_vectors<T>(s, {qkv, q_norm, k_norm, out}) ? forward_kernel<T, n, 1, with_norm, with_factors>
+                                                                         : forward_kernel<T, 1, 4, with_norm, with_factors>;
     kernel<<<rope_grid(s, qkv == out, op), rope_threads, 0, stream>>>(
         static_cast<const T*>(qkv), static_cast<const T*>(q_norm), static_cast<const T*>(k_norm),
         static_cast<const int32_t*>(positions), static_cast<const float*>(inv_freq), static_cast<T*>(out), s);
@@ -141,11 +161,17 @@ void launch(const char* op, const void* qkv, const void* q_norm, const void* k_n
 // `direction` is -1 for the opposite angles.
 void turn(const char* op, const void* in, const void* positions, const void* inv_freq, void* out, int64_t tokens,
           int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor,
-          float direction, int dtype, cudaStream_t stream) {
+          double query_beta, int64_t query_length, float direction, int dtype, cudaStream_t stream) {
     SUROGATE_REQUIRE(head_dim <= max_head_dim && rotary_dim <= head_dim, op,
                      "rotary_dim must be at most head_dim, and that 256, got " + std::to_string(rotary_dim) + " and " +
                          std::to_string(head_dim));
+    SUROGATE_REQUIRE(query_beta >= 0 && query_length >= 1, op,
+                     "query_beta must not be negative, and query_length positive, got " + std::to_string(query_beta) +
+                         " and " + std::to_string(query_length));
     RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, rotary_dim, 0, attention_factor, dtype);
+    s.scaled = s.queries;
+    s.query_beta = static_cast<float>(query_beta);
+    s.query_length = to_int(query_length, op, "query_length");
     s.stride = static_cast<int>(head_dim);
     s.queries += s.keys;
     s.keys = 0;
@@ -156,24 +182,28 @@ void turn(const char* op, const void* in, const void* positions, const void* inv
     check_pointer(positions, op, "positions", 4);
     check_pointer(inv_freq, op, "inv_freq", 4);
     check_pointer(out, op, "out", bytes_of(dtype));
-    const auto launch_typed = dtype == FP32 ? launch<float, false> : launch<__nv_bfloat16, false>;
+    const bool with_factors = query_beta > 0;
+    const auto launch_typed = dtype == FP32
+                                  ? (with_factors ? launch<float, false, true> : launch<float, false, false>)
+                                  : (with_factors ? launch<__nv_bfloat16, false, true>
+                                                  : launch<__nv_bfloat16, false, false>);
     launch_typed(op, in, nullptr, nullptr, positions, inv_freq, out, s, stream);
 }
 
 }  // namespace
 
 void rope(const void* qkv, const void* positions, const void* inv_freq, void* out, int64_t tokens, int64_t n_heads,
-          int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
-          cudaStream_t stream) {
-    turn("rope", qkv, positions, inv_freq, out, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, attention_factor, 1,
-         dtype, stream);
+          int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, double query_beta,
+          int64_t query_length, int dtype, cudaStream_t stream) {
+    turn("rope", qkv, positions, inv_freq, out, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, attention_factor,
+         query_beta, query_length, 1, dtype, stream);
 }
 
 void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads,
-              int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
-              cudaStream_t stream) {
+              int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, double query_beta,
+              int64_t query_length, int dtype, cudaStream_t stream) {
     turn("rope_bwd", dy, positions, inv_freq, d_qkv, tokens, n_heads, n_kv_heads, head_dim, rotary_dim,
-         attention_factor, -1, dtype, stream);
+         attention_factor, query_beta, query_length, -1, dtype, stream);
 }
 
 void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const void* positions, const void* inv_freq,
@@ -189,7 +219,7 @@ void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const
     check_pointer(positions, op, "positions", 4);
     check_pointer(inv_freq, op, "inv_freq", 4);
     check_pointer(out, op, "out", element);
-    const auto launch_typed = dtype == FP32 ? launch<float, true> : launch<__nv_bfloat16, true>;
+    const auto launch_typed = dtype == FP32 ? launch<float, true, false> : launch<__nv_bfloat16, true, false>;
     launch_typed(op, qkv, q_norm, k_norm, positions, inv_freq, out, s, stream);
 }
 

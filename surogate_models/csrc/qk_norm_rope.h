@@ -22,11 +22,11 @@ void qk_norm_rope_dgrad(const void* dy, const void* qkv, const void* q_norm, con
                         int64_t head_dim, double eps, double offset, double attention_factor, int dtype, cudaStream_t stream);
 
 void rope(const void* qkv, const void* positions, const void* inv_freq, void* out, int64_t tokens, int64_t n_heads,
-          int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
-          cudaStream_t stream);
+          int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, double query_beta,
+          int64_t query_length, int dtype, cudaStream_t stream);
 
 void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads,
-              int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, int dtype,
-              cudaStream_t stream);
+              int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim, double attention_factor, double query_beta,
+              int64_t query_length, int dtype, cudaStream_t stream);
 
 }  // namespace surogate

@@ -46,6 +46,9 @@ struct RopeShape {
     float offset;     // added to the norm weights
     float cos_scale;  // factors of the cosines and sines
     float sin_scale;
+    int scaled;        // heads, the first ones, that are multiplied by a factor of the position
+    int query_length;  // positions at which the factor is 1
+    float query_beta;
 
     __host__ __device__ int group() const { return 1 << group_bits; }
     __host__ __device__ int64_t row_size() const { return static_cast<int64_t>(queries + keys + values) * stride; }
@@ -202,6 +205,18 @@ __device__ __forceinline__ void copy_rest(const T* first, T* out, int heads, con
     for (int i = threadIdx.x % 32; i < heads * rest; i += 32) {
         const int at = i / rest * s.stride + s.head_dim + i % rest;
         out[at] = first[at];
+    }
+}
+
+// As copy_rest, but multiplies the elements of the first `scaled` heads by `factor`. It may work in place.
+template <class T>
+__device__ __forceinline__ void scale_rest(const T* first, T* out, int heads, int scaled, float factor,
+                                           const RopeShape& s) {
+    const int rest = s.stride - s.head_dim;
+    for (int i = threadIdx.x % 32; i < heads * rest; i += 32) {
+        const int head = i / rest;
+        const int at = head * s.stride + s.head_dim + i % rest;
+        out[at] = head < scaled ? from_float<T>(to_float(first[at]) * factor) : first[at];
     }
 }
 

@@ -46,6 +46,7 @@ SMALL = {
     "vocab_size": 1024,
 }
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA4 = {"type": "yarn", "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": SMALL,
     "qwen2": SMALL | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
@@ -63,10 +64,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
     },
+    "ministral3": SMALL
+    | {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "rope_scaling": _LLAMA4 | {"original_max_position_embeddings": 16},
+    },
     "qwen3 with yarn": SMALL
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
 }
-"""Small models of every family. Together they use every op, bias and RoPE scaling."""
+"""Small models of every family. Together they use every op, bias and scaling of RoPE and of queries."""
 
 
 class Setup:

@@ -37,6 +37,7 @@ from surogate_models.qwen3 import QWEN3
 from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
+from surogate_models_mistral.ministral3 import MINISTRAL3
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
 from surogate_models_moe.olmoe import OLMOE
 from surogate_models_moe.ops import OPS as MOE_OPS
@@ -69,7 +70,10 @@ OPS = {
         ADAMW_OP,
     )
 }
-FAMILIES = (LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, GEMMA2, GEMMA3, OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE)
+FAMILIES = (
+    *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
+    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE),
+)
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
 

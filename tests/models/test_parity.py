@@ -54,6 +54,21 @@ OLMO3: dict[str, Any] = OLMO2 | {
     },
 }
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "sliding_window": 6}
+MINISTRAL3: dict[str, Any] = {
+    "model_type": "ministral3",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 5,
+        "max_position_embeddings": 80,
+        "beta_fast": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.7,
+    },
+}
+"""The longest document has queries with five factors."""
 GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True}
 GEMMA3_ROPE: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -94,6 +109,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_moe_dense": QWEN3_MOE | {"norm_topk_prob": False, "mlp_only_layers": [0]},
     "olmoe": OLMOE,
+    "ministral3": MINISTRAL3,
+    "ministral3_tied": MINISTRAL3 | {"tie_word_embeddings": True, "sliding_window": 6, "num_key_value_heads": 1},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
 FAMILIES = (
@@ -102,6 +119,7 @@ FAMILIES = (
     "llama",
     "smollm3",
     "mistral",
+    "ministral3",
     "gemma2",
     "gemma3_text",
     "olmo2",
@@ -205,7 +223,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
-TRAINED += ("qwen3_moe", "olmoe")
+TRAINED += ("qwen3_moe", "olmoe", "ministral3")
 TRAINED_OFTEN = ("qwen3", "qwen2_tied", "gemma3_text", "qwen3_moe")
 """Plain blocks, a tied head with biases, sliding windows with scaled embeddings, experts."""
 

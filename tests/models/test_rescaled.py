@@ -23,6 +23,7 @@ KINDS = ["sliding_attention", "full_attention"] * 2
 WINDOWS: dict[str, Any] = {"sliding_window": 6, "layer_types": KINDS}
 GEMMA = WINDOWS | {"model_type": "gemma3_text", "tie_word_embeddings": True}
 OLMO = WINDOWS | {"model_type": "olmo3"}
+QUERIES = {"original_max_position_embeddings": 8, "rope_theta": 90.0, "llama_4_scaling_beta": 0.5}
 PARTIAL = {"rope_type": "default", "rope_theta": 90.0, "partial_rotary_factor": 0.5}
 RESCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (GEMMA | {"rope_parameters": BY_LAYER_TYPE}, LINEAR),
@@ -39,8 +40,13 @@ RESCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "olmo3": (OLMO | {"rope_parameters": SCALED}, {"rope_type": "default"}),
     "olmo3_yarn": (OLMO | {"rope_parameters": BY_LAYER_TYPE}, {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0}),
     "phi3": ({"model_type": "phi3", "hidden_size": 64, "rope_parameters": PARTIAL}, {"rope_type": "default"}),
+    "ministral3": (
+        {"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn", "factor": 16.0, **QUERIES}},
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4, "beta_fast": 4.0},
+    ),
     "llama": ({"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 90.0}}, LINEAR),
 }
+UNSCALED = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")
 
 
 def as_a_user_of_transformers_sets_it(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +54,7 @@ def as_a_user_of_transformers_sets_it(config: dict[str, Any], scaling: dict[str,
     ropes = AutoConfig.for_model(**deepcopy(config)).rope_parameters
     nested = "full_attention" in ropes
     whole = ropes["full_attention"] if nested else ropes
-    whole = {key: whole[key] for key in ("rope_theta", "partial_rotary_factor") if key in whole} | scaling
+    whole = {key: whole[key] for key in UNSCALED if key in whole} | scaling
     return {**ropes, "full_attention": whole} if nested else whole
 
 

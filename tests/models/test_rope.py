@@ -8,13 +8,16 @@ import pytest
 import torch
 from models.harness import plan_inputs, tiny_config
 from torch import Tensor
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
+from surogate_core.api import Op
 from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
+from surogate_models.kernels import KERNELS
 from surogate_models.ops import OPS
-from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, rope, rope_bwd
-from surogate_models.rope import Linear
+from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, query_factors, rope, rope_bwd
+from surogate_models.rope import Linear, QueryScaling, Rope
 
 ATTRS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "theta": 100.0, "eps": 1e-5, "offset": 0.5}
 ROPE_ATTRS = {k: v for k, v in ATTRS.items() if k not in ("eps", "offset")} | {
@@ -115,6 +118,67 @@ def test_the_attention_factor_multiplies_queries_and_keys_only() -> None:
     assert torch.equal(twice[:, Q_WIDTH + K_WIDTH :], qkv[:, Q_WIDTH + K_WIDTH :])
 
 
+@pytest.mark.parametrize("scaling", [QueryScaling(0.1, 16384), QueryScaling(0.37, 3), QueryScaling(2.5, 1)], ids=str)
+def test_the_factors_of_queries_have_the_bits_of_transformers(scaling: QueryScaling) -> None:
+    """At every position around the first multiples of the length, and at some of the longest context."""
+    near = torch.arange(4)[:, None] * scaling.length + torch.arange(-2, 3)
+    positions = torch.cat((near.flatten(), torch.tensor([262143, 262144, 999999]))).clamp(min=0)
+    theirs = get_llama_4_attn_scale(positions[None], scaling.beta, scaling.length)
+    assert torch.equal(query_factors(positions.to(torch.int32), scaling).flatten(), theirs.flatten())
+
+
+@pytest.mark.parametrize("rotary_dim", [0, 4])
+@pytest.mark.parametrize("function", [rope, rope_bwd])
+def test_query_scaling_multiplies_whole_query_heads_from_its_length_on(function: Any, rotary_dim: int) -> None:
+    qkv, positions = inputs(torch.float64)[0], torch.tensor([0, 2, 3, 8, 9], dtype=torch.int32)
+    attrs = ROPE_ATTRS | {"rotary_dim": rotary_dim}
+    scaled = function(qkv, positions, **attrs, query_scaling=QueryScaling(0.5, 3))
+    plain = function(qkv, positions, **attrs)
+    passed = torch.tensor([0, 0, 1, 2, 3], dtype=torch.float64)[:, None]
+    factors = 1 + 0.5 * torch.log1p(passed)
+    assert torch.allclose(scaled[:, :Q_WIDTH], plain[:, :Q_WIDTH] * factors, rtol=2**-22, atol=0)  # factors are fp32
+    assert torch.equal(scaled[:2], plain[:2])
+    assert torch.equal(scaled[:, Q_WIDTH:], plain[:, Q_WIDTH:])
+
+
+def test_backward_of_scaled_queries_equals_autograd_and_finite_differences() -> None:
+    """The op is linear, so that central differences have no error but that of rounding, 2^-53 / h."""
+    attrs = ROPE_ATTRS | {"query_scaling": QueryScaling(0.5, 3)}
+    qkv = inputs(torch.float64)[0].requires_grad_()
+    dy = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (expected,) = torch.autograd.grad(rope(qkv, POSITIONS, **attrs), qkv, dy)
+    gradient = rope_bwd(dy, POSITIONS, **attrs)
+    assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-13)
+    qkv = qkv.detach()
+    for i in range(0, qkv.numel(), 7):
+        up, down = (qkv.clone() for _ in range(2))
+        up.view(-1)[i] += 0.5
+        down.view(-1)[i] -= 0.5
+        slope = ((rope(up, POSITIONS, **attrs) - rope(down, POSITIONS, **attrs)) * dy).sum()
+        assert torch.allclose(gradient.view(-1)[i], slope, rtol=1e-10, atol=1e-12)
+
+
+def test_bf16_rounds_the_scaled_queries_once() -> None:
+    attrs = ROPE_ATTRS | {"query_scaling": QueryScaling(0.37, 2)}
+    qkv = inputs(torch.float32)[0].bfloat16()
+    assert torch.equal(rope(qkv, POSITIONS, **attrs), rope(qkv.float(), POSITIONS, **attrs).bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["rope", "rope_bwd"])
+def test_the_kernels_of_rope_scale_queries_and_one_without_the_attribute_is_not_asked_to(kind: str) -> None:
+    definition = next(each for each in OPS if each.kind == kind)
+    scaled = Op(kind, (), (), ROPE_ATTRS | {"query_scaling": QueryScaling(0.1, 8)})
+    kernels = [kernel for kernel in KERNELS if kernel.op == kind]
+    assert len(kernels) == 2 and not any(definition.not_implemented(scaled, kernel.attrs) for kernel in kernels)
+    assert "query_scaling" in str(definition.not_implemented(scaled, ("scaling", "attention_factor", "rotary_dim")))
+
+
+def test_rows_that_reach_no_scaled_position_have_no_attribute_for_it() -> None:
+    scaled = Rope(1e4, query_scaling=QueryScaling(0.1, 32))
+    assert "query_scaling" not in scaled.of_rows(32).attrs
+    assert scaled.of_rows(33).attrs["query_scaling"] == QueryScaling(0.1, 32)
+
+
 @pytest.mark.parametrize(
     ("shapes", "attrs", "message"),
     [
@@ -139,10 +203,11 @@ def test_mismatched_shapes_are_rejected(shapes: list[tuple[int, ...]], attrs: di
         ([(5, 48), (4,)], {}, r"int32 \[5\]"),
         ([(5, 40), (5,)], {"head_dim": 5}, "even"),
         ([(5, 48), (5,)], {"rotary_dim": 8}, "rotary_dim must be even and at most head_dim 6"),
+        ([(5, 48), (5,)], {"query_scaling": QueryScaling(0.1, 0)}, "length of at least 1, got QueryScaling"),
     ],
 )
 def test_mismatched_shapes_of_rope_are_rejected(
-    shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str
+    shapes: list[tuple[int, ...]], attrs: dict[str, Any], message: str
 ) -> None:
     b = Builder({definition.kind: definition for definition in OPS}, "fp32")
     qkv, positions = b.input("qkv", shapes[0], "fp32"), b.input("positions", shapes[1], "int32")

@@ -24,6 +24,17 @@ LLAMA_31 = {
     "original_max_position_embeddings": 8192,
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+MINISTRAL3 = {
+    "type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 SCALINGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     # rope_theta, head_dim, rope_scaling
     "Llama-3.1": (500000.0, 128, LLAMA_31),
@@ -34,10 +45,22 @@ SCALINGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "yarn, not truncated": (150000.0, 64, YARN | {"factor": 32.0, "truncate": False}),
     "yarn, attention factor": (1000000.0, 128, YARN | {"attention_factor": 0.75}),
     "yarn, mscale": (10000.0, 64, YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.5}),
+    "Ministral 3": (1000000.0, 128, MINISTRAL3),
+    "Ministral 3, other mscale": (1000000.0, 128, MINISTRAL3 | {"mscale": 1.3, "mscale_all_dim": 0.4}),
+    "yarn, mscale alone": (1000000.0, 128, MINISTRAL3 | {"mscale": 1.7, "mscale_all_dim": None}),
+    "yarn, mscale of 0": (1000000.0, 128, MINISTRAL3 | {"mscale": 0.0, "mscale_all_dim": 0.9}),
+    "yarn, mscale of a factor near 1": (10000.0, 64, YARN | {"factor": 1.01, "mscale": 0.7, "mscale_all_dim": 0.2}),
+    "yarn, mscale and attention factor": (10000.0, 64, MINISTRAL3 | {"mscale": 0.7, "attention_factor": 1.125}),
+    "yarn, betas of 0": (1000000.0, 64, YARN | {"beta_fast": 0, "beta_slow": 0}),
+    "yarn, betas": (700000.0, 80, YARN | {"factor": 13.5, "beta_fast": 17.5, "beta_slow": 2.25}),
+    "yarn, truncate null": (150000.0, 64, YARN | {"factor": 32.0, "truncate": None}),
+    "yarn, no pair scaled": (10000.0, 64, YARN | {"original_max_position_embeddings": 4, "factor": 2.0}),
     "linear": (100000.0, 128, {"type": "linear", "factor": 4.0}),
     "linear, odd factor": (10000.0, 96, {"rope_type": "linear", "factor": 3.7}),
     "dynamic": (10000.0, 128, {"type": "dynamic", "factor": 2.0}),
 }
+
+UNCHANGED = ("dynamic", "yarn, no pair scaled")
 
 
 @pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])
@@ -55,11 +78,21 @@ def test_frequencies_are_bit_identical_to_transformers(case: str, style: str) ->
     expected, factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs)
     assert torch.equal(inverse_frequencies(head_dim, rope.theta, rope.scaling), expected)
     assert rope.attention_factor == factor
-    assert torch.equal(expected, inverse_frequencies(head_dim, theta)) is (case == "dynamic")
+    assert torch.equal(expected, inverse_frequencies(head_dim, theta)) is (case in UNCHANGED)
 
 
-OWN_ROPE = ("phi3", "gemma3_text", "olmo3")
-"""Families with longrope alone, and with a RoPE for each type of layer."""
+def test_a_null_factor_of_yarn_is_that_of_the_context_as_in_transformers() -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "max_position_embeddings": 131072}
+    mapping = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 5000, "rope_theta": 1e4}
+    rope = read_rope(sizes | {"rope_parameters": mapping}, 64)
+    theirs = AutoConfig.for_model("llama", **sizes, rope_parameters=deepcopy(mapping))
+    expected, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    assert torch.equal(inverse_frequencies(64, rope.theta, rope.scaling), expected)
+    assert (rope.attention_factor, rope.max_positions) == (factor, 131072)
+
+
+OWN_ROPE = ("phi3", "gemma3_text", "olmo3", "ministral3")
+"""Families with longrope alone, with a RoPE for each type of layer, and with a factor of queries."""
 
 LONG = {
     "rope_type": "longrope",
@@ -141,7 +174,6 @@ def test_original_positions_of_the_config_take_precedence_over_the_mapping() -> 
             {**YARN, "partial_rotary_factor": 0.5},
             "rope_scaling.partial_rotary_factor: partial RoPE is not supported by this model",
         ),
-        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_scaling.mrope_section: multimodal RoPE"),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from surogate_core.api import DatasetFormatDef, Encoded, Omission
 from surogate_core.errors import ConfigError, PluginError
 
+from .chat.media import MEDIA_COLUMNS
 from .chat.row_tokenizer import RowTokenizer
 from .chat.template import RenderEnded, end_renderings_with
 from .divide import Divide, whole
@@ -85,7 +86,7 @@ def encode_rows(
             if not skip_bad:
                 bad.append(ConfigError(f"{row.where}: {error}"))
                 continue
-            documents = [Encoded((), (), left_out=cause(error, columns))]
+            documents = [Encoded((), (), left_out=cause(error, [*columns, *MEDIA_COLUMNS]))]
         except PluginError as error:
             raise PluginError(f"{row.where}: {error}") from error.__cause__
         except Exception as error:  # an error in a format of core

@@ -248,9 +248,9 @@ class HubSource:
         wanted = [column for column in columns or () if column in available]
         table = table.select_columns(wanted) if wanted else table
         number = 0
-        for batch in table.iter(batch_size=HUB_ROWS):
-            names = list(batch)
-            for cells in zip(*batch.values(), strict=True):
+        for batch in table.with_format("arrow").iter(batch_size=HUB_ROWS):  # images stay bytes
+            names = batch.column_names
+            for cells in zip(*batch.to_pydict().values(), strict=True):
                 values = {name: without_nulls(cell) for name, cell in zip(names, cells, strict=True)}
                 yield Row(self.place(0, number), {**values, **dict.fromkeys(absent)}, number)
                 number += 1

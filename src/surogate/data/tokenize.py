@@ -32,6 +32,7 @@ from .cache import (
     token_dtype,
 )
 from .chat.conversation import CONVERSATION
+from .chat.media import MEDIA_COLUMNS
 from .chat.row_tokenizer import RowTokenizer
 from .encode_rows import EncodedRows, divide_of, encode_rows, texts_of
 from .old_caches import name_before
@@ -247,7 +248,9 @@ def _write(
     with ThreadPoolExecutor(workers) as pool:
         try:
             divide = divide_of(format_def, tokenizer)
-            rows_left = _after(source.rows(columns, format_def.optional(options), divide), done.rows)
+            media = [name for name in MEDIA_COLUMNS if name not in columns]
+            optional = [*format_def.optional(options), *media]
+            rows_left = _after(source.rows([*columns, *media], optional, divide), done.rows)
             for rows in _chunks(rows_left, columns):
                 pending.append(pool.submit(encode_rows, rows, columns, format_def, options, tokenizer, skip_bad, ended))
                 drain(2 * workers)

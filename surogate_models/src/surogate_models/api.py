@@ -47,7 +47,7 @@ from .dims import (
     refuse_sliding_windows,
 )
 from .layouts import Interleaved, Transposed
-from .rope import Rope, read_partial_rope, read_rope, read_rope_by_layer_type
+from .rope import QueryScaling, Rope, read_partial_rope, read_query_scaling, read_rope, read_rope_by_layer_type
 from .weight_maps import (
     attention_weights,
     decoder_weights,
@@ -63,6 +63,7 @@ __all__ = [
     "Block",
     "DecoderDims",
     "Interleaved",
+    "QueryScaling",
     "ResidualStream",
     "Rope",
     "Transposed",
@@ -94,6 +95,7 @@ __all__ = [
     "read_n_kv_heads",
     "read_partial_rope",
     "read_positive",
+    "read_query_scaling",
     "read_rope",
     "read_rope_by_layer_type",
     "refuse_layer_types",

@@ -31,6 +31,12 @@ def _rotary_dim(op: Op) -> int:
     return int(op.attrs.get("rotary_dim", 0) or op.attrs["head_dim"])
 
 
+def _query_scaling(op: Op) -> tuple[float, int]:
+    """Return (beta, length), or (0, 1): a factor of 1."""
+    scaling = op.attrs.get("query_scaling")
+    return (float(scaling.beta), int(scaling.length)) if scaling else (0.0, 1)
+
+
 def _norm(op: Op) -> tuple[float, float]:
     """Return (eps, offset)."""
     return float(op.attrs["eps"]), float(op.attrs.get("offset", 0.0))
@@ -63,7 +69,8 @@ def _bind_rope_bwd(op: Op, ctx: BindContext) -> Call:
 def _bind_rotation(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
     (out,) = op.outs
     sizes = (*_sizes(op), _rotary_dim(op))
-    return ctx.call(launch, *op.ins, _frequencies(op, ctx), out, *sizes, _attention_factor(op), DTYPES[out.dtype].code)
+    factors = (_attention_factor(op), *_query_scaling(op))
+    return ctx.call(launch, *op.ins, _frequencies(op, ctx), out, *sizes, *factors, DTYPES[out.dtype].code)
 
 
 def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
@@ -164,14 +171,15 @@ def _supports_bwd(op: Op, target: Target) -> Support:
 
 _ROTATION = ("scaling", "attention_factor")
 _NORM = (*_ROTATION, "offset")
-_PARTIAL = (*_ROTATION, "rotary_dim")
+_ALONE = (*_ROTATION, "rotary_dim", "query_scaling")
+"""Attributes of RoPE without a norm."""
 
 _ROPE = tuple(
     kernel
     for dtype in ("bf16", "fp32")
     for kernel in (
         *(
-            KernelDef(op=op, dtypes=(dtype, "int32", dtype), attrs=_PARTIAL, supports=_supports_rope, bind=bind)
+            KernelDef(op=op, dtypes=(dtype, "int32", dtype), attrs=_ALONE, supports=_supports_rope, bind=bind)
             for op, bind in (("rope", _bind_rope), ("rope_bwd", _bind_rope_bwd))
         ),
         KernelDef(

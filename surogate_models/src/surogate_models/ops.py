@@ -1,9 +1,10 @@
 """Ops of these models: RoPE of every query and key head, alone or after an RMS norm of the head.
 
     rope         (qkv [T, (H+2G)D], positions int32 [T];
-                  n_heads H, n_kv_heads G, head_dim D, theta, scaling, attention_factor) -> [T, (H+2G)D]
+                  n_heads H, n_kv_heads G, head_dim D, theta, scaling, attention_factor, query_scaling)
+                                                                                         -> [T, (H+2G)D]
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
-                  the same attributes, eps and offset) -> [T, (H+2G)D]
+                  the same attributes but query_scaling, eps and offset) -> [T, (H+2G)D]
 
     join_qkv     (q [T, A], k [T, B], v [T, C]) -> [T, A + B + C]
     split_qkv    (qkv [T, A + B + C]; widths (A, B, C)) -> [T, A], [T, B], [T, C]
@@ -13,7 +14,8 @@ time, the output takes its place, and the v columns stay where they are. RoPE ro
 layout) by the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a
 `Scaling` of rope.py or None (the default), changes the frequencies. With `rotary_dim` R, the first R elements of a head
 are rotated as if they were the head, and the others are copied; 0 (the default) means all. `offset` (default 0) is
-added to the norm weights.
+added to the norm weights. `query_scaling`, a `QueryScaling` or None (the default), multiplies all elements of
+query heads by a factor of the position.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from surogate_core.api import (
     first_output,
 )
 
-from .rope import Scaling
+from .rope import QueryScaling, Scaling
 
 _REFERENCE = "surogate_models.reference"
 
@@ -56,6 +58,9 @@ def _infer_rope(ins: Sequence[Value], attrs: Mapping[str, Any], label: str = "ro
     rotary_dim = attrs.get("rotary_dim", 0)
     if rotary_dim % 2 or not 0 <= rotary_dim <= attrs["head_dim"]:
         raise ProgramError(f"rotary_dim must be even and at most head_dim {attrs['head_dim']}, got {rotary_dim}")
+    scaled: QueryScaling | None = attrs.get("query_scaling")
+    if scaled is not None and (scaled.beta < 0 or scaled.length < 1):
+        raise ProgramError(f"query_scaling must have a beta of at least 0 and a length of at least 1, got {scaled}")
     if positions.dtype != "int32" or positions.shape != qkv.shape[:1]:
         raise ProgramError(f"positions must be int32 [{qkv.shape[0]}]")
     return [OutSpec(label, qkv.shape, qkv.dtype)]
@@ -128,13 +133,14 @@ _ROTATION: Mapping[str, Any] = {
     "rotary_dim": (int, 0),
 }
 
+_ROPE: Mapping[str, Any] = {**_ROTATION, "query_scaling": (QueryScaling | None, None)}
 _NORM: Mapping[str, Any] = {**_ROTATION, "eps": float, "offset": (float, 0.0)}
 
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope",
         infer=_infer_rope,
-        attrs=_ROTATION,
+        attrs=_ROPE,
         reference=f"{_REFERENCE}:rope",
         vjp=_vjp_rope,
         may_overwrite=lambda op: {0: 0},
@@ -143,7 +149,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope_bwd",
         infer=_infer_rope_bwd,
-        attrs=_ROTATION,
+        attrs=_ROPE,
         reference=f"{_REFERENCE}:rope_bwd",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,

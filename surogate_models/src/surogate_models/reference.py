@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surogate_core.reference.ops import up
 
-from .rope import Divided, Linear, Llama3, Scaling
+from .rope import Divided, Linear, Llama3, QueryScaling, Scaling
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> Tensor:
@@ -61,6 +61,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
+def query_factors(positions: Tensor, scaling: QueryScaling) -> Tensor:
+    """Return the factors of query heads at `positions`, fp32 [T, 1, 1]: 1 + beta * ln(1 + floor(position / length))."""
+    passed = positions.div(scaling.length, rounding_mode="floor")
+    return (1 + scaling.beta * torch.log(1 + passed.to(torch.float32)))[:, None, None]
+
+
 def rope(
     qkv: Tensor,
     positions: Tensor,
@@ -72,11 +78,12 @@ def rope(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
     rotary_dim: int = 0,
+    query_scaling: QueryScaling | None = None,
 ) -> Tensor:
-    """Apply RoPE to every query and key head; copy v."""
-    return _rotate_qk(
-        qkv, head_dim, n_heads + n_kv_heads, angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
-    )
+    """Apply RoPE to every query and key head, and its factor by position to every query head; copy v."""
+    cos_sin = angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
+    factors = query_factors(positions, query_scaling) if query_scaling else None
+    return _rotate_qk(qkv, head_dim, n_heads, n_heads + n_kv_heads, cos_sin, factors)
 
 
 def rope_bwd(
@@ -90,16 +97,23 @@ def rope_bwd(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
     rotary_dim: int = 0,
+    query_scaling: QueryScaling | None = None,
 ) -> Tensor:
-    """Rotate dy by the opposite angles."""
+    """Rotate dy by the opposite angles. Factors of queries are those of the forward pass."""
     cos, sin = angles(positions, rotary_dim or head_dim, theta, scaling, attention_factor)
-    return _rotate_qk(dy, head_dim, n_heads + n_kv_heads, (cos, -sin))
+    factors = query_factors(positions, query_scaling) if query_scaling else None
+    return _rotate_qk(dy, head_dim, n_heads, n_heads + n_kv_heads, (cos, -sin), factors)
 
 
-def _rotate_qk(qkv: Tensor, head_dim: int, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate_qk(
+    qkv: Tensor, head_dim: int, n_q: int, n_qk: int, cos_sin: tuple[Tensor, Tensor], factors: Tensor | None
+) -> Tensor:
+    """`factors` [T, 1, 1] multiply the first `n_q` of the `n_qk` heads that are rotated."""
     cos, sin = cos_sin
     x = qkv.view(qkv.shape[0], -1, head_dim)
     rotated = _rotate(up(x[:, :n_qk]), cos, sin)
+    if factors is not None:
+        rotated = torch.cat((rotated[:, :n_q] * factors, rotated[:, n_q:]), dim=1)
     return torch.cat((rotated.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
 
 

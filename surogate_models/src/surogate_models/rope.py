@@ -74,11 +74,23 @@ class LongRope:
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """A factor of queries that grows with the position: 1 + beta * ln(1 + floor(position / length)).
+
+    It multiplies whole query heads, after RoPE. It is 1 at the first `length` positions of a document.
+    """
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """RoPE parameters. Sines and cosines of the angles are multiplied by `attention_factor`.
 
     max_positions  number of positions that the scaling extends the context to, or 0 without an extension
     rotary_dim     number of elements that are rotated, the first ones of a head; 0: all
+    query_scaling  factor of queries by position, or None
     """
 
     theta: float
@@ -86,19 +98,25 @@ class Rope:
     attention_factor: float = 1.0
     max_positions: int = 0
     rotary_dim: int = 0
+    query_scaling: QueryScaling | None = None
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of the ops `rope` and `qk_norm_rope`."""
-        partial = {"rotary_dim": self.rotary_dim} if self.rotary_dim else {}
-        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor, **partial}
+        """Attributes of the ops `rope` and `qk_norm_rope`. Only `rope` has `query_scaling`."""
+        more: dict[str, Any] = {"rotary_dim": self.rotary_dim} if self.rotary_dim else {}
+        if self.query_scaling is not None:
+            more["query_scaling"] = self.query_scaling
+        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor, **more}
 
     def of_rows(self, seq_len: int) -> Rope:
-        """Return the parameters for rows of `seq_len` tokens."""
-        if not isinstance(self.scaling, LongRope):
-            return self
-        short = seq_len <= self.scaling.original_positions
-        return replace(self, scaling=Divided(self.scaling.short if short else self.scaling.long))
+        """Return the parameters for rows of `seq_len` tokens. A factor that is 1 at all their positions is left out."""
+        rope = self
+        if rope.query_scaling is not None and seq_len <= rope.query_scaling.length:
+            rope = replace(rope, query_scaling=None)
+        if isinstance(rope.scaling, LongRope):
+            short = seq_len <= rope.scaling.original_positions
+            rope = replace(rope, scaling=Divided(rope.scaling.short if short else rope.scaling.long))
+        return rope
 
 
 def long_rope_of_rows(config: Mapping[str, Any], ropes: Iterable[Rope], length: int) -> RowChoice | None:
@@ -127,7 +145,10 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
 
     As in transformers, a non-empty `rope_scaling` takes precedence over `rope_parameters`. `default_theta` applies if
     `rope_theta` is given in neither the mapping nor the config. Raises ConfigError for types other than default,
-    linear, dynamic, yarn, llama3 and longrope, for multimodal, per-layer-type or partial RoPE, and for invalid values.
+    linear, dynamic, yarn, llama3 and longrope, for per-layer-type or partial RoPE, and for invalid values.
+
+    With `mrope_section`, elements of a head have positions of their own: in time, height and width. All three are equal
+    in text, so this is RoPE, which type mrope is then too.
     """
     for given, within in _mappings(config):
         if given.get(_PARTIAL) not in (None, 1):
@@ -173,20 +194,36 @@ def read_rope_by_layer_type(config: Mapping[str, Any], head_dim: int, kind: str,
     return read_rope({**rest, "rope_parameters": own}, head_dim)
 
 
+def read_query_scaling(config: Mapping[str, Any]) -> QueryScaling | None:
+    """Return the factor of queries by position: `llama_4_scaling_beta` of the RoPE mapping; None if that is 0.
+
+    `length` is `original_max_position_embeddings` of this mapping, where transformers puts that of the scaling.
+    """
+    _refuse_unbuilt(config)
+    given, within = _counted(config)
+    key = "llama_4_scaling_beta"
+    beta = 0.0 if given.get(key) == 0 and given[key] is not False else read_positive(given, key, within=within)
+    if _kind(given) in ("yarn", "llama3", "longrope"):
+        length = _original_positions(config, given, within)
+    else:
+        length = read_int(given, "original_max_position_embeddings", within=within)
+    return QueryScaling(beta, length) if beta else None
+
+
 _PARTIAL = "partial_rotary_factor"
 
 
 def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None) -> Rope:
     """`head_dim`: the number of elements that are rotated."""
     _refuse_unbuilt(config)
-    key = _counts(config)
-    given: Mapping[str, Any] = config.get(key) or {}
-    within = f"{key}."
+    given, within = _counted(config)
     if "rope_theta" in given:
         theta = read_positive(given, "rope_theta", within=within)
     else:
         theta = read_positive(config, "rope_theta", default=default_theta)
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = _kind(given)
+    if is_given(given, "mrope_section") or kind == "mrope":
+        _check_sections(given, within, head_dim // 2)
     if kind == "linear":
         factor = _factor(given, within)
         positions = read_int(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
@@ -199,9 +236,35 @@ def _read(config: Mapping[str, Any], head_dim: int, default_theta: float | None)
         return _longrope(config, given, within, theta, head_dim)
     if kind == "dynamic":  # affects only sequences longer than max_position_embeddings, which no run has
         _factor(given, within)
-    elif kind != "default":
+    elif kind not in ("default", "mrope"):
         raise invalid(f"{within}rope_type", "must be default, linear, dynamic, yarn, llama3 or longrope", kind)
     return Rope(theta)
+
+
+def _check_sections(given: Mapping[str, Any], within: str, pairs: int) -> None:
+    """Raise ConfigError unless `mrope_section` divides the pairs of a head over time, height and width.
+
+    The layout, which `mrope_interleaved` says, is of no effect where the three positions are equal.
+    """
+    sections = given.get("mrope_section")
+    if (
+        not isinstance(sections, list | tuple)
+        or len(sections) != 3
+        or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sections)
+        or sum(sections) != pairs
+    ):
+        raise invalid(f"{within}mrope_section", f"must be three whole numbers with the sum {pairs}", sections)
+    read_bool(given, "mrope_interleaved", within=within)
+
+
+def _kind(given: Mapping[str, Any]) -> Any:
+    return given.get("rope_type", given.get("type", "default"))
+
+
+def _counted(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the mapping that counts, empty if there is none, and its prefix in messages."""
+    key = _counts(config)
+    return config.get(key) or {}, f"{key}."
 
 
 def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
@@ -213,8 +276,6 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
             raise invalid(key, "must be a mapping", given)
         if any(isinstance(value, Mapping) for value in given.values()):
             raise invalid(key, "different RoPE parameters per layer type are not supported yet", dict(given))
-        if is_given(given, "mrope_section"):
-            raise invalid(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
 
 
 def _mappings(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -262,8 +323,10 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
     A pair that makes at least `beta_fast` rotations over the original positions is unchanged; one that makes at most
     `beta_slow` rotations is scaled. The attention factor grows with `factor`, which sharpens attention.
     """
-    factor = _factor(given, within)
     original = _original_positions(config, given, within)
+    if "factor" in given and given["factor"] is None:  # null: what extends the context to that of the model
+        given = {**given, "factor": read_int(config, "max_position_embeddings") / original}
+    factor = _factor(given, within)
     fast, slow = (
         read_positive(given, key, within=within) if given.get(key) else default
         for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -277,7 +340,7 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
         return head_dim * log(original / (count * 2 * pi)) / (2 * log(theta))
 
     first, last = pair_with_rotations(fast), pair_with_rotations(slow)
-    if read_bool(given, "truncate", default=True, within=within):
+    if read_bool(given, "truncate", default="truncate" not in given, within=within):  # null: false
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:

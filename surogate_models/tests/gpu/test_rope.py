@@ -15,7 +15,7 @@ from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.kernels import assert_close, same_bits
 from surogate_models import reference
 from surogate_models.kernels import KERNELS
-from surogate_models.rope import Linear, Llama3, Yarn
+from surogate_models.rope import Linear, Llama3, QueryScaling, Yarn
 
 pytestmark = pytest.mark.gpu
 
@@ -201,7 +201,10 @@ def test_scaled_frequencies_match_the_reference(scaling: str, dtype: str) -> Non
 
 
 def check_rope(case: Case, skew: int = 0) -> None:
-    """An output is a sum of two products. rope_bwd is the same kernel with the opposite angles, applied to dy."""
+    """An output is a sum of two products, of queries times a factor, whose logarithm has an error of its own.
+
+    rope_bwd is the same kernel with the opposite angles, applied to dy.
+    """
     attrs = case.without_norm()
     for kind, function, x in (("rope", reference.rope, case.qkv), ("rope_bwd", reference.rope_bwd, case.dy)):
         ins = (x, case.positions)
@@ -212,7 +215,12 @@ def check_rope(case: Case, skew: int = 0) -> None:
         heads = case.contents[x].double().view(x.shape[0], -1, attrs["head_dim"])
         length = (heads[..., :half].square() + heads[..., half : 2 * half].square()).sqrt()
         length = torch.cat((length, length, heads[..., 2 * half :].abs()), dim=-1).view(x.shape)
-        assert_close(out, truth, out.dtype, 2, length * attrs.get("attention_factor", 1.0))
+        length = length * attrs.get("attention_factor", 1.0)
+        if scaled := attrs.get("query_scaling"):
+            width = attrs["n_heads"] * attrs["head_dim"]
+            factors = reference.query_factors(case.contents[case.positions], scaled).double()[:, :, 0]
+            length = torch.cat((length[:, :width] * factors, length[:, width:]), dim=1)
+        assert_close(out, truth, out.dtype, 4 if scaled else 2, length)
         assert same_bits(case.values_columns(out), case.values_columns(case.contents[x]))
 
 
@@ -246,6 +254,56 @@ def test_partial_rope_matches_the_reference_and_copies_the_rest(
     assert same_bits(apart, in_place)
     heads, before = (x.view(shape[0], -1, shape[3])[..., rotary_dim:] for x in (apart, case.contents[case.qkv]))
     assert same_bits(heads, before)
+
+
+SCALED = [
+    # shape, rotary_dim. Chunks have query heads, key heads or both; some accesses are of one element.
+    ((97, 16, 8, 128), 0),
+    ((2500, 4, 2, 128), 0),
+    ((65, 40, 20, 128), 0),
+    ((45, 3, 1, 34), 0),
+    ((33, 6, 2, 128), 96),
+    ((37, 5, 1, 96), 36),
+]
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "rotary_dim"), SCALED, ids=str)
+def test_scaled_queries_match_the_reference(
+    shape: tuple[int, int, int, int], rotary_dim: int, dtype: str, skew: int
+) -> None:
+    """Positions are on both sides of the first multiples of the length."""
+    scaling = QueryScaling(0.37, 11)
+    case = Case(shape, dtype, seed=13, rotary_dim=rotary_dim, attention_factor=1.25, query_scaling=scaling)
+    check_rope(case, skew=skew)
+    for kind, x in (("rope", case.qkv), ("rope_bwd", case.dy)):
+        op = Op(kind, (x, case.positions), (case.rope,), case.without_norm())
+        contents = {v: case.contents[v] for v in op.ins}
+        (apart,) = run_kernel(KERNELS, op, contents, skew=skew)
+        (in_place,) = run_kernel(KERNELS, replace(op, outs=(x,)), contents, skew=skew)
+        assert same_bits(apart, in_place)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_and_keys_before_the_length_have_the_bits_of_unscaled_ones(dtype: str) -> None:
+    case = Case((300, 6, 2, 128), dtype, seed=14, query_scaling=QueryScaling(0.1, 200))
+    plain = Case((300, 6, 2, 128), dtype, seed=14)
+    outs = []
+    for each in (case, plain):
+        op = Op("rope", (each.qkv, each.positions), (each.rope,), each.without_norm())
+        (out,) = run_kernel(KERNELS, op, {v: each.contents[v] for v in op.ins})
+        outs.append(out)
+    scaled, unscaled = outs
+    width = 6 * 128
+    assert same_bits(scaled[:200], unscaled[:200])
+    assert same_bits(scaled[:, width:], unscaled[:, width:])
+    assert not same_bits(scaled[200:, :width], unscaled[200:, :width])
+
+
+@pytest.mark.parametrize("first", [16_380, 262_140, 2**31 - 1000])
+def test_scaled_queries_of_large_positions_match_the_reference(first: int) -> None:
+    check_rope(Case((500, 2, 1, 128), "fp32", seed=15, first=first, query_scaling=QueryScaling(0.1, 16_384)))
 
 
 @pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
@@ -302,10 +360,12 @@ def test_errors_name_the_invalid_argument() -> None:
     with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
         _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="rope: attention_factor must be positive, got 0"):
-        _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 0.0, 0, stream)
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 0.0, 0.0, 1, 0, stream)
     with pytest.raises(ValueError, match="rope: rotary_dim must be at most head_dim, and that 256, got 66 and 64"):
-        _C.rope(p, p, p, p, 1, 1, 1, 64, 66, 1.0, 0, stream)
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 66, 1.0, 0.0, 1, 0, stream)
     with pytest.raises(ValueError, match="rope_bwd: positions is a null pointer"):
-        _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 64, 1.0, 0, stream)
+        _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 64, 1.0, 0.0, 1, 0, stream)
+    with pytest.raises(ValueError, match="rope: query_beta must not be negative, and query_length positive"):
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 1.0, 0.1, 0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
         _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 0.0, 1.0, False, True, 0, 0, 1, stream)

@@ -79,7 +79,7 @@ def encode_answers(
         asked = "prompt" if field is None or field in columns else field
         documents = [
             tokenizer.encode_conversation(
-                {asked: prompt, column: answer, **given},
+                {**row, asked: prompt, column: answer, **given},
                 messages_field=asked,
                 completion_field=column,
                 system_field="system" if options.system_field else None,

@@ -134,7 +134,8 @@ def _rescale(config: Any, scaling: Mapping[str, Any]) -> None:
     """Give a config of transformers another RoPE scaling, of the layers without a window if each type has its own."""
     ropes = config.rope_parameters
     scaled = ropes["full_attention"] if any(isinstance(entry, dict) for entry in ropes.values()) else ropes
-    kept = {key: scaled[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaled}
+    unscaled = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
+    kept = {key: scaled[key] for key in unscaled if key in scaled}
     scaled.clear()
     scaled.update({**kept, **scaling})
     if (key := "original_max_position_embeddings") in scaling and hasattr(config, key):

@@ -15,6 +15,7 @@ from surogate_core.errors import ConfigError
 
 from ..readers import kind_of_value
 from .mask import ConversationScale, encode_chat
+from .media import MEDIA_COLUMNS, refuse_media_columns, refuse_media_keys, refuse_media_part
 from .omissions import REASONING_KEYS
 from .tool_calls import Dropped, calls_of, from_json, others, tools_of, unseen_tools
 from .trained_messages import NOT_ANSWERS, is_trained
@@ -116,6 +117,7 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
             messages += _messages(given, options.completion_field, None, dropped)
         else:
             messages += _messages(given, options.completion_field, names, dropped)
+    refuse_media_columns(row, (message["content"] for message in messages))
     system = row.get(options.system_field) if options.system_field else None
     if system:
         if not isinstance(system, str):
@@ -178,6 +180,7 @@ def _message(value: object, where: str, names: MessageProperties | None, dropped
             f"{where} has {names.role} {said!r}. Known: {', '.join(ROLES)}. Keys there: "
             f"{', '.join(given) or 'none'}. Correct the row, or set message_property_mappings."
         )
+    refuse_media_keys(given, where)
     content, calls = given.pop(names.content, None), given.pop(names.tool_calls, None)
     if said in _CALLS and calls is None:
         content, calls = None, content
@@ -206,10 +209,9 @@ def _named(given: Mapping[str, Any], name: str, of_share: str) -> str:
 
 def _content(content: object, calls: object, where: str, name: str, dropped: Dropped) -> str:
     """Return the text, or the joined text parts of a list of parts. Empty only if the message calls tools."""
-    if isinstance(content, list | tuple) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in content
-    ):
+    if isinstance(content, list | tuple):
+        for index, part in enumerate(content):
+            _refuse_other_part(part, f"{where}, part {index}")
         dropped.update((f"the key {key!r}", "parts of messages") for part in content for key in others(part, _PART))
         content = "".join(part["text"] for part in content)
     if content is None and calls:
@@ -219,6 +221,16 @@ def _content(content: object, calls: object, where: str, name: str, dropped: Dro
             f"{where} has {name} {kind_of_value(content)}, not text. Correct such rows: only text is trained."
         )
     return content
+
+
+def _refuse_other_part(part: object, where: str) -> None:
+    """Raise ConfigError unless a part of a message is text."""
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return
+    refuse_media_part(part, where)
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    found = "is of type text without a text" if kind == "text" else f"is {kind_of_value(part)}, not of type text"
+    raise ConfigError(f"{where} {found}. Correct such rows: only text is trained.")
 
 
 def _check_text(value: object, where: str) -> None:
@@ -255,8 +267,9 @@ CONVERSATION = DatasetFormatDef(
     encode=encode_conversation,  # type: ignore[arg-type]  # of core's tokenizer it needs the chat template
     guess=_guess,
     truncation="delete",
-    version=2,
+    version=3,
     mended={
-        2: "arguments of tool calls that are no object, and answers with a key such as trainable: false, were trained"
+        2: "arguments of tool calls that are no object, and answers with a key such as trainable: false, were trained",
+        3: f"rows with images were trained as text: of messages with {', '.join(MEDIA_COLUMNS)} beside them",
     },
 )

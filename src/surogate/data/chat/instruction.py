@@ -14,6 +14,7 @@ from surogate_core.errors import ConfigError
 from ..readers import kind_of_value
 from .conversation import LOSS_SCALE, TEMPLATE_KWARGS
 from .mask import LossScale, encode_chat
+from .media import refuse_media_columns
 from .token_spans import encode_spans
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def encode_instruction(row: Mapping[str, object], tokenizer: Tokenizer, options:
         "system": _system(row, options),
     }
     output = _text(row, options.output_field)
+    refuse_media_columns(row, (*values.values(), output))
     if not output:
         raise ConfigError(f"column {options.output_field!r} is empty, so nothing is trained. Remove such rows.")
     written = options.prompt_format if values["input"] else options.prompt_format_no_input
@@ -162,4 +164,6 @@ INSTRUCTION = DatasetFormatDef(
     encode=encode_instruction,  # type: ignore[arg-type]  # of core's tokenizer it needs the chat template
     guess=_guess,
     truncation="delete",
+    version=2,
+    mended={2: "rows with images were trained as text"},
 )
