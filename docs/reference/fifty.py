@@ -70,7 +70,7 @@ class Model:
 
     @property
     def program(self) -> str:
-        """What two models that differ in nothing else share."""
+        """The config.json as text, equal for models of one program."""
         return json.dumps(self.config_json, sort_keys=True)
 
     @property
