@@ -72,6 +72,35 @@ def test_the_page_of_what_is_supported_is_that_of_the_definitions_and_plans() ->
     )
 
 
+def test_the_page_of_the_fifty_models_is_that_of_the_packages_and_of_transformers() -> None:
+    assert (REFERENCE / "fifty.md").read_text() == generator("fifty").page(), (
+        "run `python docs/reference/fifty.py > docs/reference/fifty.md`"
+    )
+
+
+def test_transformers_has_the_class_of_each_of_the_fifty_models_and_it_takes_the_config() -> None:
+    page = generator("fifty")
+    every = page.models()
+    assert len({model.id for model in every}) == 50
+    of_class = {model.architecture: model for model in every}  # one of each: they are built in full
+    assert all(page.tensors(model.config_json) for model in of_class.values())
+
+
+def test_a_tensor_that_the_package_has_not_is_named() -> None:
+    page = generator("fifty")
+    model = next(model for model in page.models() if model.architecture == "Qwen3ForCausalLM")
+    held = dict(page.tensors(model.config_json))
+    assert not list(page.mismatches(page.opened(model.config_json), held))
+    name = "model.layers.3.self_attn.q_norm.weight"
+    other = {"model.visual.w": (1,), "model.visual.b": (1,), name: (1,)}
+    del held["model.norm.weight"]
+    assert list(page.mismatches(page.opened(model.config_json), held | other)) == [
+        "a checkpoint lacks `model.norm.weight`",
+        "it holds besides `model.visual.b` and 1 more",
+        f"another shape has `{name}`",
+    ]
+
+
 def test_the_page_of_models_has_every_architecture() -> None:
     rows = re.findall(r"^\| (`\w+For[^|]*) \|", (REFERENCE.parent / "models.md").read_text(), re.M)
     provided = (p.definition.architectures for p in load_registry().provided if p.kind == "model")
