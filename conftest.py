@@ -3,6 +3,9 @@
 A package's tests lie in a folder with the package's own name, beside `src/`: pytest would take that folder for it.
 Tests run side by side, one process a core, and the bits of a sum depend on the number of threads.
 
+Pictures of a run are not drawn in these processes: one takes a quarter of the time of a short run. Those that draw them
+are the tests of the picture, `test_tiny.py`, and runs in processes of their own.
+
 A shell lets processes in the background ignore SIGINT, nohup SIGHUP, and theirs inherit that. Tests send both.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads of a test that wants several must not spin on the cores of others
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -29,6 +33,22 @@ import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401
 import surogate_recipes_fp8  # noqa: F401
 import surogate_recipes_nvfp4  # noqa: F401
+from surogate.reporting import picture
+
+drawn = picture.drawn
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture, "drawn", lambda size, draw: b"\x89PNG\r\n\x1a\n")
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the pictures of the runs of a test."""
+    monkeypatch.setattr(picture, "drawn", drawn)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -433,6 +433,7 @@ def run_of(steps: int, *, offset: int = 0) -> list[StepReport | EvalReport]:
     return reports
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("steps", [1, 2, 29, 300])
 def test_picture_is_a_png_of_the_expected_size(tmp_path: Path, steps: int) -> None:
     record(tmp_path, run_of(steps))
@@ -451,6 +452,7 @@ def test_no_picture_of_a_run_without_steps_nor_without_a_finite_loss(tmp_path: P
     assert not (tmp_path / "loss.png").exists()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_skipped_steps_outliers_and_a_zero_learning_rate_are_drawn(tmp_path: Path) -> None:
     reports = [
         *(step(n, loss=1e30 if n == 20 else 2.0, lr=0.0) for n in range(1, 60)),

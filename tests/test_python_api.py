@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from end_to_end.product import write_model
 
 import surogate
 from surogate.reporting import builtin
@@ -28,12 +29,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 400)
     return {
-        "model": str(ROOT / "examples/tiny-qwen3"),
+        "model": str(write_model(tmp_path / "model")),
         "from_scratch": True,
         "model_dtype": "fp32",
         "datasets": [{"path": str(tmp_path / "text.txt"), "type": "text", "sample_by": "line"}],
         "output_dir": str(tmp_path / "out"),
         "sequence_len": 32,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
         "max_steps": 3,
         "eval_steps": 2,
         "save_steps": 0,

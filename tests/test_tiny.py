@@ -76,6 +76,7 @@ save_steps: 6
     return path
 
 
+@pytest.mark.usefixtures("pictures")
 def test_everything_once(config: Path) -> None:
     invoke = CliRunner().invoke
     listed = invoke(app, ["plugins"])

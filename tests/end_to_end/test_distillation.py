@@ -54,6 +54,7 @@ def config(folder: Path, name: str, **keys: Any) -> dict[str, Any]:
         "validation_split_ratio": 0.1,
         "sequence_len": LENGTH,
         "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
         "max_steps": 4,
         "save_steps": 2,
         "learning_rate": 3e-3,

@@ -157,11 +157,15 @@ def packed_documents() -> list[list[list[int]]]:
 
 
 def hf_loss_sum(model: PreTrainedModel, documents: Sequence[Document]) -> Tensor:
-    """Return the sum of cross-entropies over all predicted tokens. Each document is run separately."""
+    """Return the sum of cross-entropies over all predicted tokens.
+
+    Each document is a row of its own, without padding. Those of a length are rows of one batch.
+    """
     total = torch.zeros(())
-    for document in documents:
-        ids = torch.tensor(document)[None]
-        total = total + F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="sum")
+    for length in dict.fromkeys(map(len, documents)):
+        ids = torch.tensor([document for document in documents if len(document) == length])
+        logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+        total = total + F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum")
     return total
 
 

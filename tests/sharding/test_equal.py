@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from zlib import crc32
 
 import pytest
 import torch
 from models.harness import OPS, tiny_config
-from sharding.ranks import assert_equal, summed, trained
+from sharding.ranks import Trained, assert_equal, summed, trained
 from torch import Tensor
 
 from surogate_core.api import NoOptions, PrecisionRequest
@@ -34,23 +35,30 @@ def precision(**request: Any) -> dict[str, Any]:
     return {"precision": BF16.precision(PrecisionRequest(**request), NoOptions())}
 
 
+def run(ranks: int, name: str, micro_steps: int, **divided: bool) -> Trained:
+    given = {"micro_steps": micro_steps, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
+    return trained(CONFIG, ranks, Sharding(parts=ranks, **divided), **given)
+
+
+@cache
+def data_parallel(ranks: int, name: str, micro_steps: int) -> Trained:
+    """Train ranks that hold all, once for all tests that compare with them."""
+    return run(ranks, name, micro_steps)
+
+
 @pytest.mark.parametrize("micro_steps", [1, 2])
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "normuon"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_divided_states_give_the_bits_of_data_parallelism(ranks: int, name: str, micro_steps: int) -> None:
-    given = {"micro_steps": micro_steps, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
-    parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
-    divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True), **given)
-    assert_equal(divided, parallel)
+    assert_equal(run(ranks, name, micro_steps, states=True), data_parallel(ranks, name, micro_steps))
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "normuon"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_divided_weights_give_the_bits_of_data_parallelism(ranks: int, name: str, micro_steps: int) -> None:
-    given = {"micro_steps": micro_steps, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
-    parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
-    divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True, weights=True), **given)
+    parallel = data_parallel(ranks, name, micro_steps)
+    divided = run(ranks, name, micro_steps, states=True, weights=True)
     assert_equal(divided, parallel)
     assert divided.assembly.memory.segments["param"].nbytes < parallel.assembly.memory.segments["param"].nbytes
 
@@ -61,10 +69,8 @@ def test_divided_weights_give_the_bits_of_data_parallelism(ranks: int, name: str
 def test_divided_gradients_of_one_micro_step_give_the_bits_of_data_parallelism(
     ranks: int, name: str, weights: bool
 ) -> None:
-    given = {"micro_steps": 1, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
-    parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
-    divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True, gradients=True, weights=weights), **given)
-    assert_equal(divided, parallel)
+    divided = run(ranks, name, 1, states=True, gradients=True, weights=weights)
+    assert_equal(divided, data_parallel(ranks, name, 1))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

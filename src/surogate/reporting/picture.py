@@ -110,10 +110,10 @@ def drawn(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     draw(figure)
     image = BytesIO()
-    figure.savefig(image, format="png")
+    canvas.print_png(image)  # `savefig` draws twice, for formats whose renderer is made later
     return image.getvalue()
 
 
@@ -262,7 +262,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
     facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
     title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"
-    # parse_math=False: a dollar sign in a name must not start a formula
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24, parse_math=False)
+    # parse_math=False: a dollar sign in a name must not start a formula. y: else each layout looks for ticks above.
+    axes.set_title(title, loc="left", y=1.0, fontsize=13, fontweight="bold", color=INK, pad=24, parse_math=False)
     line = axes.text(0, 1.025, ", ".join(filter(None, facts)), fontsize=9, color=QUIET, va="bottom", parse_math=False)
     line.set_transform(axes.transAxes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 
 from surogate_core.planning.plan import Plan
@@ -18,7 +19,13 @@ _NEUTRAL = ("offload", "launcher")
 def library_versions() -> dict[str, str]:
     """Return the versions of core and of the libraries that every run uses."""
     wanted = ("surogate-core", "torch", "transformers", "tokenizers", "safetensors", "numpy")
-    return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
+    return {name: _version(name) for name in wanted} | {"python": platform.python_version()}
+
+
+@cache
+def _version(name: str) -> str:
+    """Return the version of an installed library. A run asks four times; each reads and parses a file of 1 to 20 KB."""
+    return metadata.version(name)
 
 
 def run_versions(run: Run, plan: Plan) -> dict[str, str]:

@@ -75,13 +75,17 @@ def _four_or_six(
     candidates = []
     for factor in (1.0, 1.5):
         scales = e4m3((base * factor).clamp(max=LARGEST_SCALE))
-        values = e2m1.levels(_codes(_scaled(blocks, scales, encode), None)) * scales.float()[..., None]
+        codes = _codes(_scaled(blocks, scales, encode), None)
+        values = e2m1.levels(codes) * scales.float()[..., None]
         error = torch.zeros_like(top)
         for term in (values * amax / (LARGEST * largest) - blocks).square().unbind(dim=-1):
             error = error + term
-        candidates.append((scales.view(torch.uint8), _per_block(error, square, _tree_sum)))
-    (six, six_error), (four, four_error) = candidates
-    scales = torch.where(four_error < six_error, four, six).view(torch.float8_e4m3fn)
+        candidates.append((codes, scales.view(torch.uint8), _per_block(error, square, _tree_sum)))
+    (codes_of_six, six, six_error), (codes_of_four, four, four_error) = candidates
+    better = four_error < six_error
+    scales = torch.where(better, four, six).view(torch.float8_e4m3fn)
+    if bits is None:
+        return torch.where(better[..., None], codes_of_four, codes_of_six), scales
     return _codes(_scaled(blocks, scales, encode), bits), scales
 
 

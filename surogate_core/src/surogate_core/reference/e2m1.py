@@ -16,10 +16,10 @@ _BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 def rounded(y: Tensor) -> Tensor:
     """Return the codes of y, rounded to nearest. Numbers above 6 become 6, NaN has the code 7."""
-    bounds = torch.tensor(_BOUNDS)
-    bounds[1::2] = torch.nextafter(bounds[1::2], torch.tensor(0.0))  # these belong to the upper level
-    code = torch.bucketize(y.abs(), bounds, out_int32=True).to(torch.uint8) | (y.signbit().to(torch.uint8) << 3)
-    return code.masked_fill(y.isnan(), 7)
+    magnitude, code = y.abs(), y.signbit().to(torch.uint8) << 3
+    for i, bound in enumerate(_BOUNDS):  # takes less than half of the time of `torch.bucketize`
+        code += magnitude >= bound if i % 2 else magnitude > bound
+    return torch.where(y.isnan(), 7, code)
 
 
 def levels(codes: Tensor) -> Tensor:
