@@ -226,6 +226,16 @@ FAULTS = [
         f"{OPTIMIZER} failed in update: returned 3, expected None",
     ),
     case(
+        "kept_tensors of the program",
+        'change("MODEL", kept_tensors=lambda d: ["*"])',
+        rf"{MODEL} failed in kept_tensors: returned '\*', which \w+ of `weights` matches: the program computes with it",
+    ),
+    case(
+        "kept_tensors that are no patterns",
+        'change("MODEL", kept_tensors=lambda d: "vision.*")',
+        f"{MODEL} failed in kept_tensors: ",
+    ),
+    case(
         "tied_copies of unknown tensors",
         'change("MODEL", tied_copies=lambda d: {"copy": "heat"})',
         f"{MODEL} failed in tied_copies: returned .'copy': 'heat'.: heat is wrong",

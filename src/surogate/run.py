@@ -16,6 +16,7 @@ from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Registry
 
 from .checkpoints.adapter import kind_of_adapter, open_merge
 from .config.adapter import Mode
@@ -25,7 +26,7 @@ from .config.values import parse_bytes
 from .config.yaml import apply_overrides
 from .fitting.changes import Changes, Proposal, changed
 from .fitting.proposals import propose
-from .hub.config_json import read_config
+from .hub.config_json import read_config, text_part
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .machine.rates_file import this_machine
 from .machine.system import pinnable_memory_bytes
@@ -187,14 +188,22 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
 
     loaded.require_datasets()
     model_dir = resolve_model_dir(loaded.config.model, TOKENIZER_FILES)
-    vocab_size = read_config(model_dir).get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise ConfigError(
-            f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Replace it."
-        )
     registry = load_registry(files=loaded.config.plugins)
-    asked = asked_by(loaded, registry)
+    asked, vocab_size = asked_by(loaded, registry), _vocab_size(model_dir, registry)
     return load_corpora(loaded.config, registry.dataset_formats(), model_dir, vocab_size, notice, asked=asked)
+
+
+def _vocab_size(model_dir: Path, registry: Registry) -> int:
+    """Return the vocabulary of a model, which need not be one that a plugin builds. Raises ConfigError if it has none.
+
+    An outer class may leave the size out of its config.json.
+    """
+    config = read_config(model_dir)
+    given = text_part(config)
+    size = registry.model_for(config).dims(config).vocab_size if given is not config else given.get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"model: {model_dir / 'config.json'}: vocab_size is {size!r}, not a number. Replace it.")
+    return size
 
 
 def tokenize_row(loaded: LoadedConfig, place: str) -> TokenizedRow:
@@ -234,7 +243,7 @@ def merge(
         with trained.explaining() if trained else nullcontext():
             kind = adapter or kind_of_adapter(registry, Path(folder))
             definition = registry.adapter(kind)
-        merging = open_merge(definition, Path(folder), base)
+        merging = open_merge(definition, Path(folder), base, registry)
         refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
         base_in_format = stored_base(trained, merging.base_dir, registry, notice)
         if base_in_format is not None:

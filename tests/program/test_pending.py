@@ -11,7 +11,7 @@ from models import harness
 from models.harness import OPS, PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate.checkpoints.states import kept_values
+from surogate.runs.saved_values import kept_values
 from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import ProgramError
 from surogate_recipes_bf16.recipe import BF16

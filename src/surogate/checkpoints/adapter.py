@@ -12,13 +12,14 @@ from surogate_core.api import AdapterDef, Merge
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
-from surogate_core.program.value import Value
 
 from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
-from ..hub.config_json import QUANTIZATION, read_config, read_json
+from ..hub.config_json import QUANTIZATION, read_config, read_json, text_part
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids
 from ..runs.run import Run
+from ..runs.saved_values import adapter_params
+from ..runs.stored_names import StoredNames
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,13 +83,6 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
             )
     for name, tensor in tensors.items():
         trained[name].copy_(tensor)
-
-
-def adapter_params(assembly: Assembly) -> list[Value]:
-    """Return the params that are saved as an adapter: the trained ones, and all that the adapter has made."""
-    of_model = {m.param for m in assembly.weights}
-    made = (param for name, param in assembly.params.items() if name not in of_model)
-    return list(dict.fromkeys((*assembly.trainable, *made)))
 
 
 def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,10 +164,11 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Merging:
-    """A saved adapter and its base, checked to fit each other."""
+    """A saved adapter and its base, checked to fit each other. names: of tensors in the files of the base."""
 
     base_dir: Path
     merge: Merge
+    names: StoredNames
     adapter_dir: Path | None = None
 
     def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
@@ -183,20 +178,23 @@ class Merging:
         """
         from .hf import CONFIG, save_files, write_merged
 
-        merge = self.merge
+        changes = {self.names.of(name): change for name, change in self.merge.changes.items()}
+        may_lack = [*map(self.names.of, self.merge.may_lack)]
         save_files(
             output,
-            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack, self.adapter_dir),
+            lambda fresh: write_merged(fresh, self.base_dir, changes, may_lack, self.adapter_dir),
             CONFIG,
             make_room=make_room,
         )
 
 
-def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
+def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Registry) -> Merging:
     """Read the adapter in `folder` and find its base: `base`, else the one that its files name.
 
     Raises ConfigError if the base cannot be found or does not fit.
     """
+    from .base_files import names_of_base
+
     merge = adapter.merge(folder)
     model = base or merge.base_model
     if not model:
@@ -215,5 +213,5 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
             f"{base_dir / CONFIG_FILES[0]}: {QUANTIZATION}: the weights are stored quantized, and an adapter is merged "
             "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
         )
-    merge.check(config)
-    return Merging(base_dir, merge, folder)
+    merge.check({**config, **text_part(config)})
+    return Merging(base_dir, merge, names_of_base(base_dir, config, registry), folder)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_128
 
+from surogate_core.api import WeightMap
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.planning.plan import Plan
 from surogate_core.runtime.finite_check import refuse_nonfinite_weights
@@ -19,10 +20,11 @@ from surogate_core.runtime.pieces import Pieces
 from ..hub.config_json import QUANTIZATION
 from ..runs.run import Run
 from ..runs.unstored import remedies
+from .base_files import maps_in_files, stored_names
 from .checked_form import CheckedForm
 from .facts import FILES, FROZEN, UNQUANTIZED, WEIGHTS
 from .saved_tensors import read_header
-from .stored_weights import BaseFormat, file_of, locate, open_weights, quantized_params
+from .stored_weights import BaseFormat, StoredWeights, file_of, locate, open_weights, quantized_params
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,13 +42,8 @@ def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence
     Raises ConfigError, naming file and tensor, for files that do not fit the model, or with NaN or inf in weights that
     are staged or stored quantized.
     """
-    ignored = [*run.model.ignored_tensors(run.dims), *ignored]
     base, filled = _base_format(run, assembly), dict[str, int]()
-    maps = assembly.weights
-    if any(m.new for m in maps):
-        held = {name for names in locate(run.model_dir).values() for name in names}
-        maps = tuple(m for m in maps if not m.new or any(tensor.name in held for tensor in m.tensors))
-    weights = open_weights(run.model_dir, maps, ignored, run.model.tied_copies(run.dims), base)
+    weights = open_base(run, assembly.weights, ignored, base)
     weights.load({name: Pieces.of(view) for name, view in worker.params().items()})
     for part in assembly.staging:
         views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
@@ -60,10 +57,27 @@ def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence
     _check_filled(assembly, base, {**filled, **weights.load_quantized(worker.stored())})
 
 
+def open_base(
+    run: Run, maps: Sequence[WeightMap], ignored: Sequence[str] = (), base: BaseFormat | None = None
+) -> StoredWeights:
+    """Return the weights of `maps` in the run's base, whose maps have the names of its files. New ones may be missing.
+
+    Raises ConfigError as `open_weights` does.
+    """
+    model, dims, names = run.model, run.dims, stored_names(run, maps)
+    other = [*model.ignored_tensors(dims), *model.kept_tensors(dims), *ignored]
+    copies = {names.of(copy): names.of(original) for copy, original in model.tied_copies(dims).items()}
+    named = names.maps(maps)
+    if any(m.new for m in named):
+        held = {name for found in locate(run.model_dir).values() for name in found}
+        named = tuple(m for m in named if not m.new or any(tensor.name in held for tensor in m.tensors))
+    return open_weights(run.model_dir, named, list(map(names.of, other)), copies, base)
+
+
 def stored_params(run: Run, assembly: Assembly) -> frozenset[str]:
     """Return the params that the model's files hold in the run's weight format. Raises like `load_base`."""
     base = _base_format(run, assembly)
-    return frozenset() if base is None else quantized_params(locate(run.model_dir), assembly.weights, base)
+    return frozenset() if base is None else quantized_params(locate(run.model_dir), maps_in_files(run, assembly), base)
 
 
 def _check_filled(assembly: Assembly, base: BaseFormat | None, filled: Mapping[str, int]) -> None:
@@ -93,7 +107,7 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
 
 def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
     """Raise ConfigError, naming file and tensor, if those weights of the model that are in `params` hold NaN or inf."""
-    weights = [weight for weight in assembly.weights if weight.param in params]
+    weights = [weight for weight in maps_in_files(run, assembly) if weight.param in params]
     refuse_nonfinite_weights(params, weights, run.model_dir, file_of)
 
 

@@ -23,11 +23,12 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from ..hub.config_json import read_json
-from ..hub.files import SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTORY
+from ..hub.files import PROCESSOR_FILES, SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTORY
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids, with_stops
 from ..machine.progress import Progress
 from ..reporting.text import names_text
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree, write_moved
+from .saved_tensors import SavedTensor
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
 
@@ -46,6 +47,7 @@ class ModelExport:
     source_dir       the folder that tokenizer, chat template and generation config are copied from; None: none
     dtype            of the model, which its config.json names: fp32 or bf16
     other_dtypes     dtypes of the params that have another, by name: each is stored as it was trained
+    kept             tensors of the base that the model has as they are
     turn_ends        tokens that end trained turns, at which the model's generation config stops, too
     max_shard_bytes  largest size of a weights file; larger models have several and an index, a larger tensor its own
     """
@@ -56,6 +58,7 @@ class ModelExport:
     source_dir: Path | None
     dtype: str
     other_dtypes: Mapping[str, str] = field(default_factory=dict)
+    kept: Sequence[SavedTensor] = ()
     turn_ends: Sequence[int] = ()
     max_shard_bytes: int = MAX_SHARD_BYTES
 
@@ -66,7 +69,8 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
     The inverse of `StoredWeights.load`. Return the hashes of the weights, {file name: hash}. For use inside
     `save_checkpoint`: neither atomic nor synced to the disk.
     """
-    shards = shards_of(list(stored_tensors(model)), model.max_shard_bytes)
+    every: list[Writable] = [*stored_tensors(model), *model.kept]
+    shards = shards_of(every, model.max_shard_bytes)
     hashes = {file: write_safetensors(directory / file, shard) for file, shard in shards.items()}
     if len(shards) > 1:
         _write_json(directory / INDEX, weight_index(shards))
@@ -262,8 +266,8 @@ def write_changed(
 
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:
-    """Copy the tokenizer and its chat template, as far as the source has them."""
-    for name in SAVED_TOKENIZER_FILES:
+    """Copy the tokenizer, its chat template and the processor of images, as far as the source has them."""
+    for name in (*SAVED_TOKENIZER_FILES, *PROCESSOR_FILES):
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
     templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))

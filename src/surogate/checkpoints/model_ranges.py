@@ -22,7 +22,7 @@ from .manifest import DamagedCheckpoint, read_manifest, verify_files
 from .saved_tensors import SavedTensor, read_tensors
 from .states import write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
-from .tensor_file import write_safetensors
+from .tensor_file import Writable, write_safetensors
 
 
 def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str, str]:
@@ -33,20 +33,24 @@ def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str,
     (directory / RANGES_FOLDER).mkdir(exist_ok=True)
     if process == 0:
         whole = [SavedTensor(t.name, t.shape, saved_dtype(model, m.param)) for m in model.weights for t in m.tensors]
-        index = weight_index(shards_of(whole, model.max_shard_bytes))
+        index = weight_index(shards_of([*whole, *model.kept], model.max_shard_bytes))
         (directory / RANGES_FOLDER / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         write_rest(directory, model)
     stem = f"{RANGES_FOLDER}/model"
-    return write_tensors(directory, stem, stored_tensors(model), process, model.max_shard_bytes)
+    own: list[Writable] = [*stored_tensors(model), *(model.kept if process == 0 else ())]
+    return write_tensors(directory, stem, own, process, model.max_shard_bytes)
 
 
-def load_model(directory: Path, maps: Sequence[WeightMap], params: Mapping[str, Pieces]) -> None:
+def load_model(
+    directory: Path, maps: Sequence[WeightMap], params: Mapping[str, Pieces], kept: Sequence[str] = ()
+) -> None:
     """Copy the model of a checkpoint, in ranges or not, into what a process has of `params`, converting dtypes.
 
-    Raises ConfigError, naming file and tensor, if it is not the model of `maps`.
+    kept: patterns of the tensors that the checkpoint holds besides. Raises ConfigError, naming file and tensor, if it
+    is not the model of `maps`.
     """
     if not (directory / RANGES_FOLDER).is_dir():
-        open_weights(directory, maps).load(params)
+        open_weights(directory, maps, kept).load(params)
         return
     tensors = _tensors(directory)
     for m in maps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -19,13 +20,17 @@ from ..config.load import LoadedConfig, load_config
 from ..config.yaml import apply_overrides
 from ..hub.config_json import QUANTIZATION, refused_quantized
 from ..runs.run import Run
+from .base import open_base
+from .base_files import stored_names
 from .checked_form import CheckedForm
 from .hf import CONFIG, save_files, write_changed
 from .matrix_codec import MatrixCodec
-from .stored_weights import file_of, open_weights
+from .stored_weights import file_of
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
+_ALL = ".*"
+"""End of a pattern of tensors: all of a module."""
 
 
 _KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding", "plugins")
@@ -79,13 +84,18 @@ def quantize_checkpoint(
     Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
     config.json, or a weight is not finite.
     """
-    codec, tensors = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
-    form, weights = _form(run, codec, tensors.values()), planned.assembly.weights
-    open_weights(run.model_dir, weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
-    every = [tensor for m in weights for tensor in m.tensors]
-    others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
-    head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
-    config = form.config(list(dict.fromkeys((*head, *others))))
+    codec, stored = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
+    form, maps = _form(run, codec, stored.values()), planned.assembly.weights
+    base = open_base(run, maps)
+    others = [
+        t.name.removesuffix(_MODULE) for m in maps for t in m.tensors if len(t.shape) == 2 and t.name not in stored
+    ]
+    head = () if _HEAD + _MODULE in stored else (_HEAD,)  # a tied one is not among the tensors
+    kept = [pattern.removesuffix(_ALL) for pattern in run.model.kept_tensors(run.dims)]
+    config = form.config(list(dict.fromkeys((*head, *others, *kept))))
+    names = stored_names(run, maps)
+    tensors = {names.of(name): replace(tensor, name=names.of(name)) for name, tensor in stored.items()}
+    every = {tensor.name for m in base.maps for tensor in m.tensors}
     if line := form.form.notice(list(tensors.values()), codec.options):
         notice(line)
 
@@ -99,7 +109,7 @@ def quantize_checkpoint(
         return {part: tensor.contiguous() for part, tensor in parts.items()}
 
     def write(folder: Path) -> None:
-        write_changed(folder, run.model_dir, {tensor.name for tensor in every}, quantized, {QUANTIZATION: {**config}})
+        write_changed(folder, run.model_dir, every, quantized, {QUANTIZATION: {**config}})
 
     save_files(output, write, CONFIG, make_room=make_room)
 

@@ -25,10 +25,12 @@ from ..data.loader import Loader
 from ..data.row_hashes import content_hash
 from ..hub.config_json import QUANTIZATION
 from ..runs.run import Run
+from ..runs.saved_values import further_values, output_params
 from ..runs.versions import neutral_distributions
 from . import hf
-from .adapter import adapter_params, write_adapter
+from .adapter import write_adapter
 from .base import base_facts, load_base
+from .base_files import kept_tensors, stored_names
 from .facts import DATA, DATASETS, MODEL_CONFIG, ROWS, TOTAL_STEPS
 from .folders import sync
 from .manifest import Manifest, list_files, write_manifest
@@ -36,7 +38,7 @@ from .model_ranges import load_model, write_ranges
 from .other_tokens import other_tokens
 from .progress import Progress
 from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
-from .states import check_state, kept_values, load_state, write_state
+from .states import check_state, load_state, write_state
 from .tensor_file import Stored
 
 if TYPE_CHECKING:
@@ -75,10 +77,7 @@ class SavedRun:
     @cached_property
     def weights(self) -> list[Value]:
         """The params that are saved as the model or the adapter."""
-        assembly = self.plan.assembly
-        if self.run.adapter:
-            return adapter_params(assembly)
-        return [assembly.params[weight.param] for weight in assembly.weights]
+        return output_params(self.plan.assembly, adapter=self.run.adapter is not None)
 
     @cached_property
     def values(self) -> list[Value]:
@@ -202,7 +201,9 @@ class SavedRun:
     def _load(self, directory: Path, pieces: View, values: Collection[Value]) -> None:
         params = {v.name: pieces(v) for v in self.weights if v in values}
         if params and not self.run.adapter:
-            load_model(directory, self.plan.assembly.weights, params)
+            names = stored_names(self.run, self.plan.assembly.weights)
+            kept = [names.of(pattern) for pattern in self.run.model.kept_tensors(self.run.dims)]
+            load_model(directory, names.maps(self.plan.assembly.weights), params, kept)
         if values:
             load_state(directory, self._kept_values, lambda v: pieces(v) if v in values else None)
 
@@ -210,11 +211,8 @@ class SavedRun:
     def _kept_values(self) -> list[Value]:
         """The values that a checkpoint holds besides the model's files. With an adapter, those hold no param that is
         trained."""
-        assembly = self.plan.assembly
-        stored = {m.param for m in assembly.weights}
-        if self.run.adapter:
-            stored -= {v.name for v in adapter_params(assembly)}
-        return kept_values(assembly, stored, self.plan.inputs.precision.model)
+        dtype = self.plan.inputs.precision.model
+        return further_values(self.plan.assembly, dtype, adapter=self.run.adapter is not None)
 
 
 def _progress(resumed: Resumed) -> Progress:
@@ -237,14 +235,15 @@ def _progress(resumed: Resumed) -> Progress:
 
 def model_export(run: Run, plan: Plan, params: Mapping[str, Pieces], turn_ends: Sequence[int] = ()) -> hf.ModelExport:
     """Return the model of a run, of whose weights a process has `params`, ready to be written."""
-    dtype = plan.inputs.precision.model
+    dtype, names = plan.inputs.precision.model, stored_names(run, plan.assembly.weights)
     return hf.ModelExport(
-        weights=plan.assembly.weights,
+        weights=names.maps(plan.assembly.weights),
         params=params,
         config=run.model.saved(run.model_config),
         source_dir=run.model_dir,
         dtype=dtype,
         other_dtypes={name: param.dtype for name, param in plan.assembly.params.items() if param.dtype != dtype},
+        kept=kept_tensors(run, names),
         turn_ends=turn_ends,
     )
 

@@ -5,52 +5,37 @@ It has a folder of its own, because programs that load a model read every safete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from surogate_core.api.destination import STATE as FOLDER
-from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.program.value import Value
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from .saved_tensors import SavedTensor, read_tensors
-from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors
-
-
-def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:
-    """Return the values that a checkpoint holds besides a model whose files have the params `stored` in `stored_dtype`.
-
-    These are all states except derived ones and those that every step and evaluation overwrites, and the params that
-    the model's files lack. Also those of another dtype than the model, which the files of 0.2.0 hold rounded.
-    """
-    unsaved = assembly.readings | {*assembly.pending}
-    return [
-        v
-        for v in assembly.declared
-        if (v.role == "state" and not v.derived and v not in unsaved)
-        or (v.name in assembly.params and (v.name not in stored or v.dtype != stored_dtype))
-    ]
+from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Writable, split_into_shards, write_safetensors
 
 
 def write_state(
-    directory: Path, tensors: Iterable[Stored], process: int = 0, max_shard_bytes: int = MAX_SHARD_BYTES
+    directory: Path, tensors: Iterable[Writable], process: int = 0, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, str]:
     """Write the states that a process has. See `write_tensors`."""
     return write_tensors(directory, f"{FOLDER}/state", tensors, process, max_shard_bytes)
 
 
 def write_tensors(
-    directory: Path, stem: str, tensors: Iterable[Stored], process: int, max_shard_bytes: int
+    directory: Path, stem: str, tensors: Iterable[Writable], process: int, max_shard_bytes: int
 ) -> dict[str, str]:
     """Write tensors in their dtypes to files `directory/stem-*`, in shards of at most `max_shard_bytes`.
 
     Each process writes files of its own, with the ranges that it has of divided tensors. Return {file name: hash}. For
     use inside `save_checkpoint`: neither atomic nor synced to the disk.
     """
-    shards = split_into_shards((t for t in tensors if t.count or t.elements.complete), max_shard_bytes)
+    shards = split_into_shards((t for t in tensors if t.count == prod(t.shape) or t.count), max_shard_bytes)
     (directory / stem).parent.mkdir(exist_ok=True)
     own = f"{stem}-process-{process:05d}" if process else stem
     names = [f"{own}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]

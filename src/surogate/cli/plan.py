@@ -22,6 +22,7 @@ from ..config.adapter import Mode
 from ..machine.rates_file import this_machine
 from ..reporting.program_listing import listing as program_listing
 from ..reporting.program_listing import op_line
+from ..runs.disk import DiskUse, disk_use
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
@@ -108,7 +109,7 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
     chosen = here.chosen if here else f"--device {machines.device}"
     problem = here.idle or _idle(plan) if here else ""
     if as_json:
-        print_json(to_json(plan, loaded.mode, chosen, problem))
+        print_json(to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)))
         return plan.report.fits
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")
@@ -129,11 +130,12 @@ def _idle(plan: Plan) -> str:
     return idle_kernels(plan.target.device, idle) if idle else ""
 
 
-def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str, Any]:
+def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "", disk: DiskUse | None = None) -> dict[str, Any]:
     """Return the plan as data: the contract of `surogate plan --json`.
 
     chosen   why the run is planned for this device
     problem  why a run would not use a GPU of this machine; "" if there is no problem
+    disk     what the run writes
     """
     report = plan.report
     device = report.device
@@ -167,6 +169,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
             "link": asdict(report.route.link) if report.world_size > 1 else None,
             "scaling": report.scaling,
         },
+        "disk": disk and asdict(disk),
         "kernels": dict(plan.kernels.providers),
         "other_kernels": {kind: list(others) for kind, others in plan.kernels.others.items()},
         "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},

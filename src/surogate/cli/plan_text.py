@@ -16,6 +16,7 @@ from surogate_core.program.value import WEIGHT_LABEL
 from ..config.schema import TrainConfig
 from ..fitting.proposals import faster_without, suggest
 from ..reporting.text import devices_text, parameters_text
+from ..runs.disk import disk_use
 from ..runs.run import Run
 from .render import output_width, paint, paragraph
 
@@ -40,6 +41,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     yield from _memory(plan, f"{chosen}{limit}")
     yield ""
     yield from _speed(plan, run.config)
+    yield from _disk(run, plan)
     yield from _kernels(plan.kernels, run.config.allows_references)
     for notice in (*plan.overridden, *plan.kernels.notices):
         yield _wrapped(notice)
@@ -208,6 +210,16 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         share = seconds / (seconds + steps * step.seconds)
         if share >= _LEAST_SHARE:
             yield f"eval:   {rows} take {_duration(once)}, up to {share:.0%} of the run"
+
+
+def _disk(run: Run, plan: Plan) -> Iterator[str]:
+    use = disk_use(run, plan)
+    yield f"disk:   outputs {_size(use.outputs).strip()}, each checkpoint {_size(use.checkpoint).strip()}"
+    if patterns := run.model.kept_tensors(run.dims) if run.adapter is None else ():
+        size = "bytes unknown, as the weights are not here" if use.kept is None else _size(use.kept).strip()
+        yield paragraph(
+            f"kept from the base, not trained: {', '.join(patterns)} ({size})", output_width() or 80, " " * 8
+        )
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from surogate_core.errors import ConfigError
 
 QUANTIZATION = "quantization_config"
 """Key of a checkpoint whose weights are stored quantized. `read_config` returns it only if it is not null."""
+
+_TEXT = "text_config"
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -28,6 +31,17 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if not isinstance(quantization, dict):
         raise ConfigError(f"{path}: {QUANTIZATION} must be an object. Download it again.")
     return config
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a parsed config.json says of the language model: all of it, or `text_config` of an outer class."""
+    part = config.get(_TEXT)
+    return part if isinstance(part, Mapping) else config
+
+
+def with_text_part(config: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parsed config.json with `text` in place of its `text_part`."""
+    return {**config, _TEXT: dict(text)} if isinstance(config.get(_TEXT), Mapping) else dict(text)
 
 
 def refused_quantized(model_dir: Path, why: str) -> ConfigError:

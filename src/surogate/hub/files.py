@@ -15,12 +15,15 @@ from surogate_core.errors import ConfigError
 TEMPLATE_DIRECTORY = "additional_chat_templates"
 """Folder of a model with its named chat templates, `NAME.jinja`. The default template is chat_template.jinja."""
 CONFIG_FILES = ("config.json", "generation_config.json")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Files of a processor of images, which are copied too."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     f"{TEMPLATE_DIRECTORY}/*.jinja",
+    *PROCESSOR_FILES,
     *CONFIG_FILES,
 )
 """Patterns of what a tokenizer and its chat templates are read from, to download from the Hub or upload to it."""

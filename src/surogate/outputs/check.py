@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Self
 
-from surogate_core.errors import RunStopped
+from surogate_core.errors import ConfigError, RunStopped
 
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..hub.files import WEIGHT_FILES
@@ -61,17 +61,30 @@ class OutputCheck:
                 text=True,
             )
 
-    def prepare(self, run: Run) -> None:
-        """Have the process import the modules that load this run's outputs."""
+    def prepare(self, run: Run, *, base: bool = False) -> None:
+        """Have the process import the modules that load this run's outputs.
+
+        base: let it also look whether the run's base is complete, which `refuse_incomplete_base` waits for.
+        """
         self.begin()
         assert self._process is not None and self._process.stdin is not None
         if self._prepared is None:
             library = [run.adapter[0].library] if run.adapter else []
-            line = json.dumps([run.model.loaded_by, str(run.model_dir), *library])
+            line = json.dumps([run.model.loaded_by, str(run.model_dir), base, *library])
             with suppress(BrokenPipeError):  # reported by `finish`
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
             self._prepared = run
+
+    def refuse_incomplete_base(self, run: Run) -> None:
+        """Raise ConfigError if transformers finds that tensors of the base are missing, of which outputs have those
+        that are not trained: a run would train for hours and write what does not load."""
+        assert self._process is not None and self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise self._ended(f"{run.model_dir}: the process that checks whether it is complete")
+        if problem := json.loads(answer):
+            raise ConfigError(problem)
 
     def load(self, run: Run) -> None:
         """Have the process load the model in `output_dir`, or the adapter and the merged model."""
@@ -90,14 +103,17 @@ class OutputCheck:
         assert process is not None and process.stdout is not None
         answer = process.stdout.read()
         if process.wait() or not answer:
-            code = process.returncode
-            raise RunStopped(
-                f"{run.config.output_dir} is written, but the process that checks whether it loads ended with exit "
-                f"code {code}{' (probably out of memory)' if code == -signal.SIGKILL else ''}{self._last_words()}. "
-                "Nothing was deleted. verify_outputs: false skips this check."
-            )
+            raise self._ended(f"{run.config.output_dir} is written, but the process that checks whether it loads")
         if problem := json.loads(answer):
             raise RunStopped(problem)
+
+    def _ended(self, what: str) -> RunStopped:
+        assert self._process is not None
+        code = self._process.wait()
+        return RunStopped(
+            f"{what} ended with exit code {code}{' (probably out of memory)' if code == -signal.SIGKILL else ''}"
+            f"{self._last_words()}. Nothing was deleted. verify_outputs: false skips this check."
+        )
 
     def _last_words(self) -> str:
         """Return the last line that the process has written on stderr, as it follows its exit code."""

@@ -55,9 +55,9 @@ def check_model(folder: Path, loaded_by: str, base: Path | None = None, device: 
     model, report = loaded
     refuse_incomplete(report)
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
-        tokens = _tokens_of(folder)
-        if tokens > model.config.vocab_size and not (base and _tokens_of(base) == tokens):
-            raise ValueError(f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}")
+        tokens, size = _tokens_of(folder), model.config.get_text_config().vocab_size
+        if tokens > size and not (base and _tokens_of(base) == tokens):
+            raise ValueError(f"the tokenizer has {tokens} tokens, the model {size}")
 
 
 def _tokens_of(folder: Path) -> int:
@@ -92,10 +92,21 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def problem_of_base(folder: Path, loaded_by: str) -> str:
+    """Return what a base lacks or has too much, as transformers finds; "" if nothing. Reads no data."""
+    try:
+        with quiet():
+            check_model(folder, loaded_by, base=folder, device="meta")
+    except Exception as error:  # libraries raise exceptions of many types
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"{folder}: does not load in transformers: {reason[:600]}. Download the checkpoint again."
+    return ""
+
+
 def _serve() -> None:
     """Read two lines of JSON from stdin, the modules to import and the folders to load, and do so.
 
-    Print "" or the problem as JSON, and nothing else.
+    Print "" or the problem as JSON, and nothing else; before that the same of the base, if the first line asks for it.
     """
     gc.disable()  # imports make objects that stay: collections take a sixth of their time
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -103,7 +114,10 @@ def _serve() -> None:
     with suppress(Exception):  # if the import fails, the check fails too and reports it
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
     with suppress(Exception):
-        _import_ahead(*json.loads(sys.stdin.readline()))
+        loaded_by, base, checks_base, *libraries = json.loads(sys.stdin.readline())
+        if checks_base:
+            print(json.dumps(problem_of_base(Path(base), loaded_by)), file=answers, flush=True)
+        _import_ahead(loaded_by, base, *libraries)
     requests = sys.stdin.read()
     if not requests:  # the run ended without asking
         return

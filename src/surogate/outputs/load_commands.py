@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from surogate_core.api import CAUSAL_LM
+from surogate_core.api import CAUSAL_LM, WRITES_TEXT
 
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..hub.config_json import QUANTIZATION
@@ -26,9 +26,10 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
         return model_commands(str(output), run.model.loaded_by)
     found = adapter_commands(run, output / ADAPTER_FOLDER, config.model)
     # an adapter is merged into the original checkpoint, and no head of a loss is
-    if QUANTIZATION in run.model_config or run.model.loaded_by != CAUSAL_LM:
+    if QUANTIZATION in run.model_config or run.model.loaded_by not in WRITES_TEXT:
         return found
-    return (*found, *_merged_commands(output, {program for program, _ in found}, is_merged=config.merge_adapter))
+    served = {program for program, _ in found}
+    return (*found, *_merged_commands(output, run.model.loaded_by, served, is_merged=config.merge_adapter))
 
 
 def adapter_commands(run: Run, folder: Path, base: str) -> tuple[tuple[str, str], ...]:
@@ -45,14 +46,16 @@ def adapter_commands(run: Run, folder: Path, base: str) -> tuple[tuple[str, str]
     )
 
 
-def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) -> Iterator[tuple[str, str]]:
+def _merged_commands(
+    output: Path, loaded_by: str, served: Collection[str], *, is_merged: bool
+) -> Iterator[tuple[str, str]]:
     """Yield the lines for the merged model: of transformers, and of programs that are not in `served`.
 
     Those programs cannot load the adapter. If the run does not merge it, their lines do so first.
     """
     merged = str(output / MERGED_FOLDER)
     merge = shlex.join(["surogate", "merge", str(output / ADAPTER_FOLDER), merged])
-    transformers, *others = model_commands(merged)
+    transformers, *others = model_commands(merged, loaded_by)
     if is_merged:
         yield transformers
     for program, line in others:
@@ -63,10 +66,9 @@ def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) 
 def model_commands(model: str, loaded_by: str = CAUSAL_LM) -> tuple[tuple[str, str], ...]:
     """Return (program, line) for a model: a folder, or a name on the hub. Only transformers if it writes no text."""
     transformers = ("transformers", f"transformers.{loaded_by}.from_pretrained({model!r})")
-    if loaded_by != CAUSAL_LM:
+    if loaded_by not in WRITES_TEXT:
         return (transformers,)
-    return (
-        transformers,
-        ("vLLM", f"vllm serve {shlex.quote(model)}"),
-        ("lm-eval", f"lm_eval --model hf --model_args {shlex.quote(f'pretrained={model}')} --tasks hellaswag"),
-    )
+    vllm, given = ("vLLM", f"vllm serve {shlex.quote(model)}"), shlex.quote(f"pretrained={model}")
+    if loaded_by != CAUSAL_LM:  # lm-eval's `hf` loads AutoModelForCausalLM
+        return (transformers, vllm)
+    return (transformers, vllm, ("lm-eval", f"lm_eval --model hf --model_args {given} --tasks hellaswag"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from surogate_core.api import CAUSAL_LM
+from surogate_core.api import CAUSAL_LM, IMAGE_TEXT_TO_TEXT
 from surogate_core.planning.plan import Plan
 
 from ..checkpoints.adapter import ADAPTER_FOLDER
@@ -21,6 +21,9 @@ from .load_commands import adapter_commands, model_commands
 
 CARD = "README.md"
 MARK = "<!-- Written by surogate; without this line a later run leaves the file alone. -->"
+
+_TAGS = {CAUSAL_LM: "text-generation", IMAGE_TEXT_TO_TEXT: "image-text-to-text"}
+"""The task that the hub shows, by the class that loads a model."""
 
 _HYPERPARAMETERS = (
     "learning_rate",
@@ -71,7 +74,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
         base_model_relation=None if base is None else "adapter" if chosen else "finetune",
         datasets=list(dict.fromkeys(data)) or None,
         library_name=chosen[0].library if chosen else "transformers" if known else None,
-        pipeline_tag="text-generation" if run.model.loaded_by == CAUSAL_LM else None,
+        pipeline_tag=_TAGS.get(run.model.loaded_by),
         tags=["surogate", *([chosen[0].name] if chosen else [])],
     )
     shown = base or Path(config.model).name  # a local path is private

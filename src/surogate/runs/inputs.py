@@ -18,6 +18,7 @@ from surogate_core.program.shards import Sharding
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import STORED_BY
 from ..data.pieces import documents_in_row
+from ..hub.config_json import text_part, with_text_part
 from .run import Run, chosen_loss
 
 
@@ -115,12 +116,14 @@ def _check_length(run: Run) -> None:
 
 def _longer(run: Run) -> str:
     """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if YaRN is not for it."""
-    positions, length = run.model_config.get("max_position_embeddings"), run.config.sequence_len
+    text, length = text_part(run.model_config), run.config.sequence_len
+    positions = text.get("max_position_embeddings")
     if not isinstance(positions, int) or positions < 1 or run.config.rope_scaling is not None:
         return ""
     scaling: dict[str, object] = {"rope_type": "yarn", "factor": float(-(-length // positions))}
     try:
-        reaches = run.model.dims(with_rope_scaling(run.model_config, scaling, None)).max_positions >= length
+        scaled = with_text_part(run.model_config, with_rope_scaling(text, scaling, None))
+        reaches = run.model.dims(scaled).max_positions >= length
     except ConfigError:
         return ""
     if not reaches:

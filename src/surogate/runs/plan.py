@@ -8,6 +8,7 @@ from dataclasses import replace
 from surogate_core.api import DeviceInfo
 from surogate_core.assembly.draft import Draft
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import limited
 from surogate_core.planning.plan import Plan, recomputed, sketched
 
@@ -55,7 +56,17 @@ def sketch_run(
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     plan = sketched(inputs, recording)
     refuse_unstored(run, plan.assembly)
+    _refuse_undrawn(run)
     return plan
+
+
+def _refuse_undrawn(run: Run) -> None:
+    """Raise ConfigError if a run draws its weights and its model has tensors that no run draws."""
+    if run.config.from_scratch and (kept := run.model.kept_tensors(run.dims)):
+        raise ConfigError(
+            f"from_scratch: true draws new weights, but {run.model.architectures[0]} also has {', '.join(kept)}, which "
+            "no run trains. Train the text model from scratch: name a config.json of the keys in text_config."
+        )
 
 
 def _remarks(run: Run, plan: Plan) -> Iterator[str]:

@@ -9,7 +9,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from surogate_core.api import CAUSAL_LM, AdapterDef, Dims, LossDef, ModelDef, PrepareContext, Prepared, WeightFormatDef
+from surogate_core.api import (
+    CAUSAL_LM,
+    WRITES_TEXT,
+    AdapterDef,
+    Dims,
+    LossDef,
+    ModelDef,
+    PrepareContext,
+    Prepared,
+    WeightFormatDef,
+)
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.registry import Registry
 
@@ -17,7 +27,7 @@ from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
 from ..data.asked import Asked
-from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
+from ..hub.config_json import QUANTIZATION, read_config, refused_quantized, text_part, with_text_part
 from ..hub.files import CONFIG_FILES, resolve_model_dir
 
 
@@ -54,7 +64,9 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     """
     config = loaded.config
     model_dir = resolve_model_dir(config.model, patterns)
-    model_config = with_rope_scaling(read_config(model_dir), config.rope_scaling, config.max_model_len)
+    model_config = read_config(model_dir)
+    text = with_rope_scaling(text_part(model_config), config.rope_scaling, config.max_model_len)
+    model_config = with_text_part(model_config, text)
     loss = chosen_loss(loaded, registry)
     given = model_config, model_dir, loaded.options["loss", loss.name]
     model = registry.model_for(model_config, lambda model: loss.model(model, *given) if loss.model else model)
@@ -77,15 +89,16 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
 
 
 def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> AdapterDef:
-    """Return the adapter for a model that may have the head of a loss. Raises ConfigError if it cannot have."""
-    if model.loaded_by == CAUSAL_LM:
+    """Return the adapter for a model that may have the head of a loss or towers. Raises ConfigError if it cannot have
+    the first."""
+    if model.loaded_by == CAUSAL_LM or (model.loaded_by in WRITES_TEXT and adapter.with_head is None):
         return adapter
     if adapter.with_head is None:
         raise ConfigError(
             f"loss: {config.loss} trains a head of its own, which adapter {adapter.name} does not save. Use another "
             "adapter, or train all weights."
         )
-    if config.merge_adapter:
+    if config.merge_adapter and model.loaded_by not in WRITES_TEXT:
         raise ConfigError(
             f"merge_adapter: true: is not built for the head of loss: {config.loss}. Remove the key, and merge the "
             "adapter with its library."

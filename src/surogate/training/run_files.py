@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from surogate_core.api import RunInfo
 from surogate_core.errors import RunStopped
+from surogate_core.machine.devices import GIB
 from surogate_core.machine.timing import FirstStep, mark
 
 from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_params, open_merge, write_adapter
+from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoints.base_files import kept_tensors, stored_names
 from ..checkpoints.model_ranges import join_files
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import Resumed
+from ..checkpoints.tensor_file import nbytes
 from ..checkpoints.writer import CheckpointWriter, open_writer
 from ..config.load import resolved
 from ..machine.system import available_memory_bytes
@@ -30,6 +33,7 @@ from ..outputs.push import push, reserve
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
+from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
 from .joint_write import refuse_unshared, write_together
@@ -152,15 +156,18 @@ class RunFiles(PartFiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.checked = self.config.verify_outputs and self.run.model.in_transformers
+        self.keeps = bool(self.run.model.kept_tensors(self.run.dims))
 
     def prepare(self) -> None:
         """Reserve the repository of the upload. Let the output check import its libraries during a short run.
 
-        During a long one it would only hold memory.
+        During a long one it would only hold memory. But it first looks whether the base has all tensors of which
+        outputs have copies.
         """
         self.repo = reserve(self.config) if self.config.push_to_hub else ""
-        if self.checked and self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS:
-            self.check.prepare(self.run)
+        self.short = self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS
+        if self.checked and (self.short or self.keeps):
+            self.check.prepare(self.run, base=self.keeps)
         else:
             self.check.end()
 
@@ -186,6 +193,8 @@ class RunFiles(PartFiles):
         from surogate_core.runtime.device import gpu_uuids
 
         run = self.run
+        if self.keeps:
+            self._check_kept()
         set_aside(run.loaded, resumed, self.notice)
         open_output(run.loaded, run_versions(run, self.plan), self.notice)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
@@ -200,6 +209,21 @@ class RunFiles(PartFiles):
             loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
         loggers.opened.append(FirstStep())
         return loggers
+
+    def _check_kept(self) -> None:
+        """Refuse a base that lacks tensors of which outputs have copies. Say once that a full training does not train
+        them."""
+        if self.checked:
+            self.check.refuse_incomplete_base(self.run)
+            if not self.short:
+                self.check.end()
+        kept = kept_tensors(self.run, stored_names(self.run, self.plan.assembly.weights))
+        if self.run.adapter is None:
+            patterns, size = self.run.model.kept_tensors(self.run.dims), sum(map(nbytes, kept)) / GIB
+            self.notice(
+                f"model: {', '.join(patterns)}: {len(kept):,} tensors, {size:.2f} GiB, are not trained; every output "
+                "has those of the base"
+            )
 
     def _run_info(self, progress: Progress) -> RunInfo:
         plan, loader, held = self.plan, self.steps.loader, self.steps.data.validation
@@ -262,7 +286,7 @@ class RunFiles(PartFiles):
         write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained, turn_ends=ends)
         hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
         if self.config.merge_adapter:
-            open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
+            open_merge(adapter, folder, self.config.model, self.run.registry).write(self.output / MERGED_FOLDER)
 
     def finish(self, progress: Progress) -> None:
         """Wait for the check of the outputs and write the model card."""

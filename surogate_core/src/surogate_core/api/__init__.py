@@ -32,7 +32,20 @@ from .hooks import provides
 from .json_object import read_json_object
 from .kernels import BindContext, Call, KernelDef, Launch
 from .losses import Document, Loss, LossContext, LossDef, PrepareContext, Prepared, Prepass
-from .models import CAUSAL_LM, Dims, Head, HFTensor, Layout, Matrix, Metric, ModelDef, RowChoice, WeightMap
+from .models import (
+    CAUSAL_LM,
+    IMAGE_TEXT_TO_TEXT,
+    WRITES_TEXT,
+    Dims,
+    Head,
+    HFTensor,
+    Layout,
+    Matrix,
+    Metric,
+    ModelDef,
+    RowChoice,
+    WeightMap,
+)
 from .offloading import OffloadContext, OffloadDef
 from .optimizers import OptimizerDef, TrainedParam, UpdateContext
 from .recipes import (
@@ -66,8 +79,10 @@ __all__ = [
     "ADAPTER_LABEL",
     "CAUSAL_LM",
     "DTYPES",
+    "IMAGE_TEXT_TO_TEXT",
     "IN_OUTPUTS",
     "WEIGHT_LABEL",
+    "WRITES_TEXT",
     "AdapterContext",
     "AdapterDef",
     "BatchInputs",

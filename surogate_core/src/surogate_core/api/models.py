@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CAUSAL_LM = "AutoModelForCausalLM"
 """The class of transformers that loads language models."""
+IMAGE_TEXT_TO_TEXT = "AutoModelForImageTextToText"
+"""The class of transformers that loads language models whose checkpoints also hold a tower for images."""
+WRITES_TEXT = (CAUSAL_LM, IMAGE_TEXT_TO_TEXT)
+"""The classes of models with an LM head."""
 
 
 @runtime_checkable
@@ -58,7 +62,10 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class HFTensor(Declared):
-    """A tensor of a Hugging Face checkpoint. layout: None where rows of the param are the tensor as it is stored."""
+    """A tensor of a Hugging Face checkpoint. layout: None where rows of the param are the tensor as it is stored.
+
+    name: of the parameter in the class of transformers. Files may have another (`ModelDef.published_names`).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -170,6 +177,11 @@ class ModelDef(Definition, Generic[ModelDims]):
     ignored_tensors (dims) -> fnmatch patterns of checkpoint tensors without information (buffers)
     tied_copies     (dims) -> {copy: original}: checkpoint tensors that may exist in addition, as copies of others. A
                     checkpoint in which the two differ is refused.
+    kept_tensors    (dims) -> fnmatch patterns of checkpoint tensors that the program does not compute with, such as a
+                    vision tower. Every output of the model has them, byte for byte. A base without a match of each
+                    pattern is refused.
+    published_names (dims) -> other names that checkpoints may have for tensors and patterns: {beginning of a name: what
+                    files have in its place}, for each form that is published. Outputs have the names of their base.
     in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
                     `surogate verify` can compare.
     loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
@@ -187,6 +199,8 @@ class ModelDef(Definition, Generic[ModelDims]):
     weights: Callable[[ModelDims], Sequence[WeightMap]]
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
+    kept_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
+    published_names: Callable[[ModelDims], Sequence[Mapping[str, str]]] = lambda dims: ()
     in_transformers: bool = True
     loaded_by: str = CAUSAL_LM
     loading: Mapping[str, Any] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from ..origin import Declared
 from .adapters import AdapterDef, Merge
 from .bounded_pattern import check_pattern, matches_whole
 from .json_object import read_json_object
-from .models import CAUSAL_LM
+from .models import CAUSAL_LM, IMAGE_TEXT_TO_TEXT
 from .regular_file import refuse_special
 from .required import required
 
@@ -39,6 +39,7 @@ OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 PEFT_TASKS: Mapping[str, str] = {
     CAUSAL_LM: "CAUSAL_LM",
+    IMAGE_TEXT_TO_TEXT: "CAUSAL_LM",
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
@@ -297,6 +298,8 @@ def check_in_peft(folder: Path, base_dir: Path) -> None:
 
     config = PeftConfig.from_pretrained(str(folder))
     loaded_by = next((loader for loader, task in PEFT_TASKS.items() if task == config.task_type), CAUSAL_LM)
+    if loaded_by == CAUSAL_LM and _has_towers(base_dir):
+        loaded_by = IMAGE_TEXT_TO_TEXT
     score = read_peft_tensors(folder).get("score.weight")  # transformers' and PEFT's name for such a head
     labels = {} if score is None else {"num_labels": len(score)}
     with torch.device("meta"):
@@ -310,8 +313,17 @@ def check_in_peft(folder: Path, base_dir: Path) -> None:
         AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
+def _has_towers(base_dir: Path) -> bool:
+    """Return whether a base is of a class with towers, of which `AutoModelForCausalLM` may load the text alone."""
+    named = read_json_object(base_dir / "config.json").get("architectures")
+    return isinstance(named, list) and any(str(name).endswith("ForConditionalGeneration") for name in named)
+
+
 def load_in_peft(folder: Path, base_model: str, loaded_by: str = CAUSAL_LM, **loading: object) -> list[tuple[str, str]]:
     """Return pairs of a program and the line that loads an adapter there, by PEFT. The last two are of the model."""
+    if loaded_by == IMAGE_TEXT_TO_TEXT:
+        base = f"transformers.{loaded_by}.from_pretrained({base_model!r})"
+        return [("PEFT", f"peft.PeftModel.from_pretrained({base}, {str(folder)!r})")]
     given = "".join(f", {key}={value!r}" for key, value in loading.items())
     peft = ("PEFT", f"peft.AutoPeft{loaded_by.removeprefix('Auto')}.from_pretrained({str(folder)!r}{given})")
     if loaded_by != CAUSAL_LM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from ..api import HFTensor, Matrix, WeightMap
 from ..errors import ProgramError
@@ -59,6 +60,10 @@ def checked_weight_maps(
     if unknown := sorted({*copies.values()} - tensors) or sorted(copies.keys() & tensors):
         names = "must map further names to tensors of `weights`"
         raise inputs.model.failed("tied_copies", f"returned {copies!r:.200}: {unknown[0]} is wrong; it {names}")
+    for pattern in inputs.model.kept_tensors(inputs.dims):
+        if named := sorted(name for name in tensors | copies.keys() if fnmatchcase(name, pattern)):
+            what = f"returned {pattern!r}, which {named[0]} of `weights` matches: the program computes with it"
+            raise inputs.model.failed("kept_tensors", what)
     return maps
 
 

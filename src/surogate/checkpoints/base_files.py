@@ -1,0 +1,66 @@
+"""The base of a run as its files have it: the names of tensors, and those that outputs have as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from surogate_core.api import Dims, ModelDef, WeightMap
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.errors import ConfigError
+from surogate_core.plugins.registry import Registry
+
+from ..runs.run import Run
+from ..runs.stored_names import StoredNames, names_among
+from .saved_tensors import SavedTensor, read_tensors
+from .stored_weights import locate
+
+
+def stored_names(run: Run, maps: Sequence[WeightMap]) -> StoredNames:
+    """Return the names in the files of a run's base, or those of the class in transformers if the run has no base."""
+    return StoredNames({}) if run.config.from_scratch else names_in(run.model_dir, run.model, run.dims, maps)
+
+
+def names_in(folder: Path, model: ModelDef, dims: Dims, maps: Sequence[WeightMap]) -> StoredNames:
+    """Return the names in the files of a folder."""
+    if not model.published_names(dims):
+        return StoredNames({})
+    return names_among({name for names in locate(folder).values() for name in names}, model, dims, maps)
+
+
+def names_of_base(base_dir: Path, config: Mapping[str, Any], registry: Registry) -> StoredNames:
+    """Return the names in the files of a base, by its parsed config.json; as they stand for what no plugin builds."""
+    try:
+        model = registry.model_for(config)
+        dims = model.dims(config)
+    except ConfigError:
+        return StoredNames({})
+    return names_in(base_dir, model, dims, model.weights(dims))
+
+
+def maps_in_files(run: Run, assembly: Assembly) -> tuple[WeightMap, ...]:
+    """Return the weight maps of a run with the names that the tensors have in the files of its base."""
+    return stored_names(run, assembly.weights).maps(assembly.weights)
+
+
+def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
+    """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
+
+    Raises ConfigError if files lack what a pattern names, as those of a text model alone do.
+    """
+    patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
+    if not patterns:
+        return []
+    files = locate(run.model_dir)
+    held = [name for found in files.values() for name in found]
+    matching = {pattern: [name for name in held if fnmatchcase(name, pattern)] for pattern in patterns}
+    if lacking := [pattern for pattern, found in matching.items() if not found]:
+        raise ConfigError(
+            f"{run.model_dir}: has no tensors {lacking[0]}, which {run.model.architectures[0]} has. Download the "
+            "checkpoint again, or name the class of the text model in its config.json, with the keys of text_config."
+        )
+    wanted = set().union(*matching.values())
+    tensors = read_tensors(path for path, found in files.items() if found & wanted)
+    return [tensors[name] for name in sorted(wanted)]
