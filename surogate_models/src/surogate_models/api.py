@@ -47,6 +47,7 @@ from .dims import (
     refuse_sliding_windows,
 )
 from .layouts import Interleaved, Transposed
+from .outer import BEFORE_LANGUAGE_MODEL, outer
 from .rope import QueryScaling, Rope, read_partial_rope, read_query_scaling, read_rope, read_rope_by_layer_type
 from .weight_maps import (
     attention_weights,
@@ -60,6 +61,7 @@ from .weight_maps import (
 )
 
 __all__ = [
+    "BEFORE_LANGUAGE_MODEL",
     "Block",
     "DecoderDims",
     "Interleaved",
@@ -83,6 +85,7 @@ __all__ = [
     "norm_weight",
     "normed_qkv",
     "normed_qkv_weights",
+    "outer",
     "pre_norm",
     "pre_norm_block",
     "pre_norm_weights",

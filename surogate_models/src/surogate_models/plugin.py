@@ -9,10 +9,18 @@ from .kernels import KERNELS
 from .llama import LLAMA
 from .ops import OPS
 from .qwen2 import QWEN2
+from .qwen2_5_vl import QWEN2_5_VL
 from .qwen3 import QWEN3
+from .qwen3_vl import QWEN3_VL
 from .smollm3 import SMOLLM3
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
-surogate_models = provides([LLAMA, QWEN2, QWEN3, SMOLLM3])
+_TOWER = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_WINDOWS = {"fullatt_block_indexes": [0], "window_size": 28}
+SUROGATE_EXAMPLES = {
+    "model qwen2_5_vl": [{"text_config": {}, "vision_config": _TOWER | _WINDOWS}],
+    "model qwen3_vl": [{"text_config": {}, "vision_config": _TOWER | {"deepstack_visual_indexes": [0]}}],
+}
+surogate_models = provides([LLAMA, QWEN2, QWEN2_5_VL, QWEN3, QWEN3_VL, SMOLLM3])
 surogate_ops = provides(OPS)
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models", KERNELS)

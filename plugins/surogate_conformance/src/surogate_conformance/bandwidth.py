@@ -155,8 +155,10 @@ def _labels(bench: Bench) -> Iterator[tuple[int, str]]:
 
 
 def _runs(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Yield the keys of the subject's runs, with models of usual sizes."""
+    """Yield the keys of the subject's runs, with models of usual sizes. Outer models run the kernels of their text."""
     for own in bench.own_runs():
+        if own.get("from_scratch") is False and "adapter" not in own:
+            continue
         tiny = json.loads((Path(own.get("model") or bench.model_dir()) / "config.json").read_text())
         config = {k: SIZES[k] if k in SIZES and v == TINY.get(k) else v for k, v in tiny.items()}
         dtype = {} if "model_dtype" in own else {"model_dtype": "bf16"}

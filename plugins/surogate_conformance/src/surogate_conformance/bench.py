@@ -61,6 +61,8 @@ TINY: Mapping[str, Any] = {
 }
 """A config.json without `architectures` and `model_type`, with the keys that most models read."""
 
+_TEXT = "text_config"
+
 LINES = ("to be or not to be", "all the world is a stage", "brevity is the soul of wit", "what is past is prologue")
 STEPS = 8
 VERIFIED = Extent(rows=4, length=64, random_tokens=True)
@@ -124,9 +126,42 @@ class Bench:
         return self.registry.model_for({"architectures": ["Qwen3ForCausalLM"]})
 
     def config_of(self, model: ModelDef) -> list[dict[str, Any]]:
-        """Return tiny configs of a model: its examples, over `TINY`."""
+        """Return tiny configs of a model: its examples, over `TINY`. An outer model has the keys of its text apart."""
         own = {"architectures": [model.architectures[0]], "model_type": model.model_types[0]}
-        return [{**TINY, **own, **example} for example in self.subject.examples(model) or [{}]]
+        return [
+            {**own, **example, _TEXT: {**TINY, **example[_TEXT]}} if _TEXT in example else {**TINY, **own, **example}
+            for example in self.subject.examples(model) or [{}]
+        ]
+
+    def runs_of(self, model: ModelDef) -> list[dict[str, Any]]:
+        """Return the keys of a run of each tiny config of a model.
+
+        What a run keeps of its base, as a tower, is not drawn by a run: transformers draws such a base.
+        """
+        runs = []
+        for config in self.config_of(model):
+            with suppress(SurogateError):  # told by the checks of `dims`
+                if model.kept_tensors(model.dims(config)):
+                    runs.append({"model": str(self.drawn(model, config)), "from_scratch": False})
+                    continue
+            runs.append({"model": str(self.model_dir(config))})
+        return runs
+
+    def drawn(self, model: ModelDef, config: Mapping[str, Any]) -> Path:
+        """Return the folder of a model that transformers has drawn."""
+        import transformers
+
+        def make() -> Path:
+            folder = self._new("base")
+            (folder / "config.json").write_text(json.dumps(config))
+            with quiet():
+                torch.manual_seed(0)
+                read = transformers.AutoConfig.from_pretrained(folder)
+                getattr(transformers, model.loaded_by).from_config(read, dtype=torch.float32).save_pretrained(folder)
+            _write_tokenizer(folder)
+            return folder
+
+        return self.once(("drawn", config), make)
 
     def model_dir(self, config: Mapping[str, Any] | None = None) -> Path:
         """Return a folder with a config.json and a tokenizer of bytes."""
@@ -244,7 +279,7 @@ class Bench:
         for item in self.subject.provided:
             definition = item.definition
             if item.kind == "model":
-                runs += [{"model": str(self.model_dir(config))} for config in self.config_of(definition)]
+                runs += self.runs_of(definition)
             elif item.kind == "recipe":
                 runs.append({"recipe": item.name, "model_dtype": None})
             elif item.kind in ("optimizer", "loss"):

@@ -236,7 +236,8 @@ def fuse(program: Program, options: LoraOptions) -> Program:
 
 
 def with_head(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[LoraOptions]:
-    """The adapter of a model with the head of a loss, which its files hold as one of PEFT's `modules_to_save`."""
+    """The adapter of a model with the head of a loss, which its files hold as one of PEFT's `modules_to_save`, or with
+    towers."""
     task = PEFT_TASKS.get(model.loaded_by)
     by = {"loaded_by": model.loaded_by, **model.loading}
     return replace(adapter, save=partial(save, task=task), commands=partial(commands, **by))

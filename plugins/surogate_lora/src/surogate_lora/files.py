@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
@@ -31,6 +31,8 @@ _SUFFIX = ".weight"
 _KINDS = (".lora_A", ".lora_B")
 _STACKS = (experts.DOWN, experts.UP)
 _HEAD = f"{HEAD}{_SUFFIX}"
+_BESIDE_TOWERS = "model.language_model."
+"""Beginning of the names of a text model in the classes of transformers that have towers beside it."""
 
 _KEYS = {
     "r": "lora_rank",
@@ -102,7 +104,7 @@ def _config(
         "lora_alpha": _plain(options.lora_alpha),
         "lora_dropout": 0.0 if by_weight else options.lora_dropout,  # PEFT has none of parameters
         "use_rslora": options.lora_use_rslora,
-        "target_modules": sorted(targets),
+        "target_modules": _selecting(sorted(targets), others),
         **({"target_parameters": parameters} if parameters else {}),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -116,6 +118,14 @@ def _config(
         "layers_pattern": None,
         "auto_mapping": None,
     }
+
+
+def _selecting(targets: list[str], modules: Sequence[str]) -> list[str] | str:
+    """Return PEFT's `target_modules` for `modules`: their ends, or one expression if the model also has towers, which
+    have modules of such names too."""
+    if not modules or not all(module.startswith(_BESIDE_TOWERS) for module in modules):
+        return targets
+    return rf"{re.escape(_BESIDE_TOWERS)}(.*\.)?({'|'.join(map(re.escape, targets))})"
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import (
+    IMAGE_TEXT_TO_TEXT,
     BatchInputs,
     Builder,
     ConfigError,
@@ -95,6 +96,8 @@ def _classifier(architecture: str) -> str:
 
 def _checked(model: ModelDef, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Raise ConfigError for a model without such a class, and for a classifier of several labels."""
+    if model.loaded_by == IMAGE_TEXT_TO_TEXT:
+        raise ConfigError(f"loss: reward: is not built for models with towers, such as {model.name}. Use a text model")
     if not model.in_transformers or any(name in _WITHOUT for name in model.architectures):
         raise ConfigError(
             f"loss: reward: transformers has no sequence classification of {model.name}. Use another model"

@@ -8,6 +8,7 @@ from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, Head, ModelDef, Value, WeightMap
 from surogate_models.api import (
+    BEFORE_LANGUAGE_MODEL,
     DecoderDims,
     ResidualStream,
     Rope,
@@ -20,6 +21,7 @@ from surogate_models.api import (
     lm_head,
     mlp,
     mlp_weights,
+    outer,
     qk_norm_weights,
     read_bool,
     read_dims,
@@ -213,4 +215,23 @@ def _model(
 GEMMA2 = _model("gemma2", "Gemma 2: windows, soft caps, GeGLU", "Gemma2ForCausalLM", "gemma2", gemma2_dims)
 GEMMA3 = _model(
     "gemma3", "Gemma 3, text: windows, QK-norm, two RoPE bases, GeGLU", "Gemma3ForCausalLM", "gemma3_text", gemma3_dims
+)
+GEMMA3_OUTER = outer(
+    GEMMA3,
+    name="gemma3_vision",
+    summary="Gemma 3 with a vision tower, which is kept: 4B, 12B and 27B as they are published",
+    architecture="Gemma3ForConditionalGeneration",
+    model_type="gemma3",
+    text_types=("gemma3_text",),
+    towers={"vision_config": ("model.vision_tower.*", "model.multi_modal_projector.*")},
+    tied=True,
+    defaults={  # of Gemma3TextConfig in transformers
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    published_names=(BEFORE_LANGUAGE_MODEL,),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from surogate.hub.config_json import text_part
 from surogate.machine.system import memory_bytes
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB
@@ -42,7 +43,7 @@ def estimate(subject: Subject, exact: Subject | None, rows: ComparedRows) -> Nee
     forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
     longest = max(sum(b - a for a, b in group) for group in rows.groups)
     share = longest / len(rows.batch.tokens)
-    heads = subject.run.model_config.get("num_attention_heads")
+    heads = text_part(subject.run.model_config).get("num_attention_heads")
     n_layers = len({op.block for op in assembly.only("evaluate").ops if op.block >= 0})
     scores = 3 * (heads if isinstance(heads, int) else 0) * n_layers * longest**2
     logits = 4 * longest * subject.plan.inputs.dims.vocab_size

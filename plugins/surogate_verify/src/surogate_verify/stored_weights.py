@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from surogate.checkpoints.base_files import stored_names
 from surogate.checkpoints.hf import write_merged
 from surogate.checkpoints.quantize import codec_of, stored_tensors
 from surogate.hub.config_json import QUANTIZATION, refused_quantized
@@ -57,7 +58,9 @@ def write_stored(subject: Subject, folder: Path) -> list[StoredMatrix]:
         return matrix
 
     folder.mkdir()
-    write_merged(folder, subject.run.model_dir, {name: partial(stored, tensor) for name, tensor in tensors.items()})
+    names = stored_names(subject.run, assembly.weights)
+    changes = {names.of(name): partial(stored, tensor) for name, tensor in tensors.items()}
+    write_merged(folder, subject.run.model_dir, changes)
     order = list(tensors)
     return sorted(found, key=lambda matrix: (matrix.layer, order.index(matrix.name)))
 

@@ -9,6 +9,7 @@ import gc
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from math import hypot
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from surogate.checkpoints.adapter import adapter_params
 from surogate.config.rope_scaling import whole_scaling
-from surogate.hub.config_json import read_config
+from surogate.hub.config_json import read_config, text_part
 from surogate.outputs.check_process import quiet
+from surogate.runs.saved_values import adapter_params
 from surogate_core.batch import NO_LABEL
 from surogate_core.errors import ConfigError
 
@@ -121,7 +122,8 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     try:
         kind, given = getattr(transformers, definition.loaded_by), transformers.AutoConfig.from_pretrained(config)
         if scaling := subject.run.config.rope_scaling:
-            _rescale(given, whole_scaling(original, scaling, subject.run.config.max_model_len))
+            text = whole_scaling(text_part(original), scaling, subject.run.config.max_model_len)
+            _rescale(given.get_text_config(), text)
         return kind.from_pretrained(
             model_dir, config=given, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         ).eval()
@@ -170,9 +172,11 @@ def _count_padding(model: Any) -> None:
 
 
 def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Return the model to call, and the trained parameters by name."""
+    """Return the model to call, and the trained parameters by name. Those of towers are not trained."""
     if subject.run.adapter is None:
-        return model, dict(model.named_parameters())
+        kept = subject.plan.inputs.model.kept_tensors(subject.plan.inputs.dims)
+        every = model.named_parameters()
+        return model, {name: p for name, p in every if not any(fnmatchcase(name, pattern) for pattern in kept)}
     try:
         import peft
     except ImportError as error:
@@ -211,7 +215,8 @@ def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
     While `stack` is open, hooks append what the first block reads, with the factor of the embedding that some models
     have, and what the blocks return.
     """
-    blocks = list(getattr(model.base_model, "layers", None) or ())
+    text = getattr(model.base_model, "language_model", model.base_model)
+    blocks = list(getattr(text, "layers", None) or ())
     seen: dict[str, list[Tensor]] = {name: [] for name in (EMBEDDING, *map(block_name, range(len(blocks))), LOGITS)}
 
     def keep(name: str, state: Any) -> None:

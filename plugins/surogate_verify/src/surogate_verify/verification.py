@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from surogate import run
 from surogate.config.adapter import Mode
 from surogate.config.schema import TrainConfig
-from surogate.hub.config_json import read_config
+from surogate.hub.config_json import read_config, text_part, with_text_part
 from surogate.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from surogate.runs.plan import plan_run
 from surogate.training import start as training
@@ -292,14 +292,16 @@ def _layers(subject: Subject) -> dict[str, int]:
 def _cut(model_dir: Path, layers: int, folder: Path) -> Path:
     """Return `folder` with links to the model's files and a config.json with its first `layers` only."""
     config = read_config(model_dir)
-    has = config.get("num_hidden_layers")
+    text = text_part(config)
+    has = text.get("num_hidden_layers")
     if not isinstance(has, int) or not 1 <= layers <= has:
         raise ConfigError(f"--layers: {layers} is not from 1 to the model's num_hidden_layers, {has!r}.")
     folder.mkdir()
     for path in model_dir.iterdir():
         if path.name != "config.json":
             (folder / path.name).symlink_to(path.resolve())
-    kinds = config.get("layer_types")
+    kinds = text.get("layer_types")
     cut = {"layer_types": kinds[:layers]} if isinstance(kinds, list) else {}
-    (folder / "config.json").write_text(json.dumps({**config, **cut, "num_hidden_layers": layers}), encoding="utf-8")
+    whole = with_text_part(config, {**text, **cut, "num_hidden_layers": layers})
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
     return folder

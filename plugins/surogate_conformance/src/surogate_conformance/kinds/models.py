@@ -18,14 +18,9 @@ from .training import SCALES, SUMS, check_scales, check_sums
 EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{"hidden_size": 64, ...}]}.'
 
 
-def _each(definition: ModelDef, bench: Bench) -> list[dict[str, Any]]:
-    """Return the keys of a run of each tiny config."""
-    return [{"model": str(bench.model_dir(config))} for config in bench.config_of(definition)]
-
-
 @proves("model", remedy=EXAMPLE)
 def it_trains_and_the_loss_falls(definition: ModelDef, bench: Bench) -> None:
-    for keys in _each(definition, bench):
+    for keys in bench.runs_of(definition):
         try:
             losses = bench.train(save_steps=4, **keys).losses
         except ConfigError as error:
@@ -50,7 +45,7 @@ def a_config_that_lacks_a_key_is_read_or_refused_by_name(definition: ModelDef, b
 def it_computes_what_transformers_computes(definition: ModelDef, bench: Bench) -> None:
     if not definition.in_transformers:
         raise NotApplicable("its definition says that transformers has no such model (in_transformers)")
-    for keys in _each(definition, bench):
+    for keys in bench.runs_of(definition):
         for dtype in ("fp32", "bf16"):
             found = bench.verified(model_dtype=dtype, **keys)
             assert found.passed, f"in {dtype}, {found.first_wrong.name if found.first_wrong else 'a value'} is wrong"
@@ -59,7 +54,7 @@ def it_computes_what_transformers_computes(definition: ModelDef, bench: Bench) -
 
 @proves("model", remedy="Name every tensor of the checkpoint, with its shape, in ModelDef.weights.")
 def its_weights_are_written_and_read_without_a_change(definition: ModelDef, bench: Bench) -> None:
-    for keys in _each(definition, bench):
+    for keys in bench.runs_of(definition):
         first = bench.train(max_steps=2, **keys).folder
         still = {"learning_rate": 0, "weight_decay": 0, "max_steps": 1, "from_scratch": False}
         again = bench.train(**{**keys, **still, "model": str(first)}).folder
@@ -76,7 +71,7 @@ def _tensors(folder: Any) -> dict[str, torch.Tensor]:
     "model", remedy="Label the values of blocks (docs/write-a-plugin.md), and write no reference that draws numbers."
 )
 def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
-    for keys in _each(definition, bench):
+    for keys in bench.runs_of(definition):
         plain = bench.steps(**keys)
         plain.step()
         for part in ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm"):
@@ -88,7 +83,7 @@ def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
 
 @proves("model", remedy="Keep documents apart: use cu_seqlens in attention, and positions that restart.")
 def documents_of_a_row_do_not_see_each_other(definition: ModelDef, bench: Bench) -> None:
-    for keys in _each(definition, bench):
+    for keys in bench.runs_of(definition):
         steps = bench.steps(**keys)
         batch = steps.batch
         cut = int(batch.cu_seqlens[1])
@@ -119,7 +114,7 @@ def metrics_are_multiples_of_the_scale_of_their_unit(definition: ModelDef, bench
 
 def _with_metrics(definition: ModelDef, bench: Bench) -> list[Steps]:
     found = [
-        steps for steps in (bench.steps(**keys) for keys in _each(definition, bench)) if steps.assembly.reported[1:]
+        steps for steps in (bench.steps(**keys) for keys in bench.runs_of(definition)) if steps.assembly.reported[1:]
     ]
     if not found:
         raise NotApplicable("it reports no metrics of its own")
