@@ -85,7 +85,7 @@ from pydantic import BaseModel
 from surogate_core.api import *
 SUROGATE_API = dict.fromkeys(
     ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
-     "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
+     "checkpoint_forms", "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def optimizer(name, options=NoOptions):
@@ -113,7 +113,7 @@ from surogate_core.api import *
 
 SUROGATE_API = dict.fromkeys(
     ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
-     "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
+     "checkpoint_forms", "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def boom(*args):
@@ -243,6 +243,18 @@ WEIGHT_FORMAT = WeightFormatDef(name="acme", summary="", options=WeightOptions, 
 def change_form(**fields):
     change("WEIGHT_FORMAT", checkpoints=dataclasses.replace(CHECKPOINTS, **fields))
 
+def form_parts(tensor, config):
+    return [Part(tensor.name, tensor.shape, ("uint8",))]
+
+def read_form(tensor, parts, rows, config):
+    return parts[tensor.name][rows.start:rows.stop].float() / 1000
+
+def matches_form(config):
+    return config.get("quant_method") == "ours"
+
+CHECKPOINT_FORM = CheckpointFormDef(name="acme", summary="", matches=matches_form, check=nothing, parts=form_parts,
+                                    read=read_form)
+
 class LauncherOptions(NoOptions):
     acme_record: str = ""
 
@@ -286,6 +298,8 @@ def surogate_losses(): return [LOSS]
 def surogate_offload_strategies(): return [OFFLOAD]
 @hookimpl
 def surogate_weight_formats(): return [WEIGHT_FORMAT]
+@hookimpl
+def surogate_checkpoint_forms(): return [CHECKPOINT_FORM]
 @hookimpl
 def surogate_launchers(): return [LAUNCHER]
 @hookimpl

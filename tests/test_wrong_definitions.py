@@ -105,6 +105,11 @@ WRONG_DEFINITIONS = [
         "WeightFormatDef.checkpoints.load is 3, expected a function",
     ),
     (
+        "number as a pattern",
+        'change("CHECKPOINT_FORM", ignored=[1])',
+        "CheckpointFormDef.ignored.0 is 1, expected text",
+    ),
+    (
         "key of no option",
         'change("WEIGHT_FORMAT", key="acme_weight")',
         "WeightFormatDef.key is 'acme_weight', expected an option of type bool, False by default",

@@ -17,12 +17,15 @@ from ..config.keys import ADAPTER_FIELDS, ADAPTER_FLAG
 from ..hub.config_json import QUANTIZATION, read_config, read_json, text_part
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids
+from ..runs.published_form import form_of
 from ..runs.run import Run
 from ..runs.saved_values import adapter_params
 from ..runs.stored_names import StoredNames
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .formed_weights import FormedWeights
 
 ADAPTER_FOLDER = "adapter"
 MERGED_FOLDER = "merged"
@@ -164,12 +167,17 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Merging:
-    """A saved adapter and its base, checked to fit each other. names: of tensors in the files of the base."""
+    """A saved adapter and its base, checked to fit each other.
+
+    names   of tensors in the files of the base
+    formed  the weights of the base that its files hold in a checkpoint form. The merged model has all of them in bf16.
+    """
 
     base_dir: Path
     merge: Merge
     names: StoredNames
     adapter_dir: Path | None = None
+    formed: FormedWeights | None = None
 
     def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
         """Write the merged model into a folder. A model in it is replaced, unless `make_room` moves it away.
@@ -182,7 +190,7 @@ class Merging:
         may_lack = [*map(self.names.of, self.merge.may_lack)]
         save_files(
             output,
-            lambda fresh: write_merged(fresh, self.base_dir, changes, may_lack, self.adapter_dir),
+            lambda fresh: write_merged(fresh, self.base_dir, changes, may_lack, self.adapter_dir, self.formed),
             CONFIG,
             make_room=make_room,
         )
@@ -208,10 +216,20 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
-    if QUANTIZATION in config:
+    form = form_of(registry, base_dir, config)
+    if QUANTIZATION in config and form is None:
         raise ConfigError(
             f"{base_dir / CONFIG_FILES[0]}: {QUANTIZATION}: the weights are stored quantized, and an adapter is merged "
-            "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
+            "into weights that are not, or that an installed checkpoint form reads. Give the original checkpoint of "
+            "this model, in bf16 or fp32: --base MODEL."
         )
     merge.check({**config, **text_part(config)})
-    return Merging(base_dir, merge, names_of_base(base_dir, config, registry), folder)
+    names = names_of_base(base_dir, config, registry)
+    if form is None:
+        return Merging(base_dir, merge, names, folder)
+    from .formed_weights import all_formed
+    from .stored_weights import locate
+
+    definition = registry.model_for(config)
+    tensors = [tensor for m in names.maps(definition.weights(definition.dims(config))) for tensor in m.tensors]
+    return Merging(base_dir, merge, names, folder, all_formed(base_dir, locate(base_dir), form, tensors))

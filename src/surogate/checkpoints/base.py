@@ -71,7 +71,7 @@ def open_base(
     if any(m.new for m in named):
         held = {name for found in locate(run.model_dir).values() for name in found}
         named = tuple(m for m in named if not m.new or any(tensor.name in held for tensor in m.tensors))
-    return open_weights(run.model_dir, named, list(map(names.of, other)), copies, base)
+    return open_weights(run.model_dir, named, list(map(names.of, other)), copies, base, run.form)
 
 
 def stored_params(run: Run, assembly: Assembly) -> frozenset[str]:
@@ -119,7 +119,7 @@ def base_facts(run: Run, plan: Plan) -> dict[str, str]:
     """Return the facts of a run's base; none for a run that trains all weights, or draws them."""
     if run.adapter is None or run.config.from_scratch:
         return {}
-    stored = run.model_config.get(QUANTIZATION)
+    stored = run.form[1] if run.form else run.model_config.get(QUANTIZATION)
     return {
         WEIGHTS: weights_identity(run.model_dir),
         FILES: UNQUANTIZED if stored is None else str(stored.get("quant_method")),

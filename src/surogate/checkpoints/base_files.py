@@ -12,10 +12,12 @@ from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
+from ..hub.config_json import QUANTIZATION
 from ..runs.run import Run
 from ..runs.stored_names import StoredNames, names_among
 from .saved_tensors import SavedTensor, read_tensors
 from .stored_weights import locate
+from .tensor_file import STORED_AS
 
 
 def stored_names(run: Run, maps: Sequence[WeightMap]) -> StoredNames:
@@ -48,7 +50,7 @@ def maps_in_files(run: Run, assembly: Assembly) -> tuple[WeightMap, ...]:
 def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
 
-    Raises ConfigError if files lack what a pattern names, as those of a text model alone do.
+    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, or have it in FP8.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
     if not patterns:
@@ -63,4 +65,10 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
         )
     wanted = set().union(*matching.values())
     tensors = read_tensors(path for path, found in files.items() if found & wanted)
-    return [tensors[name] for name in sorted(wanted)]
+    kept = [tensors[name] for name in sorted(wanted)]
+    if coded := [t for t in kept if run.form and t.dtype.is_floating_point and t.dtype.itemsize == 1]:
+        raise ConfigError(
+            f"{coded[0].path}: {coded[0].name} is stored as {STORED_AS[coded[0].dtype]}, and outputs, which have no "
+            f"{QUANTIZATION}, would have it as it is. Train an adapter, or use the original checkpoint of this model."
+        )
+    return kept

@@ -27,10 +27,13 @@ from ..hub.files import PROCESSOR_FILES, SAVED_TOKENIZER_FILES, TEMPLATE_DIRECTO
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids, with_stops
 from ..machine.progress import Progress
 from ..reporting.text import names_text
+from ..runs.published_form import unquantized
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree, write_moved
+from .formed_weights import FormedWeights
 from .saved_tensors import SavedTensor
-from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
+from .stored_weights import INDEX, WEIGHTS, locate, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
+from .weights_file import AGAIN, LOADABLE, opened
 
 CONFIG = "config.json"
 
@@ -206,6 +209,8 @@ def write_merged(
     changes: Mapping[str, Callable[[Tensor], Tensor]],
     may_lack: Sequence[str] = (),
     adapter_dir: Path | None = None,
+    formed: FormedWeights | None = None,
+    dtype: str = "bf16",
 ) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed, as `write_changed` does.
 
@@ -214,12 +219,22 @@ def write_merged(
     `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
     them. Raises ConfigError for any other changed tensor that the base lacks.
     """
-    absent = sorted(changes.keys() - {name for names in locate(base_dir).values() for name in names} - set(may_lack))
+    held = {name for names in locate(base_dir).values() for name in names} | (
+        formed.tensors.keys() if formed else set()
+    )
+    absent = sorted(changes.keys() - held - set(may_lack))
     if absent:
         raise ConfigError(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
-    write_changed(directory, base_dir, changes.keys(), lambda name, tensor: {name: changes[name](tensor)})
+    write_changed(
+        directory,
+        base_dir,
+        changes.keys(),
+        lambda name, tensor: {name: changes[name](tensor)},
+        formed=formed,
+        dtype=dtype,
+    )
     if adapter_dir is not None and (adapter_dir / GENERATION_CONFIG).is_file():
         write_stops(directory / GENERATION_CONFIG, stop_ids(adapter_dir), base_dir)
 
@@ -230,29 +245,39 @@ def write_changed(
     names: Collection[str],
     changed: Callable[[str, Tensor], Mapping[str, Tensor]],
     config_keys: Mapping[str, Any] = MappingProxyType({}),
+    formed: FormedWeights | None = None,
+    dtype: str = "bf16",
 ) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes of the others.
 
     `changed`: (name, tensor) -> the tensors in its place, by name; called for each of `names`. `config_keys`: keys that
-    config.json gets. One file at a time is in memory. Raises ConfigError for a changed tensor that is quantized. For
-    use inside `save_files`.
+    config.json gets. `formed`: the weights that the checkpoint holds in a checkpoint form, which are read in `dtype`:
+    the model that is written has none. One file at a time is in memory. Raises ConfigError for a changed tensor that is
+    quantized otherwise. For use inside `save_files`.
     """
+    formed = formed or FormedWeights(base_dir)
     weight_map: dict[str, str] = {}
     total = done = 0
     files = locate(base_dir)
-    count = sum(map(len, files.values()))
-    with Progress(f"{base_dir}: rewriting", "tensors", count) as progress:
-        for path, held in files.items():
+    of_file = {path: {name for name in held if not formed.leaves_out(name)} for path, held in files.items()}
+    for name in formed.tensors:
+        of_file[formed.file_of(name)].add(name)
+    count = sum(map(len, of_file.values()))
+    with Progress(f"{base_dir}: rewriting", "tensors", count) as progress, formed.reading() as weight:
+        for path, held in of_file.items():
             with opened(path) as file:
                 tensors: dict[str, Tensor] = {}
                 for name in sorted(held):
-                    stored_as = file.get_slice(name).get_dtype()
-                    if name in names and stored_as not in LOADABLE:
-                        raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantized model.")
-                    tensor = file.get_tensor(name)
+                    if name in formed.tensors:
+                        tensor = weight(name, TORCH_DTYPES[dtype])[...]
+                    else:
+                        _refuse_stored(path, name, file.get_slice(name).get_dtype(), name in names, formed)
+                        tensor = file.get_tensor(name)
                     tensors |= changed(name, tensor) if name in names else {name: tensor}
                     done += 1
                     progress(done)
+            if not tensors:  # scales alone
+                continue
             write_safetensors(directory / path.name, [Stored.of(name, tensor) for name, tensor in tensors.items()])
             weight_map |= dict.fromkeys(tensors, path.name)
             total += sum(tensor.nbytes for tensor in tensors.values())
@@ -262,7 +287,17 @@ def write_changed(
     config = read_json(base_dir / CONFIG, AGAIN)
     _write_companions(directory, config, base_dir)
     kept = {key: value for key, value in config.items() if key != "auto_map"}
+    if formed.form is not None:
+        kept = {**unquantized(kept), "dtype": DTYPES[dtype].torch_name, "torch_dtype": DTYPES[dtype].torch_name}
     _write_json(directory / CONFIG, kept | {**config_keys})
+
+
+def _refuse_stored(path: Path, name: str, dtype: str, changed: bool, formed: FormedWeights) -> None:
+    """Raise ConfigError for a tensor that is to be changed, or to lose its scales, and is not in floating point."""
+    if formed.form is not None and dtype.startswith("F8"):
+        raise ConfigError(f"{path}: {name} is stored as {dtype}, without what {formed.form[0].name} reads it with.")
+    if changed and dtype not in LOADABLE:
+        raise ConfigError(f"{path}: {name} is stored as {dtype}; use the unquantized model.")
 
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:

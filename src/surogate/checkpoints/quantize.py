@@ -23,9 +23,10 @@ from ..runs.run import Run
 from .base import open_base
 from .base_files import stored_names
 from .checked_form import CheckedForm
+from .formed_weights import all_formed
 from .hf import CONFIG, save_files, write_changed
 from .matrix_codec import MatrixCodec
-from .stored_weights import file_of
+from .stored_weights import file_of, locate
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
@@ -95,7 +96,8 @@ def quantize_checkpoint(
     config = form.config(list(dict.fromkeys((*head, *others, *kept))))
     names = stored_names(run, maps)
     tensors = {names.of(name): replace(tensor, name=names.of(name)) for name, tensor in stored.items()}
-    every = {tensor.name for m in base.maps for tensor in m.tensors}
+    every = [tensor for m in base.maps for tensor in m.tensors]
+    formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
     if line := form.form.notice(list(tensors.values()), codec.options):
         notice(line)
 
@@ -109,7 +111,8 @@ def quantize_checkpoint(
         return {part: tensor.contiguous() for part, tensor in parts.items()}
 
     def write(folder: Path) -> None:
-        write_changed(folder, run.model_dir, every, quantized, {QUANTIZATION: {**config}})
+        names = {tensor.name for tensor in every}
+        write_changed(folder, run.model_dir, names, quantized, {QUANTIZATION: {**config}}, formed, codec.dtype)
 
     save_files(output, write, CONFIG, make_room=make_room)
 

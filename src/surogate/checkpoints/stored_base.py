@@ -19,6 +19,7 @@ from surogate_core.plugins.registry import Registry
 from surogate_core.reference.rounding import TORCH_DTYPES
 
 from ..config.load import load_config
+from ..hub.config_json import QUANTIZATION
 from ..runs.inputs import run_inputs
 from ..runs.run import chosen_weight_format, open_run
 from .found_run import FoundRun
@@ -88,7 +89,10 @@ def _stored_base(run: FoundRun, base_dir: Path, registry: Registry) -> StoredBas
     chosen = chosen_weight_format(loaded, registry)
     if chosen is None:
         return None
-    recording = record(run_inputs(open_run(loaded, registry), cpu(), 1))
+    opened = open_run(loaded, registry)
+    if QUANTIZATION in opened.model_config:  # trained on these files as they are
+        return None
+    recording = record(run_inputs(opened, cpu(), 1))
     stored = {param.name for param in recording.stored}
     tensors = {tensor.name: tensor for m in recording.weights if m.param in stored for tensor in m.tensors}
     return StoredBase(MatrixCodec(*chosen, registry.ops, "bf16"), tensors)

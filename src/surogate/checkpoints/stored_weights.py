@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from math import prod
@@ -15,11 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 from torch import Tensor
 
 from surogate_core.api import HFTensor, WeightMap
-from surogate_core.api.regular_file import is_regular, refuse_special
+from surogate_core.api.regular_file import is_regular
 from surogate_core.errors import ConfigError
 from surogate_core.runtime.filling import Upload, fill
 from surogate_core.runtime.finite_check import all_finite, contents, nonfinite_weights
@@ -28,14 +28,16 @@ from surogate_core.runtime.pieces import Pieces
 from ..hub.config_json import read_json
 from ..hub.files import PICKLED
 from ..reporting.text import names_text
+from ..runs.published_form import Form
 from .checked_form import CheckedForm
+from .formed_weights import FormedWeights, find_formed
+from .weights_file import AGAIN, LOADABLE, opened
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 RANGES_FOLDER = "model_ranges"
 """Folder of a checkpoint whose weights several processes wrote: their ranges, and the index of files to be made."""
 
-LOADABLE = {"F64", "F32", "F16", "BF16"}
 COMPARED_ROWS = 4096
 """Rows of a tensor and its copy that are compared at a time: keeps the memory for it below 1 GiB."""
 
@@ -59,6 +61,7 @@ class StoredWeights:
     files      {file: its tensors}
     base       the weight format of the checkpoint; None: all its weights are in floating point
     quantized  params that it holds in that format, which `load` skips
+    formed     the weights that it holds in a checkpoint form, which `load` reads in floating point
     """
 
     model_dir: Path
@@ -66,6 +69,7 @@ class StoredWeights:
     files: Mapping[Path, set[str]]
     base: BaseFormat | None = None
     quantized: frozenset[str] = frozenset()
+    formed: FormedWeights = field(default_factory=lambda: FormedWeights(Path()))
 
     def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> Mapping[str, int]:
         """Copy the quantized ones of some params into the states that hold them, `stored` by param name.
@@ -127,20 +131,25 @@ class StoredWeights:
         moved = {tensor.name: tensor for m in given for tensor in m.tensors if tensor.layout}
         places = {name: elements for name, elements in found.items() if elements.count}
 
-        def load(file: Any, name: str, upload: Upload) -> None:
+        def load(weight: Callable[[str], Any], name: str, upload: Upload) -> None:
             elements, width = places[name], prod(places[name].shape[1:])
             first = elements.first // width
-            stored = moved[name].load(file.get_tensor(name)) if name in moved else file.get_slice(name)
+            stored = moved[name].load(weight(name)[...]) if name in moved else weight(name)
             rows = stored[first : -(-(elements.first + elements.count) // width)]
             at = elements.first - first * width
             for target in elements.tensors:
                 upload.copy(target, rows.reshape(-1)[at : at + target.numel()])
                 at += target.numel()
 
+        formed = places.keys() & self.formed.tensors.keys()
         for path, names in self.files.items():
-            if names & places.keys():
+            if plain := names & places.keys() - formed:
                 with opened(path) as file:
-                    fill(partial(load, file, name) for name in sorted(names & places.keys()))
+                    fill(partial(load, file.get_slice, name) for name in sorted(plain))
+        with self.formed.reading() as weight:
+            fill(
+                partial(load, lambda name: weight(name, places[name].tensors[0].dtype), name) for name in sorted(formed)
+            )
 
 
 def open_weights(
@@ -149,8 +158,10 @@ def open_weights(
     ignored: Sequence[str] = (),
     copies: Mapping[str, str] = MappingProxyType({}),
     base: BaseFormat | None = None,
+    form: Form | None = None,
 ) -> StoredWeights:
-    """Return the weights of a checkpoint, ready to be loaded. `base`: the weight format that it is stored in.
+    """Return the weights of a checkpoint, ready to be loaded. `base`: the weight format that it is stored in. `form`:
+    the checkpoint form that it is stored in instead, which is read in floating point.
 
     `ignored`: patterns of tensors that the checkpoint may hold besides. `copies`: {copy: original}, tensors that it may
     hold as equal copies of others.
@@ -166,15 +177,18 @@ def open_weights(
     in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
     parts = {part for name in in_format if base for part in base.form.parts(name)}
     others = base.form.form.ignored if base else ()
-    _check_names(model_dir, set(wanted) | parts, found, [*ignored, *copies, *others])
+    formed = find_formed(model_dir, files, form, wanted.values())
+    parts |= formed.part_names
+    plain = wanted.keys() - formed.tensors.keys()
+    _check_names(model_dir, plain | parts, found, [*ignored, *copies, *others, *formed.ignored])
     for path, names in files.items():
         with opened(path) as file:
-            for name in sorted(names & wanted.keys() - set(in_format)):
+            for name in sorted(names & plain - set(in_format)):
                 _check_tensor(path, file, wanted[name])
     for copy, original in copies.items():
         if copy in found:
-            _check_copy(files, copy, wanted[original])
-    return StoredWeights(model_dir, maps, files, base, quantized)
+            _check_copy(files, copy, wanted[original], formed)
+    return StoredWeights(model_dir, maps, files, base, quantized, formed)
 
 
 def quantized_params(
@@ -258,9 +272,6 @@ def locate(model_dir: Path) -> dict[Path, set[str]]:
     return listed if indexed else files
 
 
-AGAIN = "Download the checkpoint again."
-
-
 def _refuse_two_models(model_dir: Path) -> None:
     """Raise ConfigError if a folder has both one file and shards, unless the first row of every tensor is the same."""
     single, index = model_dir / WEIGHTS, model_dir / INDEX
@@ -317,18 +328,6 @@ def _no_weights(model_dir: Path) -> str:
     return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {AGAIN} To start without weights: from_scratch: true."
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    refuse_special(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ConfigError(f"{path}: is truncated or corrupt ({error}). {AGAIN}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-
-
 def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
     missing = sorted(wanted - found)
     unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
@@ -356,13 +355,15 @@ def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
         )
 
 
-def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
+def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor, formed: FormedWeights) -> None:
     """Raise ConfigError unless the tensor `copy` has the values of `original`. The stored dtypes may differ."""
     path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
     n_different, first = 0, ""
-    with opened(path) as file, opened(twin) as other:
+    with opened(path) as file, opened(twin) as other, formed.reading() as weight:
         _check_tensor(path, file, HFTensor(copy, original.shape))
         copied, originals = file.get_slice(copy), other.get_slice(original.name)
+        if original.name in formed.tensors:
+            originals = weight(original.name, torch.float32)
         for row in range(0, original.shape[0], COMPARED_ROWS):
             rows = slice(row, row + COMPARED_ROWS)
             different = copied[rows].double() != originals[rows].double()

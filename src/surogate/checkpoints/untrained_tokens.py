@@ -20,7 +20,8 @@ import numpy as np
 
 from ..data.checks import COUNTED_LABELS
 from ..runs.unstored import param_kinds
-from .stored_weights import LOADABLE, locate, opened
+from .stored_weights import locate
+from .weights_file import LOADABLE, opened
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,6 +17,7 @@ from ..config.schema import TrainConfig
 from ..fitting.proposals import faster_without, suggest
 from ..reporting.text import devices_text, parameters_text
 from ..runs.disk import disk_use
+from ..runs.published_form import reading_line
 from ..runs.run import Run
 from .render import output_width, paint, paragraph
 
@@ -68,6 +69,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         yield f"products of block{'s' * (len(plain) > 1)} {numbers(plain, ' to ')} in {inputs.precision.model}"
     if precise := _unquantizable(plan, plain):
         yield f"{', '.join(precise)} in {inputs.precision.model}, which {config.recipe} does not quantize"
+    if run.form:
+        yield _wrapped(reading_line(run.form, inputs.precision.model))
     if inputs.weight_format:
         yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
     steps = config.gradient_accumulation_steps

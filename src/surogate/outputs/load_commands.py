@@ -25,8 +25,8 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
     if run.adapter is None:
         return model_commands(str(output), run.model.loaded_by)
     found = adapter_commands(run, output / ADAPTER_FOLDER, config.model)
-    # an adapter is merged into the original checkpoint, and no head of a loss is
-    if QUANTIZATION in run.model_config or run.model.loaded_by not in WRITES_TEXT:
+    # an adapter may be merged into the original checkpoint alone, and no head of a loss is
+    if (QUANTIZATION in run.model_config and not config.merge_adapter) or run.model.loaded_by not in WRITES_TEXT:
         return found
     served = {program for program, _ in found}
     return (*found, *_merged_commands(output, run.model.loaded_by, served, is_merged=config.merge_adapter))

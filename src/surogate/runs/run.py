@@ -29,6 +29,7 @@ from ..config.schema import TrainConfig
 from ..data.asked import Asked
 from ..hub.config_json import QUANTIZATION, read_config, refused_quantized, text_part, with_text_part
 from ..hub.files import CONFIG_FILES, resolve_model_dir
+from .published_form import Form, form_of, unquantized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,12 @@ class Run:
     """A run before it is planned for a device: config, model, adapter and weight format.
 
     model_dir     the folder of the model's files
-    model_config  its parsed config.json, with the run's `rope_scaling`
+    model_config  its parsed config.json, with the run's `rope_scaling`, and without the config of `form`
     model, dims   the model that the config.json names, with the head of the run's loss, and its sizes
     adapter       the adapter that is trained and its options; None if all weights are trained
     weight_format how frozen weights are stored, and its options; None: in the model's dtype
+    form          the form of the files, whose weights the run reads in floating point; None: they are in it already, or
+                  in that of `weight_format`
     """
 
     loaded: LoadedConfig
@@ -50,6 +53,7 @@ class Run:
     dims: Dims
     adapter: tuple[AdapterDef, BaseModel] | None
     weight_format: tuple[WeightFormatDef, BaseModel] | None
+    form: Form | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -75,16 +79,18 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
+    weight_format, form = _stored_as(loaded, registry, model_dir, model_config)
     adapters = [(_headed(registry.adapter(name), model, config), options) for name, options in loaded.adapters.items()]
     return Run(
         loaded=loaded,
         registry=registry,
         model_dir=model_dir,
-        model_config=model_config,
+        model_config=model_config if form is None else unquantized(model_config),
         model=model,
         dims=dims,
         adapter=next(iter(adapters), None),
-        weight_format=_weight_format(loaded, registry, model_dir, model_config),
+        weight_format=weight_format,
+        form=form,
     )
 
 
@@ -134,40 +140,44 @@ def chosen_loss(loaded: LoadedConfig, registry: Registry) -> LossDef:
     )
 
 
-def _weight_format(
+def _stored_as(
     loaded: LoadedConfig, registry: Registry, model_dir: Path, model_config: Mapping[str, Any]
-) -> tuple[WeightFormatDef, BaseModel] | None:
-    """Return the weight format of a run, with its options. Raises ConfigError if the model's files hold another."""
-    formats, found = registry.weight_formats(), chosen_weight_format(loaded, registry)
-    config = model_config.get(QUANTIZATION)
-    if config is not None:
-        if loaded.config.from_scratch:
-            raise ConfigError(
-                f"{model_dir / 'config.json'}: {QUANTIZATION}: describes stored weights, but from_scratch: true draws "
-                f"new ones in floating point. Remove {QUANTIZATION} from the file, or name the original model."
-            )
-        matching = [f for f in formats.values() if f.checkpoints and f.checkpoints.matches(config)]
-        if len(matching) > 1:
-            both = " and ".join(str(f.origin or f.name) for f in matching[:2])
-            raise PluginError(
-                f"{model_dir / 'config.json'}: {QUANTIZATION}: both {both} read it. Uninstall one of them."
-            )
-        stored = next(iter(matching), None)
-        if stored is None or stored.checkpoints is None:
-            why = f"No installed weight format reads quant_method: {config.get('quant_method')}"
-            raise refused_quantized(model_dir, why)
-        selected = found is not None and found[0] is stored
-        try:  # before the advice to select the format: it may refuse these files
-            stored.checkpoints.check(config, loaded.options["weight format", stored.name])
-        except ConfigError as error:
-            reads = f"{stored.key}: true reads quant_method: {config.get('quant_method')}, but for this model: "
-            where = f"{model_dir / 'config.json'}: {QUANTIZATION}: "
-            raise ConfigError(f"{where}{'' if selected else reads}{error}") from None
-        if not selected:
-            raise refused_quantized(model_dir, f"To train an adapter on them, set {stored.key}: true. Otherwise")
-        if loaded.config.merge_adapter:
-            raise refused_quantized(model_dir, "merge_adapter: true needs the others")
-    return found
+) -> tuple[tuple[WeightFormatDef, BaseModel] | None, Form | None]:
+    """Return the weight format of a run, with its options, and the form that its files are read by, if by none.
+
+    Raises ConfigError if the model's files hold what neither reads.
+    """
+    found, config = chosen_weight_format(loaded, registry), model_config.get(QUANTIZATION)
+    if config is None:
+        return found, None
+    where = f"{model_dir / 'config.json'}: {QUANTIZATION}: "
+    if loaded.config.from_scratch:
+        raise ConfigError(
+            f"{where}describes stored weights, but from_scratch: true draws new ones in floating point. Remove "
+            f"{QUANTIZATION} from the file, or name the original model."
+        )
+    formats = [f for f in registry.weight_formats().values() if f.checkpoints and f.checkpoints.matches(config)]
+    if found is None or found[0] not in formats:
+        if form := form_of(registry, model_dir, model_config):
+            return found, form
+    elif loaded.config.merge_adapter and form_of(registry, model_dir, model_config) is None:
+        raise refused_quantized(model_dir, "merge_adapter: true needs the others")
+    if len(formats) > 1:
+        both = " and ".join(str(f.origin or f.name) for f in formats[:2])
+        raise PluginError(f"{where}both {both} read it. Uninstall one of them.")
+    stored = next(iter(formats), None)
+    if stored is None or stored.checkpoints is None:
+        why = f"No installed weight format or checkpoint form reads quant_method: {config.get('quant_method')}"
+        raise refused_quantized(model_dir, why)
+    selected = found is not None and found[0] is stored
+    try:  # before the advice to select the format: it may refuse these files
+        stored.checkpoints.check(config, loaded.options["weight format", stored.name])
+    except ConfigError as error:
+        reads = f"{stored.key}: true reads quant_method: {config.get('quant_method')}, but for this model: "
+        raise ConfigError(f"{where}{'' if selected else reads}{error}") from None
+    if not selected:
+        raise refused_quantized(model_dir, f"To train an adapter on them, set {stored.key}: true. Otherwise")
+    return found, None
 
 
 def chosen_weight_format(loaded: LoadedConfig, registry: Registry) -> tuple[WeightFormatDef, BaseModel] | None:

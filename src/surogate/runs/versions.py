@@ -35,7 +35,7 @@ def run_versions(run: Run, plan: Plan) -> dict[str, str]:
 
 def plugin_versions(run: Run, plan: Plan) -> dict[str, str]:
     """Return {distribution: version} of the plugins that provide a run's model, recipe, optimizer, launcher, adapter,
-    weight format, offload strategies, ops and kernels."""
+    weight format, checkpoint form, offload strategies, ops and kernels."""
     return {plugin.distribution: plugin.version for plugin in sorted(_used(run, plan), key=lambda p: p.distribution)}
 
 
@@ -59,6 +59,7 @@ def _computing(run: Run, plan: Plan) -> Iterator[Plugin]:
     named += [("loss", config.loss)]
     named += [("adapter", adapter.name) for adapter, _ in given.adapters]
     named += [("weight format", given.weight_format[0].name)] if given.weight_format else []
+    named += [("checkpoint form", run.form[0].name)] if run.form else []
     ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
     for kind, name in named:

@@ -31,6 +31,7 @@ from ..outputs.load_commands import load_commands
 from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
 from ..reporting.text import devices_text, parameters_text
+from ..runs.published_form import reading_line
 from ..runs.run import Run
 from ..runs.versions import run_versions
 from ..world.log import ProcessLog
@@ -134,7 +135,8 @@ def _load_data(
 ) -> tuple[Steps, SavedRun]:
     """Return the steps and what is saved of them. Raises ConfigError if processes differ, or are of another run."""
     processes.compare("versions and settings", _compared(run, plan))
-    for line in (*plan.overridden, _headline(plan)):
+    read = [reading_line(run.form, plan.inputs.precision.model)] if run.form else []
+    for line in (*plan.overridden, *read, _headline(plan)):
         notice(line)
     if plan.chosen:
         notice(str(plan.chosen))

@@ -1,11 +1,12 @@
-"""The base of a run that stores it in a weight format: what the run computes with, and how far that is from the files.
+"""The base of a run as the run computes with it, and how far that is from the files.
 
-transformers gets the dequantized weights, so that a comparison shows errors of the computation alone. The errors of the
-format are reported by themselves.
+A run may store it in a weight format, or read files in a checkpoint form. transformers gets the dequantized weights, so
+that a comparison shows errors of the computation alone. The errors of a weight format are reported by themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf, log10, sqrt
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from surogate.checkpoints.base_files import stored_names
+from surogate.checkpoints.base_files import maps_in_files, stored_names
+from surogate.checkpoints.formed_weights import all_formed
 from surogate.checkpoints.hf import write_merged
 from surogate.checkpoints.quantize import codec_of, stored_tensors
+from surogate.checkpoints.stored_weights import locate
 from surogate.hub.config_json import QUANTIZATION, refused_quantized
 from surogate_core.api import HFTensor
 
@@ -57,12 +60,24 @@ def write_stored(subject: Subject, folder: Path) -> list[StoredMatrix]:
         found.append(_compared(tensor.name, layer_of[tensor.name], weight, matrix))
         return matrix
 
-    folder.mkdir()
     names = stored_names(subject.run, assembly.weights)
-    changes = {names.of(name): partial(stored, tensor) for name, tensor in tensors.items()}
-    write_merged(folder, subject.run.model_dir, changes)
+    _write(subject, folder, {names.of(name): partial(stored, tensor) for name, tensor in tensors.items()})
     order = list(tensors)
     return sorted(found, key=lambda matrix: (matrix.layer, order.index(matrix.name)))
+
+
+def write_read(subject: Subject, folder: Path) -> None:
+    """Write the base, whose files are in a checkpoint form, as the run reads it, to `folder`."""
+    _write(subject, folder, {})
+
+
+def _write(subject: Subject, folder: Path, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    """Write the base with some of its tensors changed. Those in a checkpoint form are not rounded."""
+    folder.mkdir()
+    run = subject.run
+    tensors = (tensor for m in maps_in_files(run, subject.plan.assembly) for tensor in m.tensors)
+    formed = all_formed(run.model_dir, locate(run.model_dir), run.form, tensors)
+    write_merged(folder, run.model_dir, changes, formed=formed, dtype="fp32")
 
 
 def _compared(name: str, layer: int, weight: Tensor, stored: Tensor) -> StoredMatrix:

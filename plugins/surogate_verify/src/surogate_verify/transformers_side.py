@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from surogate.config.rope_scaling import whole_scaling
 from surogate.hub.config_json import read_config, text_part
 from surogate.outputs.check_process import quiet
+from surogate.runs.published_form import unquantized
 from surogate.runs.saved_values import adapter_params
 from surogate_core.batch import NO_LABEL
 from surogate_core.errors import ConfigError
@@ -111,7 +112,7 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     import transformers
     from transformers import __version__ as version
 
-    definition, original = subject.plan.inputs.model, read_config(subject.run.model_dir)
+    definition, original = subject.plan.inputs.model, unquantized(read_config(subject.run.model_dir))
     choice = definition.row_choice(subject.run.model_config, subject.plan.inputs.seq_len)
     model_dir = scratch / "model" if (scratch / "model").exists() else subject.run.model_dir
     config = scratch / "config"

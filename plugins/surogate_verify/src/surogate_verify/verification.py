@@ -193,15 +193,18 @@ def verify(
 
 
 def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], dict[str, object]]:
-    """Write the base for transformers if the run stores it in a weight format.
+    """Write the base for transformers if the run stores it in a weight format, or its files have a checkpoint form.
 
     Return the errors of the format, and the keys of a run that computes with the same weights without it.
     """
-    if subject.run.weight_format is None:
-        return (), {}
     from surogate.config.schema import STORED_BY
 
-    from .stored_weights import write_stored
+    from .stored_weights import write_read, write_stored
+
+    if subject.run.weight_format is None:
+        if subject.run.form is not None:
+            write_read(subject, scratch / "model")
+        return (), {}
 
     format, _ = subject.run.weight_format
     without = dict.fromkeys((format.key, *STORED_BY.values()), False)
@@ -225,8 +228,8 @@ def _compare(
 
     from . import surogate_side, transformers_side, yardstick
 
-    inputs, model = subject.plan.inputs, subject.plan.inputs.model
-    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(inputs.dims)))
+    inputs = subject.plan.inputs
+    skipped = _skipped(subject, model_dir)
     params = [v for v in subject.plan.assembly.declared if v.role == "param"]
     stored = {v.name: v.dtype for v in params}
 
@@ -276,6 +279,26 @@ def _compare(
         error = inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
     bf16 = partial(yardstick.bf16, product_error=error)
     return verdict_in_fp32, drawn(ours, truth, torch.bfloat16, error, bf16)
+
+
+def _skipped(subject: Subject, model_dir: Path) -> list[str]:
+    """Return the names of the tensors that are of other layers than those that are compared."""
+    from surogate.checkpoints.base_files import names_in
+    from surogate.checkpoints.formed_weights import find_formed
+    from surogate.checkpoints.stored_weights import locate
+
+    inputs, form = subject.plan.inputs, subject.run.form
+    model, compared = inputs.model, _names(inputs.model.weights(inputs.dims))
+    dims = model.dims(read_config(model_dir))
+    others = {t.name: t for weight in model.weights(dims) for t in weight.tensors if t.name not in compared}
+    if form is None or not others:
+        return sorted(others)
+    names = names_in(model_dir, model, dims, model.weights(dims))
+    in_files = {names.of(name): tensor for name, tensor in others.items()}
+    named = (replace(tensor, name=name) for name, tensor in in_files.items())
+    formed = find_formed(model_dir, locate(model_dir), form, named)
+    parts = (part.name for name in formed.tensors for part in form[0].parts(in_files[name], form[1]))
+    return sorted({*others, *parts})
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:

@@ -26,6 +26,7 @@ from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .bounded_pattern import check_pattern, match_groups, matches_whole
+from .checkpoint_forms import CheckpointFormDef, Part, StoredTensor
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .destination import refuse_checkpoint
 from .hooks import provides
@@ -90,6 +91,7 @@ __all__ = [
     "Builder",
     "Call",
     "CheckpointForm",
+    "CheckpointFormDef",
     "Column",
     "Comm",
     "ConfigError",
@@ -140,6 +142,7 @@ __all__ = [
     "OutSpec",
     "ParamInfo",
     "ParamKind",
+    "Part",
     "Place",
     "PluginError",
     "Precision",
@@ -166,6 +169,7 @@ __all__ = [
     "StorageContext",
     "Store",
     "StoreLost",
+    "StoredTensor",
     "Support",
     "SurogateError",
     "SystemInfo",

@@ -10,6 +10,7 @@ import pluggy
 
 from ..api import (
     AdapterDef,
+    CheckpointFormDef,
     DatasetFormatDef,
     Definition,
     KernelDef,
@@ -35,6 +36,7 @@ _PROVIDED: Final[Mapping[str, tuple[str, type[Definition]]]] = {
     "surogate_optimizers": ("optimizer", OptimizerDef),
     "surogate_losses": ("loss", LossDef),
     "surogate_weight_formats": ("weight format", WeightFormatDef),
+    "surogate_checkpoint_forms": ("checkpoint form", CheckpointFormDef),
     "surogate_offload_strategies": ("offload", OffloadDef),
     "surogate_dataset_formats": ("format", DatasetFormatDef),
     "surogate_launchers": ("launcher", LauncherDef),

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ..api import (
     AdapterDef,
+    CheckpointFormDef,
     DatasetFormatDef,
     Definition,
     Finding,
@@ -214,6 +215,9 @@ class Registry:
 
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
         return {item.name: item.definition for item in self._by_name["weight format"].values()}
+
+    def checkpoint_forms(self) -> Mapping[str, CheckpointFormDef]:
+        return {item.name: item.definition for item in self._by_name["checkpoint form"].values()}
 
     def launchers(self) -> Mapping[str, LauncherDef]:
         return {item.name: item.definition for item in self._by_name["launcher"].values()}
