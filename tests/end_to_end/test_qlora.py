@@ -269,7 +269,7 @@ def test_two_formats_that_read_one_checkpoint_are_both_named(place: Workplace, m
 def test_a_method_that_no_format_reads_is_refused(place: Workplace, tmp_path: Path) -> None:
     config = json.loads((place.root / "model/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(ConfigError, match="No installed weight format reads quant_method: gptq"):
+    with pytest.raises(ConfigError, match="No installed weight format or checkpoint form reads quant_method: gptq"):
         run.plan(run.load(place.write(model=str(tmp_path)), mode="sft"), "h200")
 
 

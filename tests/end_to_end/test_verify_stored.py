@@ -10,6 +10,7 @@ import pytest
 import torch
 from end_to_end.product import Workplace
 from end_to_end.test_verify import base_of, printed, verified
+from fp8_checkpoints import write_fp8
 from safetensors.torch import load_file, save_file
 
 from surogate import run
@@ -55,6 +56,20 @@ def test_a_base_that_is_stored_quantized_has_nothing_to_be_compared_with(based: 
     run.quantize(str(based.config["model"]), folder, ["qlora_bnb=true"])
     with pytest.raises(ConfigError, match="surogate verify compares with the weights before that: use the original"):
         verified(based, *LORA, "qlora_bnb=true", f"model={folder}")
+
+
+@pytest.mark.parametrize("block", [[48, 40], None])
+def test_a_base_in_fp8_is_compared_as_the_run_reads_it(based: Workplace, block: list[int] | None) -> None:
+    """With all weights, an adapter, a base that the run stores in another format, and the first layers alone."""
+    folder = write_fp8(Path(str(based.config["model"])), based.root / "fp8", block)
+    for overrides, extent in (
+        (["lora=false", "recipe=bf16"], {}),
+        ([*LORA, "model_dtype=fp32"], {"layers": 1}),
+        ([*LORA, "qlora_bnb=true"], {}),
+    ):
+        result = verified(based, *overrides, f"model={folder}", **extent)
+        assert result.passed, (overrides, result.first_wrong)
+        assert bool(result.stored) == ("qlora_bnb=true" in overrides)
 
 
 def test_a_step_has_the_loss_and_the_gradients_of_bitsandbytes_and_peft(

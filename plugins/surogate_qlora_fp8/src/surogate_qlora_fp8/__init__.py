@@ -1,1 +1,1 @@
-"""Frozen weights in blockwise FP8 for Surogate."""
+"""Frozen weights in blockwise FP8, and models in FP8, for Surogate."""

@@ -1,4 +1,4 @@
-"""Fine-grained FP8 in checkpoints: a matrix `w` is `w` (E4M3) and `w_scale_inv`, which multiplies."""
+"""FP8 in checkpoints: a matrix `w` is `w` (E4M3) and `w_scale_inv`, which multiplies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,25 @@ if TYPE_CHECKING:
     from .options import Fp8WeightOptions
 
 
+DEFAULT_BLOCK = [128, 128]
+"""`weight_block_size` of a config without the key."""
+
+
+def block_size(config: Mapping[str, Any]) -> Any:
+    """Return the rows and columns that share a scale, as config.json has them. None: a matrix has one scale."""
+    return config.get("weight_block_size", DEFAULT_BLOCK)
+
+
+def scale_of(name: str) -> str:
+    return f"{name}_scale_inv"
+
+
 def matches(config: Mapping[str, Any]) -> bool:
-    return config.get("quant_method") == "fp8"
+    return config.get("quant_method") == "fp8" and block_size(config) is not None
 
 
 def check(config: Mapping[str, Any], options: Fp8WeightOptions) -> None:
-    shape, tile = config.get("weight_block_size"), options.qlora_block_size
+    shape, tile = block_size(config), options.qlora_block_size
     if shape != [tile, tile]:
         if isinstance(shape, list) and shape in ([64, 64], [128, 128], [256, 256]):
             raise ConfigError(f"stored in squares of {shape[0]}, not {tile}. Set qlora_block_size: {shape[0]}.")
@@ -32,13 +45,13 @@ def kept(config: Mapping[str, Any]) -> Sequence[str] | None:
 
 
 def parts(name: str, options: Fp8WeightOptions) -> Sequence[str]:
-    return name, f"{name}_scale_inv"
+    return name, scale_of(name)
 
 
 def load(tensor: HFTensor, given: Mapping[str, Tensor], options: Fp8WeightOptions) -> Sequence[Tensor]:
     import torch
 
-    codes, scales = given[tensor.name], given[f"{tensor.name}_scale_inv"]
+    codes, scales = given[tensor.name], given[scale_of(tensor.name)]
     if codes.dtype != torch.float8_e4m3fn or tuple(codes.shape) != tensor.shape:
         raise ConfigError(f"must be E4M3 {list(tensor.shape)}, found {codes.dtype} {list(codes.shape)}.")
     wanted = tuple(-(-size // options.qlora_block_size) for size in tensor.shape)
@@ -49,7 +62,7 @@ def load(tensor: HFTensor, given: Mapping[str, Tensor], options: Fp8WeightOption
 
 def save(tensor: HFTensor, states: Sequence[Tensor], dtype: str, options: Fp8WeightOptions) -> Mapping[str, Tensor]:
     codes, scales, _ = states
-    return {tensor.name: codes, f"{tensor.name}_scale_inv": scales}
+    return {tensor.name: codes, scale_of(tensor.name): scales}
 
 
 def config(kept: Sequence[str], options: Fp8WeightOptions) -> Mapping[str, Any]:

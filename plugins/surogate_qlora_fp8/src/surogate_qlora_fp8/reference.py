@@ -23,7 +23,7 @@ def fp8_tile_quantize(w: Tensor, *, rows: Sequence[int], tile: int) -> tuple[Ten
 def fp8_tile_dequantize(codes: Tensor, scales: Tensor, *, rows: Sequence[int], tile: int, dtype: str) -> Tensor:
     """Return the weight: code * scale."""
     per_matrix = scales.split([-(-count // tile) for count in rows])
-    parts = [_spread(part, (count, codes.shape[1]), tile) for part, count in zip(per_matrix, rows, strict=True)]
+    parts = [spread(part, (count, codes.shape[1]), (tile, tile)) for part, count in zip(per_matrix, rows, strict=True)]
     return (codes.float() * torch.cat(parts)).to(TORCH_DTYPES[dtype])
 
 
@@ -45,9 +45,10 @@ def _quantized(w: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     amax = padded.view(-(-height // tile), tile, -(-width // tile), tile).abs().amax(dim=(1, 3))
     scales = amax / E4M3_MAX
     scales = torch.where(scales == 0, 1.0, scales)
-    return e4m3(w / _spread(scales, (height, width), tile)), scales
+    return e4m3(w / spread(scales, (height, width), (tile, tile))), scales
 
 
-def _spread(scales: Tensor, shape: tuple[int, int], tile: int) -> Tensor:
-    """Return the scale of every element."""
-    return scales.repeat_interleave(tile, 0).repeat_interleave(tile, 1)[: shape[0], : shape[1]]
+def spread(scales: Tensor, shape: tuple[int, int], block: tuple[int, int], skipped: int = 0) -> Tensor:
+    """Return the scale of every element of a matrix, whose first rows are `skipped`."""
+    rows = scales.repeat_interleave(block[0], 0)[skipped : skipped + shape[0]]
+    return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
