@@ -53,10 +53,10 @@ def test_an_entry_says_what_its_package_is(entry: Entry) -> None:
 
 
 def test_without_a_package_its_names_and_keys_say_what_to_install() -> None:
-    """Models are found by their checkpoints and offloading by its keys. Core knows subcommands alone."""
+    """Models and forms are found by checkpoints, and offloading by its keys. Core knows subcommands alone."""
     options = load_registry().options_models()
     ours = [(kind, n, e.distribution) for e in entries() if e.folder for kind, some in e.provides.items() for n in some]
-    names = {(k, fold(n)): package for k, n, package in ours if k not in ("model", "offload")}
+    names = {(k, fold(n)): package for k, n, package in ours if k not in ("model", "offload", "checkpoint form")}
     keys = {(key, package) for k, n, package in ours if (k, n) in options for key in options[k, n].model_fields}
     assert {named: package for named, package in DISTRIBUTIONS.items() if named[0] != "model"} == names
     assert keys >= set(PACKAGES.items()) and {key for key, _ in keys} == set(PACKAGES)

@@ -14,9 +14,11 @@ from acme_surogate.sgd import SGD, SGD_OP
 from surogate_core.api import (
     AdapterDef,
     CheckpointForm,
+    CheckpointFormDef,
     ConfigError,
     DatasetFormatDef,
     Encoded,
+    HFTensor,
     KernelDef,
     LauncherDef,
     Logger,
@@ -30,6 +32,7 @@ from surogate_core.api import (
     OffloadDef,
     OpDef,
     OutSpec,
+    Part,
     Precision,
     RecipeDef,
     Report,
@@ -42,8 +45,13 @@ from surogate_core.api import (
 SUROGATE_API = {
     **{"models": 1, "ops": 1, "kernels": 1, "recipes": 1, "optimizers": 1, "adapters": 1, "weight_formats": 1},
     **{"offload_strategies": 1, "dataset_formats": 1, "loggers": 1, "launchers": 1, "losses": 1},
+    "checkpoint_forms": 1,
 }
-SUROGATE_EXAMPLES = {"optimizer acme_sgd": [{"learning_rate": 0.1}], "op acme_squared_relu": [{"ins": ["fp32[6,8]"]}]}
+SUROGATE_EXAMPLES = {
+    "optimizer acme_sgd": [{"learning_rate": 0.1}],
+    "op acme_squared_relu": [{"ins": ["fp32[6,8]"]}],
+    "checkpoint form acme": [{"quant_method": "acme8"}],
+}
 
 
 def launch(*arguments: Any) -> None:
@@ -170,6 +178,26 @@ WEIGHT_FORMAT = WeightFormatDef(
     bits=8.5,
 )
 
+# ---------------------------------------------------------------------------- a checkpoint form: 8 bits, scales of rows
+
+
+def parts(tensor: HFTensor, config: Any) -> list[Part]:
+    return [Part(tensor.name, tensor.shape, ("uint8",)), Part(f"{tensor.name}.scale", (tensor.shape[0],), ("fp32",))]
+
+
+def read(tensor: HFTensor, parts: Any, rows: range, config: Any) -> Any:
+    codes, scale = (parts[name][rows.start : rows.stop].float() for name in (tensor.name, f"{tensor.name}.scale"))
+    return (codes - 64) * scale[:, None]
+
+
+FORM = CheckpointFormDef(
+    name="acme",
+    summary="8 bits",
+    matches=lambda config: config.get("quant_method") == "acme8",
+    parts=parts,
+    read=read,
+)
+
 # ------------------------------------------------------------------------------------------------------------- the rest
 
 
@@ -248,6 +276,7 @@ surogate_optimizers = hook("OPTIMIZER")
 surogate_losses = hook("LOSS")
 surogate_adapters = hook("ADAPTER")
 surogate_weight_formats = hook("WEIGHT_FORMAT")
+surogate_checkpoint_forms = hook("FORM")
 surogate_offload_strategies = hook("OFFLOAD")
 surogate_dataset_formats = hook("FORMAT")
 surogate_loggers = hook("LOGGER")

@@ -108,7 +108,19 @@ def test_nothing_is_said_of_plugins_that_do_not_load(tmp_path: Path) -> None:
 
 
 def test_there_are_faults_of_every_kind() -> None:
-    kinds = {"package", "op", "kernel", "model", "recipe", "optimizer", "adapter", "weight", "offload", "format"}
+    kinds = {
+        "package",
+        "op",
+        "kernel",
+        "model",
+        "recipe",
+        "optimizer",
+        "adapter",
+        "weight",
+        "checkpoint",
+        "offload",
+        "format",
+    }
     assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher", "loss"}
 
 

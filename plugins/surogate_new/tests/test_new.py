@@ -21,7 +21,18 @@ from surogate_core.plugins.hookspecs import HOOKS
 from surogate_new.package import LAYERS, TEMPLATES, Package, write
 
 KINDS = sorted(LAYERS)
-SHOWN = {"adapter", "dataset", "kernel", "launcher", "logger", "loss", "offload", "recipe", "weight-format"}
+SHOWN = {
+    "adapter",
+    "checkpoint-form",
+    "dataset",
+    "kernel",
+    "launcher",
+    "logger",
+    "loss",
+    "offload",
+    "recipe",
+    "weight-format",
+}
 """Kinds with a page of their own in the documentation: their commands run in `make docs-test`."""
 
 
@@ -45,7 +56,7 @@ def install(package: Package, folder: Path, site: Path) -> None:
 
 
 def test_there_is_a_kind_for_every_hook() -> None:
-    called = {"weight format": "weight-format", "format": "dataset"}
+    called = {"weight format": "weight-format", "checkpoint form": "checkpoint-form", "format": "dataset"}
     assert {called.get(kind, kind) for kind in HOOKS.values()} == set(KINDS)
 
 
@@ -151,7 +162,8 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("optimiser", "did you mean optimizer?"), ("verb", "kinds: adapter, dataset, kernel")]
+    ("kind", "expected"),
+    [("optimiser", "did you mean optimizer?"), ("verb", "kinds: adapter, checkpoint-form, dataset")],
 )
 def test_an_unknown_kind_names_the_nearest(kind: str, expected: str, tmp_path: Path) -> None:
     result = new(kind, tmp_path / "acme-x")

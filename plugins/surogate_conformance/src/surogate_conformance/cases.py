@@ -10,7 +10,7 @@ from .check import CHECKS, Case
 from .subject import Subject
 
 ORDER = (
-    *("model", "recipe", "lowering", "optimizer", "loss", "adapter", "weight format", "offload"),
+    *("model", "recipe", "lowering", "optimizer", "loss", "adapter", "weight format", "checkpoint form", "offload"),
     *("op", "kernel", "format", "logger", "launcher"),
 )
 

@@ -22,6 +22,7 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 
 LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
     "adapter": ("shared", "on_base", "adapter"),
+    "checkpoint-form": ("shared", "checkpoint-form"),
     "dataset": ("shared", "dataset"),
     "kernel": ("shared", "in_model", "kernel"),
     "launcher": ("shared", "launcher"),

@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401
     adapters,
+    checkpoint_forms,
     formats,
     kernels,
     launchers,
