@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surogate import run
+from surogate.checkpoints.base import open_base
+from surogate.checkpoints.model_ranges import join_ranges, write_ranges
+from surogate.checkpoints.saved_run import model_export
+from surogate.runs.saved_values import output_params
 from surogate_core.api import ConfigError
+from surogate_core.runtime.pieces import Pieces
 
 KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "save_steps": 2, "warmup_steps": 0, "eval_steps": 0}
 LORA: dict[str, Any] = {"lora": True, "lora_rank": 4, "learning_rate": 1e-2}
@@ -91,6 +97,22 @@ def test_an_exported_checkpoint_has_the_tower(place: Workplace) -> None:
     checkpoint = train(place, "full gemma3", "gemma3") / "step_00000002"
     run.export(checkpoint, place.root / "exported", notice=lambda line: None)
     assert (place.root / "exported/model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+
+
+def test_ranges_that_several_processes_write_are_joined_with_the_tower(place: Workplace, tmp_path: Path) -> None:
+    opened = run.open_run(run.load(place.write(model=str(base(place, "gemma3"))), mode="train"))
+    plan = run.plan(opened, "h200")
+    params = {v.name: torch.zeros(v.shape) for v in output_params(plan.assembly, adapter=False)}
+    pieces = {name: Pieces.of(tensor) for name, tensor in params.items()}
+    open_base(opened, plan.assembly.weights).load(pieces)
+    export = model_export(opened, plan, pieces)
+    for folder in ("ranges", "joined"):
+        (tmp_path / folder).mkdir()
+    write_ranges(tmp_path / "ranges", export, 0)
+    write_ranges(tmp_path / "ranges", replace(export, params={}), 1)
+    join_ranges(tmp_path / "joined", tmp_path / "ranges")
+    before, after = weights(base(place, "gemma3")), weights(tmp_path / "joined")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("kind", OUTER)
