@@ -25,7 +25,7 @@ from fp8_model import (
 from models.harness import tiny_config
 from torch import Tensor
 
-from surogate.checkpoints.states import kept_values
+from surogate.runs.saved_values import kept_values
 from surogate_core.api import ConfigError, Op, PrecisionRequest, Program, Target, UpdateContext
 from surogate_core.assembly.recomputed import PARTS, Recomputation
 from surogate_core.testing.devices import DEVICES, device
