@@ -91,6 +91,9 @@ class WeightMap(Declared):
 
     kind: of the param, where neither its shape nor the ops that read it tell
     new: a base may lack the tensors, and the param then starts as its `Init` says; adapters train and save it
+    trained: False: it is never trained, such as a bias that corrects the choices of a router. It has neither gradient
+        nor master nor optimizer state, `OpDef.vjp` may give None for it, adapters leave it alone, and outputs hold it
+        as it was read, in the dtype of the param.
     """
 
     param: str
@@ -98,6 +101,7 @@ class WeightMap(Declared):
     _: KW_ONLY
     kind: ParamKind | None = None
     new: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
     if twice:
         raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
     for m in maps:
+        if m.new and not m.trained:
+            raise ProgramError(f"{model}: {m.param} is new=True, so it has to be trained, and trained=False")
         shape = params[m.param].shape
         stored = [_rows(model, t) for t in m.tensors]
         if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
