@@ -1,15 +1,15 @@
-"""A plugin of one file, and the model of transformers that it trains: Qwen3 with a corrected mixture and gates.
+"""A plugin of one file, and the model of transformers that it trains: Qwen3 with two parts that training spares.
 
 - A mixture of experts whose router is corrected: a bias in fp32, which is never trained, chooses with the scores, and
   does not scale (DeepSeek-V3). transformers has it as a parameter, and its gradient is zero.
-- Heads are scaled by a gate of eight rows.
+- Heads are scaled by a gate of eight rows, which is never quantized.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def block_weights(d: Dims, name: str, source: str) -> list[WeightMap]:
     return [
         *attention_weights(d, attn, own),
         *qk_norm_weights(d, attn, own),
-        weight_map(f"{attn}.gate", (f"{own}.gate_proj.weight", GATES, d.d_model)),
+        weight_map(f"{attn}.gate", (f"{own}.gate_proj.weight", GATES, d.d_model), precise=True),
         weight_map(f"{attn}.norm", (f"{source}.input_layernorm.weight", d.d_model)),
         weight_map(f"{mlp}.norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
         weight_map(f"{mlp}.router", (f"{experts}.router.weight", d.n_experts, d.d_model), kind="router"),
@@ -152,6 +152,15 @@ MODEL = decoder(
 )
 surogate_ops = provides([*OPS])
 surogate_models = provides([MODEL])
+
+
+def marked(**marks: bool) -> Any:
+    """Return the model whose gates are marked in another way."""
+
+    def weights(d: Dims) -> list[WeightMap]:
+        return [replace(m, **marks) if m.param.endswith(".gate") else m for m in MODEL.weights(d)]
+
+    return replace(MODEL, weights=weights)
 
 
 # ----------------------------------------------------------------------------------------------------- in transformers

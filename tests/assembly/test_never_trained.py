@@ -20,6 +20,8 @@ from surogate_core.errors import DisconnectedError, ProgramError
 from surogate_core.program.shards import Sharding
 from surogate_loss_preference.losses import LOSSES, DpoOptions
 from surogate_recipes_bf16.recipe import BF16
+from surogate_recipes_fp8.recipe import FP8_HYBRID
+from surogate_recipes_nvfp4.recipe import NVFP4
 
 CONFIG: Mapping[str, Any] = {
     **tiny_config(hidden_size=64, intermediate_size=64, num_hidden_layers=2),
@@ -28,7 +30,7 @@ CONFIG: Mapping[str, Any] = {
 }
 FAMILY: Mapping[str, Any] = {"model": MODEL, "dims": dims(CONFIG), "ops": {**EVERY, **{op.kind: op for op in OPS}}}
 BIASES = ("layers.0.mlp.bias", "layers.1.mlp.bias")
-RECIPES = (BF16,)
+RECIPES = (BF16, FP8_HYBRID, NVFP4)
 
 
 def of_recipe(recipe: RecipeDef, **changes: Any) -> Model:

@@ -1,4 +1,4 @@
-"""Runs of a family with a bias that is never trained, as users start them."""
+"""Runs of a family with a bias that is never trained and a matrix that is never quantized, as users start them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import corrected_family
 import pytest
 import torch
-from corrected_family import OWN, in_transformers, write_corrected
+from corrected_family import GATES, OWN, in_transformers, write_corrected
 from end_to_end.product import Workplace, losses
 from safetensors.torch import load_file
 from torch import Tensor
@@ -47,7 +47,7 @@ def changed(folder: Path, base: dict[str, Tensor]) -> set[str]:
     return {name for name, x in own.items() if x.dtype != base[name].dtype or not torch.equal(x, base[name])}
 
 
-@pytest.mark.parametrize("keys", [{}], ids=str)
+@pytest.mark.parametrize("keys", [{}, {"recipe": "fp8-hybrid"}, {"recipe": "nvfp4"}], ids=str)
 def test_outputs_checkpoints_and_exports_hold_the_bias_as_it_was_read(based: Workplace, keys: dict[str, str]) -> None:
     base = weights(based.root / "model")
     assert all(base[name].dtype == torch.float32 for name in BIASES)
@@ -89,7 +89,7 @@ def test_a_model_from_scratch_starts_with_its_init(based: Workplace) -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("keys", [{"model_dtype": "fp32"}], ids=str)
+@pytest.mark.parametrize("keys", [{"model_dtype": "fp32"}, {"recipe": "fp8-hybrid"}, {"recipe": "nvfp4"}], ids=str)
 def test_verify_compares_with_transformers_without_the_bias(keys: dict[str, str], lora: bool, based: Workplace) -> None:
     """PEFT puts its own module around o_proj, past the hook that gates its input here."""
     more = {"lora": True, "lora_rank": 4, "lora_target_modules": ["q_proj", "gate_proj"]} if lora else {}
@@ -98,3 +98,15 @@ def test_verify_compares_with_transformers_without_the_bias(keys: dict[str, str]
     compared = {row.name for row in found.verdict.rows}
     own = "model.layers.0.self_attn.gate_proj.lora_A" if lora else "model.layers.0.mlp.router.weight"
     assert not compared.intersection(BIASES) and own in compared, compared
+
+
+def test_quantize_lists_the_gate_as_not_converted(based: Workplace) -> None:
+    plugins = f"plugins=[{corrected_family.__file__}]"
+    run.quantize(str(based.root / "model"), based.root / "stored", ["qlora_bnb=true", plugins])
+    config = json.loads((based.root / "stored/config.json").read_text())
+    kept = config["quantization_config"]["llm_int8_skip_modules"]
+    assert "model.layers.0.self_attn.gate_proj" in kept and "model.layers.0.self_attn.q_proj" not in kept
+    stored, base = weights(based.root / "stored"), weights(based.root / "model")
+    for name in (*BIASES, "model.layers.1.self_attn.gate_proj.weight"):
+        assert torch.equal(stored[name], base[name]) and stored[name].dtype == base[name].dtype
+    assert base["model.layers.1.self_attn.gate_proj.weight"].shape[0] == GATES

@@ -77,10 +77,11 @@ def weight_map(
     *tensors: tuple[str, *tuple[int, ...]],
     kind: ParamKind | None = None,
     trained: bool = True,
+    precise: bool = False,
 ) -> WeightMap:
     """Return the map of a param. `tensors`: names and shapes, one above another in the param. Else see `WeightMap`."""
     stored = tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors)
-    return WeightMap(param, stored, kind=kind, trained=trained)
+    return WeightMap(param, stored, kind=kind, trained=trained, precise=precise)
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:

@@ -94,6 +94,8 @@ class WeightMap(Declared):
     trained: False: it is never trained, such as a bias that corrects the choices of a router. It has neither gradient
         nor master nor optimizer state, `OpDef.vjp` may give None for it, adapters leave it alone, and outputs hold it
         as it was read, in the dtype of the param.
+    precise: no recipe and no weight format quantizes the matrix, as a projection of a few rows, which would save
+        little and lose much. Adapters adapt it.
     """
 
     param: str
@@ -102,6 +104,7 @@ class WeightMap(Declared):
     kind: ParamKind | None = None
     new: bool = False
     trained: bool = True
+    precise: bool = False
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,8 @@ def quantized_weights(
     multiplies = [op for op in programs.evaluate.ops if ops[op.kind].product is not None]
     read = {op.ins[1] for op in multiplies if groups or ops[op.kind].group_ends is None}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
+    if not infos:
+        raise ConfigError(f"recipe: this model has no matrix in blocks that {what} may read. For it {otherwise}.")
     blocks = 1 + max((op.block for op in programs.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
     chosen = {info.param: info for info in infos if first <= info.param.block < blocks - last}
@@ -264,8 +266,8 @@ def quantized_weights(
 
 
 def is_block_matrix(info: ParamInfo) -> bool:
-    """Return whether a param is a matrix of a block of the model, not of an adapter."""
-    return info.of_model and info.param.block >= 0 and info.kind == "matrix"
+    """Return whether a param is a matrix of a block of the model, not of an adapter, and not a precise one."""
+    return info.of_model and info.param.block >= 0 and info.kind == "matrix" and not info.precise
 
 
 def _check_multiples(op: Op, groups: int, multiple: int, what: str, otherwise: str) -> None:
