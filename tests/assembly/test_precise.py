@@ -1,4 +1,4 @@
-"""A precise matrix (`WeightMap.precise`) is never quantized, and adapted."""
+"""A precise matrix (`WeightMap.precise`) is never quantized. One whose sizes do not fit refuses no model."""
 
 from __future__ import annotations
 
@@ -104,6 +104,21 @@ def test_weight_formats_do_not_store_it(format: Any) -> None:
 def test_adapters_adapt_it() -> None:
     names = {param.name for param in assemble(plan_inputs(CONFIG, **family(), **lora_rank_8())).trainable}
     assert "model.layers.0.self_attn.gate_proj.lora_A" in names
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_matrix_whose_sizes_do_not_fit_stays_in_the_dtype_of_the_model(recipe: RecipeDef) -> None:
+    marked_model, plain = of_recipe(recipe), of_recipe(recipe, marked(precise=False))
+    assert quantized(plain.assembly) == quantized(marked_model.assembly) != set()
+    losses = [model.step() for model in (marked_model, plain)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_model_of_which_nothing_fits_is_refused(recipe: RecipeDef) -> None:
+    config = {**CONFIG, "hidden_size": 72, "moe_intermediate_size": 72}
+    with pytest.raises(ConfigError, match=r"columns in layers.0.attn.qkv, got 72. For this model use recipe: bf16"):
+        of_recipe(recipe, config=config)
 
 
 def test_a_model_of_precise_matrices_alone_is_refused() -> None:

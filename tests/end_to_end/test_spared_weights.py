@@ -10,7 +10,7 @@ import corrected_family
 import pytest
 import torch
 from corrected_family import GATES, OWN, in_transformers, write_corrected
-from end_to_end.product import Workplace, losses
+from end_to_end.product import Workplace, invoke, losses
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -98,6 +98,11 @@ def test_verify_compares_with_transformers_without_the_bias(keys: dict[str, str]
     compared = {row.name for row in found.verdict.rows}
     own = "model.layers.0.self_attn.gate_proj.lora_A" if lora else "model.layers.0.mlp.router.weight"
     assert not compared.intersection(BIASES) and own in compared, compared
+
+
+def test_the_plan_says_what_is_not_quantized(based: Workplace) -> None:
+    text = invoke("plan", based.write(recipe="fp8-hybrid", model_dtype="bf16")).stdout
+    assert "gate_proj in bf16, which fp8-hybrid does not quantize" in text and "products of block" not in text, text
 
 
 def test_quantize_lists_the_gate_as_not_converted(based: Workplace) -> None:
