@@ -121,8 +121,8 @@ def test_a_layout_without_transposed_copies_computes_the_same() -> None:
         ({"seq_len": 13, "batch_size": 1}, "multiple of 16 tokens in a micro-step, got 13"),
         ({"options": {"skip_quant_first_layers": 2, "skip_quant_last_layers": 1}}, "leave none of the 3 blocks"),
         (
-            {"request": {}, "config": tiny_config(intermediate_size=72)},
-            r"16 columns in layers.0.mlp.down, got 72.*without FP8",
+            {"request": {}, "config": tiny_config(hidden_size=40)},
+            r"16 columns in layers.0.attn.qkv, got 40.*without FP8",
         ),
     ],
 )

@@ -28,6 +28,10 @@ def table(x: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return scale * torch.stack([labelled.sum(), labelled.square().sum()])
 
 
+def first_of_two(x: Tensor, bias: Tensor) -> Tensor:
+    return x.clone()
+
+
 def detached(x: Tensor) -> Tensor:
     return x + x.detach().float().relu().square().to(x.dtype)
 

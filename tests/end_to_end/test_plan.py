@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from end_to_end.product import assert_refused, environment, invoke
+from end_to_end.product import assert_refused, environment, invoke, write_model
 
 from surogate import run
 from surogate.cli.plan import to_json
@@ -390,6 +390,17 @@ def test_the_blocks_that_a_recipe_leaves_alone_are_listed(
     keys = {} if first is None else {"skip_quant_first_layers": first, "skip_quant_last_layers": last}
     text = invoke("plan", here.write(recipe=recipe, model_dtype="bf16", **keys)).stdout
     assert line in text.splitlines() if line else "products of block" not in text
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"lora": True}, {"lora": True, "qlora_fp8": True}, {"skip_quant_first_layers": 1}], ids=str
+)
+def test_a_matrix_whose_sizes_the_recipe_does_not_take_is_named(keys: dict[str, object], here: Workplace) -> None:
+    write_model(here.root / "model", intermediate_size=72)
+    config = here.write(recipe="fp8-hybrid", model_dtype="bf16", from_scratch="lora" not in keys, **keys)
+    lines = invoke("plan", config).stdout.splitlines()
+    assert "down_proj in bf16, which fp8-hybrid does not quantize" in lines
+    assert ("products of block 0 in bf16" in lines) == ("skip_quant_first_layers" in keys)
 
 
 def test_what_a_frozen_reference_computes_is_not_listed(here: Workplace) -> None:

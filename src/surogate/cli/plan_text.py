@@ -10,8 +10,6 @@ from surogate_core.machine.devices import GIB
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.report import Report, SameValues, largest_values, memory_is_the_hosts
 from surogate_core.plugins.registry import REFERENCE
-from surogate_core.program.opdef import OpDef
-from surogate_core.program.value import WEIGHT_LABEL
 
 from ..config.schema import TrainConfig
 from ..fitting.proposals import faster_without, suggest
@@ -20,6 +18,7 @@ from ..runs.disk import disk_use
 from ..runs.published_form import reading_line
 from ..runs.run import Run
 from .render import output_width, paint, paragraph
+from .unquantized import unquantized_blocks, unquantized_matrices
 
 _LARGEST = 5
 """Number of the largest values that are shown."""
@@ -65,10 +64,10 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         f"recipe {config.recipe}, model {inputs.precision.model}, products {inputs.precision.matmul}, "
         f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in inputs.adapters)
     )
-    if plain := _unquantized(plan):
+    if plain := unquantized_blocks(plan):
         yield f"products of block{'s' * (len(plain) > 1)} {numbers(plain, ' to ')} in {inputs.precision.model}"
-    if precise := _unquantizable(plan, plain):
-        yield f"{', '.join(precise)} in {inputs.precision.model}, which {config.recipe} does not quantize"
+    if wide := unquantized_matrices(plan):
+        yield _wrapped(f"{', '.join(wide)} in {inputs.precision.model}, which {config.recipe} does not quantize")
     if run.form:
         yield _wrapped(reading_line(run.form, inputs.precision.model))
     if inputs.weight_format:
@@ -82,32 +81,6 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     )
     if report.ranks_per_device > 1:
         yield f"{report.ranks_per_device} ranks share each device: they take turns, each with buffers of its own"
-
-
-def _unquantized(plan: Plan) -> list[int]:
-    """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
-    weights = {weight.param for weight in plan.assembly.weights if weight.kind != "router"}
-    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and op.phase != "reference"]
-    products = [op for op in ops if _always_narrow(plan.inputs.ops[op.kind])]
-    plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
-    return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
-
-
-def _unquantizable(plan: Plan, plain: list[int]) -> list[str]:
-    """Return the kinds of ops that multiply weights of other blocks than `plain`, and that the recipe left as they are:
-    it has no narrow form of them."""
-    if plan.inputs.precision.matmul == plan.inputs.precision.model:
-        return []
-    matrices = {weight.param for weight in plan.assembly.weights if len(weight.tensors[0].shape) > 1}
-    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0 and op.phase != "reference"]
-    wide = [op for op in ops if op.ins[1:] and op.block not in plain and op.ins[1].dtype == plan.inputs.precision.model]
-    others = [op for op in wide if not _always_narrow(plan.inputs.ops[op.kind])]
-    return sorted({op.kind for op in others if op.ins[1].name in matrices or op.ins[1].label == WEIGHT_LABEL})
-
-
-def _always_narrow(definition: OpDef) -> bool:
-    """Return whether every recipe of narrow products has a form of an op: it is a product, and not of groups."""
-    return definition.product is not None and definition.group_ends is None
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:

@@ -72,9 +72,16 @@ def linear_weights(name: str, columns: int, bias: bool, *parts: tuple[str, int])
     return maps
 
 
-def weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None = None) -> WeightMap:
-    """Return the map of a param. `tensors`: names and shapes, one above another in the param. kind: see `WeightMap`."""
-    return WeightMap(param, tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors), kind=kind)
+def weight_map(
+    param: str,
+    *tensors: tuple[str, *tuple[int, ...]],
+    kind: ParamKind | None = None,
+    trained: bool = True,
+    precise: bool = False,
+) -> WeightMap:
+    """Return the map of a param. `tensors`: names and shapes, one above another in the param. Else see `WeightMap`."""
+    stored = tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors)
+    return WeightMap(param, stored, kind=kind, trained=trained, precise=precise)
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:

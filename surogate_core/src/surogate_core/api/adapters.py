@@ -31,7 +31,7 @@ class AdapterContext(Generic[Options]):
 
     builder    declares params and emits ops
     precision  the dtypes of the run
-    weights    the model's weight maps
+    weights    the model's weight maps, without those of what is never trained
     options    the adapter's validated options
     """
 
@@ -57,7 +57,7 @@ class AdapterDef(Definition, Generic[Options]):
     fuse        (micro-step program, options) -> the program with fewer ops for the same gradients. Called after
                 differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
-                others are frozen.
+                others are frozen. Not asked of what is never trained (`WeightMap.trained`).
     save        (tensors by name, empty folder, name of the base model, options): writes the adapter in the format of
                 its ecosystem. The tensors are all params of the adapter, by their names, and the weights of the model
                 that are trained, by the names of their checkpoint tensors.

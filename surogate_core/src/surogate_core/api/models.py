@@ -91,6 +91,11 @@ class WeightMap(Declared):
 
     kind: of the param, where neither its shape nor the ops that read it tell
     new: a base may lack the tensors, and the param then starts as its `Init` says; adapters train and save it
+    trained: False: it is never trained, such as a bias that corrects the choices of a router. It has neither gradient
+        nor master nor optimizer state, `OpDef.vjp` may give None for it, adapters leave it alone, and outputs hold it
+        as it was read, in the dtype of the param.
+    precise: no recipe and no weight format quantizes the matrix, as a projection of a few rows, which would save
+        little and lose much. Adapters adapt it.
     """
 
     param: str
@@ -98,6 +103,8 @@ class WeightMap(Declared):
     _: KW_ONLY
     kind: ParamKind | None = None
     new: bool = False
+    trained: bool = True
+    precise: bool = False
 
 
 @dataclass(frozen=True)

@@ -235,13 +235,17 @@ def quantized_weights(
 ) -> QuantizedWeights:
     """Return the matrices of all blocks that `options` do not skip, those of groups of rows only with `groups`.
 
-    Raises ConfigError if there are none, or if a dimension of a product, "NVFP4 products" for instance, is no multiple
-    of `multiple`. `otherwise` is the remedy where another batch does not help.
+    Matrices whose rows or columns are no multiple of `multiple` are left out. Raises ConfigError if no matrix is left,
+    or if the tokens of a product, "NVFP4 products" for instance, are no such multiple. `otherwise` is the remedy where
+    another batch does not help.
     """
     ops = context.builder.ops
     multiplies = [op for op in programs.evaluate.ops if ops[op.kind].product is not None]
-    read = {op.ins[1] for op in multiplies if groups or ops[op.kind].group_ends is None}
+    multiplies = [op for op in multiplies if groups or ops[op.kind].group_ends is None]
+    read = {op.ins[1] for op in multiplies}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
+    if not infos:
+        raise ConfigError(f"recipe: this model has no matrix in blocks that {what} may read. For it {otherwise}.")
     blocks = 1 + max((op.block for op in programs.evaluate.ops), default=-1)
     first, last = options.skipped(blocks)
     chosen = {info.param: info for info in infos if first <= info.param.block < blocks - last}
@@ -250,31 +254,34 @@ def quantized_weights(
             f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
             f"quantize. Lower them, or {otherwise}."
         )
+    misfits: dict[Value, str] = {}
+    for op in (op for op in multiplies if op.ins[1] in chosen):
+        if op.ins[0].shape[0] % multiple:
+            remedy = f"Change {called('batch_size')} or {called('seq_len')}"
+            size = f"tokens in a micro-step, got {op.ins[0].shape[0]}"
+            raise ConfigError(f"recipe: {what} need a multiple of {multiple} {size}. {remedy}.")
+        if misfit := _misfit(op, ops[op.kind], multiple):
+            misfits.setdefault(op.ins[1], misfit)
+    if misfits.keys() == chosen.keys():
+        first_of_all = next(iter(misfits.values()))
+        raise ConfigError(f"recipe: {what} need a multiple of {multiple} {first_of_all}. For this model {otherwise}.")
+    chosen = {param: info for param, info in chosen.items() if param not in misfits}
     products = ((op, ops[op.kind].product) for op in programs.micro.ops)
-    weights = QuantizedWeights(
+    return QuantizedWeights(
         params=frozenset(chosen),
         grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
-    for op in programs.evaluate.ops:
-        if _weight(op, ops[op.kind], weights) is not None:
-            at = ops[op.kind].group_ends
-            _check_multiples(op, 1 if at is None else op.ins[at].size, multiple, what, otherwise)
-    return weights
 
 
 def is_block_matrix(info: ParamInfo) -> bool:
-    """Return whether a param is a matrix of a block of the model, not of an adapter."""
-    return info.of_model and info.param.block >= 0 and info.kind == "matrix"
+    """Return whether a param is a matrix of a block of the model, not of an adapter, and not a precise one."""
+    return info.of_model and info.param.block >= 0 and info.kind == "matrix" and not info.precise
 
 
-def _check_multiples(op: Op, groups: int, multiple: int, what: str, otherwise: str) -> None:
-    """Raise ConfigError unless all dimensions of a forward product, or of each group's, are multiples of `multiple`."""
-    x, weight = op.ins[:2]
-    for size, unit, remedy in (
-        (x.shape[0], "tokens in a micro-step", f"Change {called('batch_size')} or {called('seq_len')}"),
-        (weight.shape[0] // groups, f"rows in {weight.name}", f"For this model {otherwise}"),
-        (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
-    ):
-        if size % multiple:
-            raise ConfigError(f"recipe: {what} need a multiple of {multiple} {unit}, got {size}. {remedy}.")
+def _misfit(op: Op, definition: OpDef, multiple: int) -> str:
+    """Return the dimension of a product's weight, or of each group's, that is no multiple of `multiple`; "": none."""
+    weight, at = op.ins[1], definition.group_ends
+    rows = weight.shape[0] // (1 if at is None else op.ins[at].size)
+    sizes = ((rows, "rows"), (weight.shape[1], "columns"))
+    return next((f"{unit} in {weight.name}, got {size}" for size, unit in sizes if size % multiple), "")

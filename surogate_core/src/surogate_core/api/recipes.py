@@ -62,6 +62,7 @@ class ParamInfo:
     kind      what the param is. An embedding that is also the LM head is an "embedding".
     matrices  of a param with two dimensions: its logical matrices from the first row to the last, named after the
               tensors of the checkpoint. A param that is not fused is one matrix. Empty for other shapes.
+    precise   no recipe quantizes it (`WeightMap.precise`)
     grad      its accumulated gradient; None if it is frozen
     master    what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
     part, grad_part
@@ -80,6 +81,7 @@ class ParamInfo:
     part: Value | None = None
     grad_part: Value | None = None
     amax: Value | None = None
+    precise: bool = False
 
 
 @dataclass(frozen=True)

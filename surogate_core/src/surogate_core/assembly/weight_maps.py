@@ -76,7 +76,13 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
     if twice:
         raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
     for m in maps:
+        if m.new and not m.trained:
+            raise ProgramError(f"{model}: {m.param} is new=True, so it has to be trained, and trained=False")
         shape = params[m.param].shape
+        if m.precise and (len(shape) != 2 or params[m.param].block < 0 or m.kind not in (None, "matrix")):
+            what = f"{list(shape)}" + ("" if params[m.param].block >= 0 else " outside of blocks")
+            kind = "" if m.kind is None else f" of the kind {m.kind!r}"
+            raise ProgramError(f"{model}: {m.param} {what}{kind} is precise=True, which matrices of blocks can be")
         stored = [_rows(model, t) for t in m.tensors]
         if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
             parts = " + ".join(str(list(s)) for s in stored) or "nothing"

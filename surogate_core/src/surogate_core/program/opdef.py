@@ -110,7 +110,8 @@ class OpDef(Definition):
                 IN_OUTPUTS; `KernelDef.attrs` names the others that it implements. `dtype` of an op with one output is
                 that of this output: "bf16" for what it adds to a bf16 gradient.
     vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
-                such as integers. Without a rule, core differentiates the reference by autograd, which is slow.
+                such as integers, and for params that are never trained (`WeightMap.trained`). Without a rule, core
+                differentiates the reference by autograd, which is slow.
     loss_with_grads
                 for an op whose first output is the loss: the kind of op that replaces it when that loss is
                 differentiated. It has the same inputs and attrs, and the attr `wrt`: the indices in `loss_grad_ins`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from safetensors.torch import load_file
 
 from surogate import run
 from surogate.checkpoints.adapter import kind_of_adapter
-from surogate_core.api import AdapterDef
-from surogate_core.errors import ConfigError
+from surogate_core.api import AdapterDef, WeightMap
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError, SurogateError
 
 from ..bench import STEPS, Bench, differing, quiet, shown
 from ..check import NotApplicable, proves, variants
@@ -50,6 +52,28 @@ def only_what_it_trains_changes(definition: AdapterDef, bench: Bench) -> None:
         changed = set(differing(before, steps.bits("param")))
         assert changed <= trained, f"{shown(sorted(changed - trained))} changed, which trainable does not choose"
         assert changed == trained, f"{shown(sorted(trained - changed))} did not change in two steps"
+
+
+@proves("adapter", remedy="Adapt what AdapterContext.weights names: it lacks what is never trained.")
+def it_leaves_alone_what_is_never_trained(definition: AdapterDef, bench: Bench) -> None:
+    def frozen(inputs: PlanInputs) -> PlanInputs:
+        """Return the run of a model that trains no matrix of its blocks."""
+        model = inputs.model
+        return replace(inputs, model=replace(model, weights=lambda d: [_frozen(m) for m in model.weights(d)]))
+
+    for keys in _runs(definition, bench):
+        try:
+            steps = bench.steps(frozen, **keys)
+        except SurogateError as error:
+            assert "depends on no trainable param" in str(error), f"without a matrix to adapt, it fails: {error}"
+            continue
+        of_model = {m.param for m in steps.assembly.weights}
+        made = [name for name in steps.assembly.params if name not in of_model]
+        assert not made, f"it adds {shown(made)} to a model whose blocks have no matrix that is trained"
+
+
+def _frozen(m: WeightMap) -> WeightMap:
+    return replace(m, trained=m.tensors[0].name.count(".") < 3 or len(m.tensors[0].shape) < 2)
 
 
 @proves(

@@ -67,6 +67,16 @@ def _tensors(folder: Any) -> dict[str, torch.Tensor]:
     return {name: x for path in sorted(folder.glob("*.safetensors")) for name, x in load_file(path).items()}
 
 
+@proves("model", remedy="Mark what no gradient reaches by WeightMap(..., trained=False): it is then left as it is.")
+def every_weight_that_is_trained_gets_a_gradient(definition: ModelDef, bench: Bench) -> None:
+    for keys in bench.runs_of(definition):
+        steps = bench.steps(**keys)
+        steps.step()
+        steps.step()  # what begins with zeros has let no gradient pass
+        still = [name.removeprefix("grad.") for name, x in steps.gradients().items() if not x.any()]
+        assert not still, f"every gradient of {shown(still)} is zero, and weight decay changes it"
+
+
 @proves(
     "model", remedy="Label the values of blocks (docs/write-a-plugin.md), and write no reference that draws numbers."
 )

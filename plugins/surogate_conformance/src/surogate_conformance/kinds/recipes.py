@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from surogate_core.api import LoweringDef, RecipeDef, Support
+from surogate_core.api import DTYPES, LoweringDef, RecipeDef, Support, WeightMap
+from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES
 
@@ -53,6 +55,28 @@ def it_computes_what_transformers_computes(definition: Any, bench: Bench) -> Non
             found = bench.verified(**keys)
             name = found.first_wrong.name if found.first_wrong else "a value"
             assert found.passed, f"{name} is wrong ({found.recipe}{', stored' if found.stored else ''})"
+
+
+@proves(*BOTH, remedy="Quantize what api.products.quantized_weights returns, or ask ParamInfo.precise.")
+def it_leaves_precise_matrices_in_the_dtype_of_the_model(definition: Any, bench: Bench) -> None:
+    def precise(inputs: PlanInputs) -> PlanInputs:
+        """Return the run of a model whose attention outputs are precise."""
+        model = inputs.model
+        return replace(inputs, model=replace(model, weights=lambda d: [_precise(m) for m in model.weights(d)]))
+
+    for own in _runs(definition, bench):
+        for keys in (own, *_with_adapters(own, bench)):
+            assembly = bench.steps(precise, **keys).assembly
+            names = {m.param for m in assembly.weights if m.precise}
+            reading = [op for p in assembly.all_programs.values() for op in p.ops if names & {v.name for v in op.ins}]
+            narrow = sorted({op.kind for op in reading for v in op.outs if DTYPES[v.dtype].bits < 16})
+            assert not narrow, f"{shown(narrow)} quantizes a matrix whose WeightMap has precise=True"
+            read = {v.name for op in assembly.only("evaluate").ops for v in op.ins}
+            assert names <= read, f"evaluations do not read {shown(sorted(names - read))}, which is precise"
+
+
+def _precise(m: WeightMap) -> WeightMap:
+    return replace(m, precise=m.tensors[0].name.endswith("o_proj.weight"))
 
 
 @proves(*BOTH, remedy="A recomputed op must read what the first one read: no state that the micro-step changes.")

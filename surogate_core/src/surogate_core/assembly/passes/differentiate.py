@@ -17,13 +17,16 @@ from .adapter import refuse_layouts
 def append_backward(draft: Draft) -> Draft:
     """Make the program of a micro-step: the forward program, then the gradients of its outputs' sum.
 
-    Adapters choose what is trained; without them all params are. Raises ConfigError if the reference would be.
+    Adapters choose what is trained; without them all params are but those that the model never trains. Raises
+    ConfigError if the reference would be.
     """
     inputs, forward = draft.inputs, draft.programs["forward"]
     of_model = {m.param: m for m in draft.weights}
 
     def trainable(param: Value) -> bool:
         stored = of_model.get(param.name)
+        if stored is not None and not stored.trained:
+            return False
         return not inputs.adapters or any(adapter.trainable(param, stored, o) for adapter, o in inputs.adapters)
 
     before = Program("micro", forward.ops, forward.outputs, stage="micro")

@@ -60,9 +60,11 @@ def _refuse_reference(inputs: PlanInputs, *, reads: bool) -> None:
 
 
 def _copies(draft: Draft, model: Program, head: Head) -> Mapping[Value, Value]:
-    b = draft.builder
+    """Declare a copy of each param that the model reads and that training changes."""
+    b, same = draft.builder, {m.param for m in draft.weights if not m.trained}
     read = dict.fromkeys((*(v for op in model.ops for v in op.ins if v.role == "param"), head.weight))
-    return {v: b.state(f"reference.{v.name}", v.shape, v.dtype, None, label=WEIGHT_LABEL) for v in read}
+    changing = [v for v in read if v.name not in same]
+    return {v: b.state(f"reference.{v.name}", v.shape, v.dtype, None, label=WEIGHT_LABEL) for v in changing}
 
 
 def _refuse_same_names(metrics: Sequence[tuple[Definition, Sequence[Metric]]]) -> None:

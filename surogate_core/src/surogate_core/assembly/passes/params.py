@@ -23,7 +23,10 @@ def describe_params(draft: Draft) -> Draft:
     """
     inputs, b, gradients = draft.inputs, draft.builder, draft.gradients
     asked, stored = inputs.precision.master, {m.param: m for m in draft.weights}
-    special = special_kinds(draft.programs["forward"], inputs.ops)
+    special, precise = (
+        special_kinds(draft.programs["forward"], inputs.ops),
+        {m.param for m in draft.weights if m.precise},
+    )
     found = {
         param: ParamInfo(
             param=param,
@@ -31,6 +34,7 @@ def describe_params(draft: Draft) -> Draft:
             kind=special.get(param) or param_kind(param, stored.get(param.name)),
             matrices=logical_matrices(param, stored.get(param.name), b.stack_of(param)),
             grad=gradients.get(param),
+            precise=param.name in precise,
         )
         for param in b.declared
         if param.role == "param"

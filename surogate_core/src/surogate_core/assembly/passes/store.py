@@ -45,7 +45,8 @@ def store_weights(draft: Draft) -> Draft:
 def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
     """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
     inside = info.param.block >= 0 or info.kind != "matrix"
-    return info.of_model and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
+    frozen = info.of_model and info.grad is None and not info.precise
+    return frozen and info.kind in kinds and inside and len(info.param.shape) == 2
 
 
 def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:

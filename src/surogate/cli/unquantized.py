@@ -1,0 +1,70 @@
+"""The products of a plan that its recipe leaves in the model's dtype, where it quantizes others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.planning.plan import Plan
+from surogate_core.program.op import Op
+from surogate_core.program.opdef import OpDef
+from surogate_core.program.value import WEIGHT_LABEL, Value
+
+_WEIGHT = ".weight"
+
+
+def unquantized_blocks(plan: Plan) -> list[int]:
+    """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
+    wide, matrices = _wide(plan), _quantizable(plan.assembly)
+    blocks = {block for block in matrices.values() if block >= 0}
+    plain = {block for block in blocks if {name for name, at in matrices.items() if at == block} <= wide.keys()}
+    return sorted(plain) if len(plain) < len(blocks) else []
+
+
+def unquantized_matrices(plan: Plan) -> list[str]:
+    """Return what multiplies in the model's dtype in the other blocks: the kinds of ops of which the recipe has no
+    quantized form, then the modules of matrices that no recipe quantizes or whose sizes do not fit this one."""
+    if plan.inputs.precision.matmul == plan.inputs.precision.model:
+        return []
+    plain, kinds, modules = unquantized_blocks(plan), set[str](), dict[str, None]()
+    maps = {m.param: m for m in plan.assembly.weights if m.kind != "router"}
+    for name, op in _wide(plan).items():
+        if op.block < 0 or op.block in plain or name not in maps:
+            continue
+        if _always_quantizable(plan.inputs.ops[op.kind]):
+            modules |= dict.fromkeys(tensor.name.removesuffix(_WEIGHT).split(".")[-1] for tensor in maps[name].tensors)
+        else:
+            kinds.add(op.kind)
+    return [*sorted(kinds), *modules]
+
+
+def _quantizable(assembly: Assembly) -> Mapping[str, int]:
+    """Return {matrix that a recipe may quantize: its block}."""
+    blocks = {v.name: v.block for v in assembly.declared if v.role == "param"}
+    maps = (m for m in assembly.weights if m.kind != "router" and not m.precise)
+    return {m.param: blocks[m.param] for m in maps if len(m.tensors[0].rows) > 1}
+
+
+def _wide(plan: Plan) -> Mapping[str, Op]:
+    """Return {matrix of a block: the op that multiplies by it in the model's dtype}."""
+    assembly, dtype = plan.assembly, plan.inputs.precision.model
+    ops = [op for op in assembly.only("evaluate").ops if op.block >= 0 and op.phase != "reference"]
+    made = {value: op for op in ops for value in op.outs}
+    of_state = {state.name: param for param, states in assembly.stored.items() for state in states}
+    matrices = {m.param for m in assembly.weights if len(m.tensors[0].rows) > 1}
+
+    def matrix(value: Value) -> str | None:
+        """Return the matrix that a value is, or is copied or dequantized from."""
+        name = of_state.get(value.name, value.name)
+        if name in matrices:
+            return name
+        op = made.get(value)
+        return next(filter(None, map(matrix, op.ins)), None) if op and value.label == WEIGHT_LABEL else None
+
+    reading = ((op, value) for op in ops for value in op.ins[1:] if value.dtype == dtype)
+    return {name: op for op, value in reading if (name := matrix(value))}
+
+
+def _always_quantizable(definition: OpDef) -> bool:
+    """Return whether every recipe of narrow products has a form of an op: it is a product, and not of groups."""
+    return definition.product is not None and definition.group_ends is None
