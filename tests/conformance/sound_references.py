@@ -28,6 +28,11 @@ def table(x: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     return scale * torch.stack([labelled.sum(), labelled.square().sum()])
 
 
+def biased(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """An input that an op may lack."""
+    return (x if bias is None else x + bias).float().relu().square().to(x.dtype)
+
+
 def detached(x: Tensor) -> Tensor:
     return x + x.detach().float().relu().square().to(x.dtype)
 
