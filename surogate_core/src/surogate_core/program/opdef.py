@@ -109,9 +109,9 @@ class OpDef(Definition):
                 and no others. Every kernel implements the attributes without a default, and those whose default is
                 IN_OUTPUTS; `KernelDef.attrs` names the others that it implements. `dtype` of an op with one output is
                 that of this output: "bf16" for what it adds to a bf16 gradient.
-    optional    {name: index} of inputs that an op may lack. They come last, and the reference gives them a default. Only
-                kernels that name one (`KernelDef.takes`) get an op that has it. Inputs that `infer` allows to be absent
-                and that are not named here are taken by every kernel whose dtypes fit.
+    optional    {name: index} of inputs that an op may lack. They come last, and the reference gives them a default.
+                Only kernels that name one (`KernelDef.takes`) get an op that has it. Inputs that `infer` allows to be
+                absent and that are not named here are taken by every kernel whose dtypes fit.
     vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
                 such as integers. Without a rule, core differentiates the reference by autograd, which is slow.
     loss_with_grads
