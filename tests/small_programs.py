@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -16,6 +16,7 @@ from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
 from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.program.passes.recompute import recompute
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
@@ -66,10 +67,12 @@ def train(
     ops: Mapping[str, OpDef] = VOCABULARY,
     contents: Mapping[str, Tensor] | None = None,
     trainable: Callable[[Value], bool] = everything,
+    dropped: Collection[str] = (),
 ) -> Trained:
     """Record `build`, differentiate it, verify, plan, and fill the inputs and params.
 
-    `contents` gives values by name; all others are random (see `draw`).
+    `contents` gives values by name; all others are random (see `draw`). `dropped`: labels of values of blocks that the
+    backward pass recomputes.
     """
     b = Builder(ops, dtype)
     scalars = Scalars(
@@ -86,6 +89,9 @@ def train(
     verify(forward, ops)
     program, gradients = differentiate(forward, losses, b, trainable, grad_dtype or "fp32")
     verify(program, ops, "differentiate")
+    if dropped:
+        program = recompute(program, lambda value: value.label in dropped, b)
+        verify(program, ops, "recompute")
     program = dead_code(program, ops)
     first, following = accumulate(program, b, scalars)
     verify(first, ops, "accumulate")

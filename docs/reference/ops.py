@@ -58,7 +58,8 @@ EXAMPLES: Mapping[str, Example] = {
     "rmsnorm_dgrad_recompute": example(NORM),
     "attention": example("qkv [T, (H + 2 G) D], cu_seqlens [B] int32", **HEADS),
     "attention_bwd": example(
-        "dout [T, H D], qkv [T, (H + 2 G) D], out [T, H D], lse [H, T] fp32, cu_seqlens [B] int32", **HEADS
+        "dout [T, H D], qkv [T, (H + 2 G) D], out [T, H D], lse [H, T] fp32, cu_seqlens [B] int32, dlse [H, T] fp32?",
+        **HEADS,
     ),
     "swiglu": example(GATE),
     "swiglu_bwd": example(f"dy [T, F], {GATE}"),

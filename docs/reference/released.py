@@ -18,9 +18,15 @@ LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
 _PARAM = "param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None=None) -> Value"
 _FURTHER = "a further parameter with a default"
 _REFERENCE = "surogate_core.reference.ops"
+_ATTENTION_BWD = (
+    "attention_bwd(dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, *, n_heads: int, "
+    "n_kv_heads: int, head_dim: int, seq_len: int, window: int=0, scale: float | None=None, softcap: float=0.0, "
+    "chunks: int=1) -> Tensor"
+)
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
+    f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",

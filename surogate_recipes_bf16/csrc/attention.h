@@ -18,15 +18,15 @@ void attention_mma(const void* qkv, const void* cu_seqlens, void* out, void* lse
                    int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
                    cudaStream_t stream);
 
-// workspace: rowsum(dout out) and lse, both corrected, fp32 [H, tokens / chunks] each. chunks: as in
-// CudnnAttentionBackward.
+// workspace: rowsum(dout out) and lse, both corrected, fp32 [H, tokens / chunks] each. own: whether out and lse are those of
+// attention; only then their rounding is corrected. chunks: as in CudnnAttentionBackward.
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap,
+                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, bool own,
                          int64_t chunks, cudaStream_t stream);
 void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                        void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
-                       int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
+                       int64_t head_dim, int64_t window, double scale, double softcap, bool own, int64_t chunks,
                        cudaStream_t stream);
 
 // Computes the lengths of the documents in the tokens [first, first + tokens), and their offsets in tensors that begin
@@ -89,7 +89,8 @@ enum class BackwardRoute : int64_t {
     ordered = 2,      // blocks accumulate in a fixed order: deterministic. SM90 with cuDNN 9.25 or later, SM100
 };
 
-// Backward attention in bf16 by cuDNN. Not available on SM8x and SM12x.
+// Backward attention in bf16 by cuDNN, by the lse and out that are given: p = exp(s - lse), ds = p (dp - rowsum(dout out)).
+// Not available on SM8x and SM12x.
 //   groups         number of groups of key/value heads (with their query heads) that run one after another, with one
 //                  plan and one workspace; divides kv_heads
 //   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The sums per query

@@ -4,6 +4,7 @@
 // correction of the rounding of lse and out:
 //   p = exp(s - lse)     c = p (dout v^T - rowsum(dout out))     total = rowsum(p)     error = rowsum(c) / total
 //   dq = (c k - error p k) scale / total     lse += log(total)     rowsum(dout out) += error
+// and as there, nothing is corrected of an out and lse that are not those of attention (own is false).
 // p and c are multiplied by the slope of a cap, 1 - (s / c)^2, where they multiply k. There they are bf16. What rounding adds
 // to the sum of c multiplies the part that all keys share, as the rounding of out does, so it is a part of the error of dq.
 //
@@ -146,8 +147,11 @@ __global__ void __launch_bounds__(bwd_threads<D>, bwd_blocks<D>)
     float error[2], factors[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float sum = warp_sum<4>(total[i]), of_delta = warp_sum<4>(excess[i]) / sum;
+        float sum = warp_sum<4>(total[i]), of_delta = warp_sum<4>(excess[i]) / sum;
         error[i] = of_delta + warp_sum<4>(rounding[i]) / sum;
+        if (!sizes.own) {
+            sum = 1.0f, of_delta = error[i] = 0.0f;
+        }
         factors[i] = sizes.scale / sum;
         const int row = first + of_warp + lane / 4 + 8 * i;
         if (multiplies_c && row < end && lane % 4 == 0) {
@@ -193,11 +197,12 @@ __global__ void __launch_bounds__(bwd_threads<D>, bwd_blocks<D>)
 
 void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                        void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
-                       int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
+                       int64_t head_dim, int64_t window, double scale, double softcap, bool own, int64_t chunks,
                        cudaStream_t stream) {
     constexpr auto op = "attention_mma_bwd";
     const auto tensors = backward_of<T>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace);
-    const Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
+    Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
+    whole.own = own;
     in_chunks(tensors, whole, chunks, op, [&](const Backward<T>& chunk, const Sizes& sizes) {
         dispatch(sizes, [&](auto d) {
             constexpr int D = decltype(d)::value;

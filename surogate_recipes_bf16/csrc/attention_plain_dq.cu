@@ -10,7 +10,8 @@
 // by their sums over the keys:
 //   total = rowsum(p)     error = rowsum(p (dout v^T - delta)) / total
 //   dq = (ds k - error scale p k) / total     lse += log(total)     delta += error
-// and attention_plain_dkdv.cu reads the corrected lse and delta.
+// and attention_plain_dkdv.cu reads the corrected lse and delta. Of an out and lse that are not those of attention (own is
+// false: a softmax with sinks), rows of p have other sums: total is 1, and error is 0.
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
 //   dout    [T, H D], layout of out
@@ -132,8 +133,10 @@ __global__ void __launch_bounds__(threads, 2) attention_dq_kernel(Backward<float
 
 #pragma unroll
     for (int i = 0; i < rows<D>; ++i) {
-        const float sum = warp_reduce<16>(total[i], Sum{});
-        const float error = warp_reduce<16>(excess[i], Sum{}) / sum;
+        float sum = warp_reduce<16>(total[i], Sum{}), error = warp_reduce<16>(excess[i], Sum{}) / sum;
+        if (!sizes.own) {
+            sum = 1.0f, error = 0.0f;
+        }
         const int row = first + ty + 16 * i;
         if (row < end && tx == 0) {
             const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
@@ -150,11 +153,12 @@ __global__ void __launch_bounds__(threads, 2) attention_dq_kernel(Backward<float
 
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, int64_t chunks,
-                         cudaStream_t stream) {
+                         int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, bool own,
+                         int64_t chunks, cudaStream_t stream) {
     constexpr auto op = "attention_plain_bwd";
     const auto tensors = backward_of<float>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace);
-    const Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
+    Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
+    whole.own = own;
     in_chunks(tensors, whole, chunks, op, [&](const Backward<float>& chunk, const Sizes& sizes) {
         const int64_t pairs = static_cast<int64_t>(sizes.tokens) * sizes.heads;
         const int delta_blocks = to_int(ceil_div(pairs, threads / 32), op, "tokens * heads / 8");

@@ -31,6 +31,7 @@ struct Sizes {
     int window;     // the largest number of keys that a query sees
     int first;
     int64_t lse_row;  // tokens from a head of lse to the next one
+    bool own = true;  // backward: out and lse are those of attention, whose rounding may be corrected
 };
 
 // --------------------------------------------------------------------------------------------------------- documents

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import ConfigError, Deterministic, Op, Target, Value
+from surogate_core.api import ConfigError, Deterministic, KernelDef, Op, Target, Value
 from surogate_core.testing.binding import choose
 from surogate_core.testing.devices import DEVICES
 from surogate_recipes_bf16.kernels.attention import CUDNN, MMA, PLAIN, check_determinism
@@ -27,6 +27,7 @@ from surogate_recipes_bf16.kernels.attention_route import (
     of_chunk,
     packs_dkv,
     score_bytes,
+    shape_of,
 )
 
 H200 = Target(DEVICES["h200"])
@@ -156,6 +157,19 @@ def test_cudnn_runs_the_forward_alone_on_sm8x_and_sm12x(device: str, documents: 
     assert not support.ok and "cuDNN's backward" in support.reason
     values = (op.ins[1], op.ins[4], op.ins[2], op.ins[3])
     assert forward.supports(Op("attention", values[:2], values[2:], op.attrs), Target(DEVICES[device])).ok
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), [(CUDNN, "bf16"), (MMA, "bf16"), (PLAIN, "fp32")])
+def test_every_kernel_serves_an_out_and_lse_that_are_not_those_of_attention(
+    kernels: tuple[KernelDef, ...], dtype: str
+) -> None:
+    op = backward_op(FEW, dtype)
+    op = replace(op, attrs={**op.attrs, "own": False})
+    assert choose(kernels, op, H200) is kernels[1]
+    assert not shape_of(op).own
+    unaware = [replace(kernel, attrs=("window",)) for kernel in kernels]
+    with pytest.raises(AssertionError, match="does not implement own=False"):
+        choose(unaware, op, H200)
 
 
 @pytest.mark.parametrize(

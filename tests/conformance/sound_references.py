@@ -32,6 +32,11 @@ def first_of_two(x: Tensor, bias: Tensor) -> Tensor:
     return x.clone()
 
 
+def biased(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """An input that an op may lack."""
+    return (x if bias is None else x + bias).float().relu().square().to(x.dtype)
+
+
 def detached(x: Tensor) -> Tensor:
     return x + x.detach().float().relu().square().to(x.dtype)
 

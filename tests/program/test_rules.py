@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -100,10 +101,12 @@ def _add_rmsnorm_to_itself(b: Builder) -> Value:
     return _dot(b, norm, residual, x)
 
 
-def _attention(b: Builder, **scores: Any) -> Value:
+def _attention(b: Builder, read: Sequence[int] = (0,), **scores: Any) -> Value:
+    """`read`: the outputs that the loss reads; 0: out, 1: lse."""
     heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 2, **scores}
     qkv = b.param("qkv", (T, 16), INIT)
-    return _dot(b, b.apply("attention", qkv, b.input("cu_seqlens", (5,), "int32"), seq_len=T, **heads))
+    outs = b.emit("attention", qkv, b.input("cu_seqlens", (5,), "int32"), seq_len=T, **heads)
+    return _dot(b, *(outs[i] for i in read))
 
 
 def _swiglu(b: Builder) -> Value:
@@ -158,6 +161,8 @@ CASES: dict[str, tuple[str, Build]] = {
     "add_rmsnorm, x is the residual": ("add_rmsnorm", _add_rmsnorm_to_itself),
     "attention": ("attention", _attention),
     "attention, windowed": ("attention", partial(_attention, window=2, scale=1.5, softcap=2.0)),
+    "attention, both read": ("attention", partial(_attention, read=(0, 1))),
+    "attention, lse read": ("attention", partial(_attention, read=(1,), window=2, softcap=2.0)),
     "swiglu": ("swiglu", _swiglu),
     "lm_head_ce": ("lm_head_ce", _cross_entropy),
     "lm_head_ce with a cap": ("lm_head_ce", partial(_cross_entropy, softcap=2.0)),

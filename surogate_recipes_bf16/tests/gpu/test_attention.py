@@ -110,29 +110,37 @@ class Case:
         )
 
     def uncorrected_bwd(self, out: Tensor, lse: Tensor) -> Tensor:
-        """Return what cuDNN computes from the out and lse that it is given, in fp64: p = exp(s - lse) and
-        ds = p (dout v^T - rowsum(dout out)). Their rounding stays in the result."""
-        heads, groups, size = (self.attrs[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-        share, scale = heads // groups, self.attrs.get("scale", size**-0.5)
-        dqkv = torch.zeros(self.qkv.shape, dtype=torch.float64)
-        for start, stop in self.documents:
-            q, k, v = (
-                x[start:stop].unflatten(1, (-1, size)).transpose(0, 1) for x in self.qkv.double().split(self.pieces, 1)
-            )
-            o, do = (x[start:stop].double().unflatten(1, (-1, size)).transpose(0, 1) for x in (out, self.dout))
-            k, v = (x.repeat_interleave(share, dim=0) for x in (k, v))
-            seen = torch.ones(stop - start, stop - start, dtype=torch.bool).tril()
-            seen = seen.triu(1 - self.attrs.get("window", stop - start))
-            p = (q @ k.mT * scale - lse[:, start:stop, None].double()).exp().masked_fill(~seen, 0)
-            ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * scale
-            grads = (ds @ k, *((x.mT @ y).unflatten(0, (groups, share)).sum(1) for x, y in ((ds, q), (p, do))))
-            dqkv[start:stop] = torch.cat([g.transpose(0, 1).flatten(1) for g in grads], dim=1)
-        return dqkv
+        """Return the backward reference in fp64 by the given out and lse, whose rounding stays in the result."""
+        return reference.attention_bwd(
+            *(self.dout.double(), self.qkv.double(), out.double(), lse.double(), self.cu_seqlens),
+            **{**self.attrs, "own": False},
+        )
 
     def backward_inputs(self) -> dict[Value, Tensor]:
         """Return the inputs of the backward, with the out and lse of the forward reference."""
         out, lse = self.truth()
         return {**self.given_bwd, self.out_value: out.to(self.qkv.dtype), self.lse_value: lse.float()}
+
+    @property
+    def op_of_others(self) -> Op:
+        """The backward op of an out and lse that are not those of attention."""
+        return replace(self.op_bwd, attrs={**self.attrs, "own": False})
+
+    def inputs_of_sinks(self) -> dict[Value, Tensor]:
+        """Return the inputs of the backward, with the out and lse of a softmax with a sink for each head.
+
+        Sinks are one more term: a head's keys keep a share of their weights, from nearly all to one in a hundred.
+        """
+        out, lse = self.truth()
+        heads = self.attrs["n_heads"]
+        sinks = torch.linspace(-4, 6, heads, dtype=torch.float64)[:, None]
+        kept = (lse - sinks).sigmoid().T[..., None]
+        sunk = (out.unflatten(1, (heads, -1)) * kept).flatten(1)
+        return {
+            **self.given_bwd,
+            self.out_value: sunk.to(self.qkv.dtype),
+            self.lse_value: torch.logaddexp(lse, sinks).float(),
+        }
 
     @property
     def length(self) -> int:
@@ -406,10 +414,17 @@ def algorithms(case: Case) -> list[BackwardAlgorithm]:
 
 
 def gradients(
-    case: Case, algorithm: BackwardAlgorithm, *, packed_dkv: bool, runs: int = 1, chunks: int = 1
+    case: Case,
+    algorithm: BackwardAlgorithm,
+    *,
+    packed_dkv: bool,
+    runs: int = 1,
+    chunks: int = 1,
+    given: dict[Value, Tensor] | None = None,
 ) -> list[Tensor]:
     """Return dqkv of each run of a plan. The workspace is filled with NaN before each run.
 
+    `given`: the inputs, by default with the out and lse of the forward reference.
     Checks that the plan does not exceed its workspace, and that the workspace does not exceed its bound.
     """
     from surogate_recipes_bf16 import _C
@@ -419,7 +434,7 @@ def gradients(
     size = plan.workspace_bytes()
     if packed_dkv == packs_dkv(shape):
         assert size <= algorithm_bytes(of_chunk(shape, chunks), algorithm)
-    given = case.backward_inputs()
+    given = given or case.backward_inputs()
     tensors = [given[value].cuda() for value in case.op_bwd.ins]
     workspace = guarded((size,), torch.uint8)
     dqkv = guarded(tuple(tensors[1].shape), torch.bfloat16)
@@ -463,6 +478,73 @@ def test_a_number_of_groups_that_does_not_divide_the_heads_is_rejected() -> None
 
     with pytest.raises(ValueError, match=r"attention_bwd: 3 kv_heads cannot be divided into 2 groups"):
         _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 2, True, 1)
+
+
+# ------------------------------------------------------------------------ out and lse that are not those of attention
+
+MIXED = [1, 7, 63, 0, 64, 65, 100, 130]
+"""A window begins inside a tile, at its edge, and before a document."""
+
+
+def truth_of_sinks(case: Case, given: dict[Value, Tensor], allowed: float) -> Tensor:
+    """Return the backward by what is given, in fp64, which differs from that by a softmax of the keys alone."""
+    out, lse = given[case.out_value], given[case.lse_value]
+    truth = case.uncorrected_bwd(out, lse)
+    assert relative_error(case.truth_bwd(out, lse), truth) > 10 * allowed
+    return truth
+
+
+@pytest.mark.parametrize("scores", [{}, {"window": 40}, *SCORES.values()], ids=["plain", "window", *SCORES])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 1, 128), (4, 2, 256)], ids=str)
+def test_plain_backward_of_sinks_is_by_the_out_and_lse_that_it_is_given(
+    heads: tuple[int, int, int], scores: dict[str, float]
+) -> None:
+    case = Case(MIXED, heads, "fp32", **scores)
+    given = case.inputs_of_sinks()
+    truth = truth_of_sinks(case, given, 1e-3)
+    (dqkv,) = run_kernel(PLAIN, case.op_of_others, given)
+    assert_close(dqkv, truth, torch.float32, case.length, 5 * float(truth.abs().max()))
+
+
+@pytest.mark.parametrize("scores", [{}, {"window": 40}, *SCORES.values()], ids=["plain", "window", *SCORES])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 1, 128), (4, 2, 256)], ids=str)
+def test_tensor_cores_backward_of_sinks_is_by_the_out_and_lse_that_it_is_given(
+    heads: tuple[int, int, int], scores: dict[str, float]
+) -> None:
+    case = Case(MIXED, heads, "bf16", **scores)
+    given = case.inputs_of_sinks()
+    truth = truth_of_sinks(case, given, 2.0**-7)
+    (dqkv,) = run_kernel(MMA, case.op_of_others, given)
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+
+
+@pytest.mark.parametrize("scores", [{}, WINDOW_AND_SCALE], ids=["plain", "window"])
+@pytest.mark.parametrize("heads", [(8, 2, 64), (4, 1, 128), (4, 2, 256)], ids=str)
+@pytest.mark.parametrize(("lengths", "unused"), [([300] * 2, 0), (MIXED, 3)], ids=["dense", "ragged"])
+def test_cudnn_backward_of_sinks_is_by_the_out_and_lse_that_it_is_given(
+    lengths: list[int], unused: int, heads: tuple[int, int, int], scores: dict[str, float]
+) -> None:
+    """Every algorithm of the backward, and the one that a run takes."""
+    case = Case(lengths, heads, "bf16", unused, **scores)
+    given = case.inputs_of_sinks()
+    truth = truth_of_sinks(case, given, 2.0**-7)
+    (dqkv,) = run_cudnn(case.op_of_others, given)
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+    for algorithm in algorithms(case):
+        (dqkv,) = gradients(case, algorithm, packed_dkv=packs_dkv(shape_of(case.op_bwd)), given=given)
+        assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), [("fp32", PLAIN), ("bf16", MMA), ("bf16", CUDNN)])
+def test_the_backward_without_correction_is_that_with_it_but_for_rounding(
+    dtype: str, kernels: tuple[KernelDef, ...]
+) -> None:
+    """Of attention's own out and lse. cuDNN corrects nothing, so it gives the same bits."""
+    case = Case(MIXED, (4, 2, 64), dtype)
+    given = case.backward_inputs()
+    own, other = (_launch(kernels, op, given)[0][0] for op in (case.op_bwd, case.op_of_others))
+    assert relative_error(own, other) < (1e-5 if dtype == "fp32" else 2.0**-7)
+    assert kernels is not CUDNN or torch.equal(own, other)
 
 
 # -------------------------------------------------------------------------------------------------------------- chunks

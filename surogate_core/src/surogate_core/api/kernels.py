@@ -79,6 +79,9 @@ class KernelDef(Definition):
                 values
     attrs       names of the attributes with a default that it implements. It is not asked to run an op in which another
                 attribute differs from its default. It implements all attributes without one (`OpDef.attrs`).
+    takes       names of the optional inputs (`OpDef.optional`) that it reads. It is not asked to run an op that has
+                another one. `dtypes` has the dtypes of the inputs that an op has, so ops with and without one take two
+                definitions, or "...".
     sm          the least compute capability of a GPU that it runs on (80: Ampere)
     supports    (op, target) -> Support, on such a GPU. Must be cheap: imports no compiled module, never raises.
     bind        (op, context) -> a Call, or a tuple of Launch to run in order. Imports the compiled module and selects
@@ -106,6 +109,7 @@ class KernelDef(Definition):
     supports: Callable[[Op, Target], Support] = lambda op, target: Support(True)
     sm: int = 80
     attrs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     workspace: Callable[[Op, Target], Count] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
     memory_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -290,6 +290,8 @@ def _attributed(item: Provided) -> Provided:
 
 def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str:
     """Return why a kernel cannot serve an op, or "" if it can."""
+    if more_ins := definition.not_taken(op, kernel.takes):
+        return f"does not take {', '.join(more_ins)}"
     wanted, dtypes = kernel.dtypes, tuple(value.dtype for value in (*op.ins, *op.outs))
     if wanted[-1:] == ("...",):  # the dtype before it, any number of times
         wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))

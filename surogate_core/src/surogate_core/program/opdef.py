@@ -109,6 +109,9 @@ class OpDef(Definition):
                 and no others. Every kernel implements the attributes without a default, and those whose default is
                 IN_OUTPUTS; `KernelDef.attrs` names the others that it implements. `dtype` of an op with one output is
                 that of this output: "bf16" for what it adds to a bf16 gradient.
+    optional    {name: index} of inputs that an op may lack. They come last, and the reference gives them a default.
+                Only kernels that name one (`KernelDef.takes`) get an op that has it. Inputs that `infer` allows to be
+                absent and that are not named here are taken by every kernel whose dtypes fit.
     vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
                 such as integers, and for params that are never trained (`WeightMap.trained`). Without a rule, core
                 differentiates the reference by autograd, which is slow.
@@ -166,6 +169,7 @@ class OpDef(Definition):
     infer: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[OutSpec]]
     reference: str
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    optional: Mapping[str, int] = field(default_factory=dict)
     vjp: Callable[[Emitter, Op, Gradients], Gradients] | None = None
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
@@ -245,6 +249,10 @@ class OpDef(Definition):
             and self._defaults.get(name, IN_OUTPUTS) is not IN_OUTPUTS
             and value != self._defaults[name]
         }
+
+    def not_taken(self, op: Op, taken: Sequence[str]) -> list[str]:
+        """Return the optional inputs that `op` has and that a kernel does not name."""
+        return [name for name, index in self.optional.items() if index < len(op.ins) and name not in taken]
 
 
 def _as_written(declared: Any) -> str:

@@ -25,6 +25,13 @@ def _heads(x: Tensor, rows: Tensor, n_kv_heads: int, head_dim: int) -> Tensor:
     return x.permute(0, 2, 3, 1, 4).reshape(n, n_kv_heads, -1, head_dim)
 
 
+def _of_rows(x: Tensor, rows: Tensor, n_kv_heads: int) -> Tensor:
+    """[H, T], a number for each query head and token -> [n, G, H / G * L, 1], in the order of `_heads`."""
+    n, length = rows.shape
+    x = x[:, rows.reshape(-1)].view(-1, n, length).transpose(0, 1)
+    return x.reshape(n, n_kv_heads, -1, 1)
+
+
 def _rows(x: Tensor, length: int) -> Tensor:
     """The inverse of `_heads`: [n, G, R * L, D] -> [n * L, G * R * D]."""
     n, groups, stacked, size = x.shape
@@ -84,6 +91,7 @@ def attention_bwd(
     out: Tensor,
     lse: Tensor,
     cu_seqlens: Tensor,
+    dlse: Tensor | None = None,
     *,
     n_heads: int,
     n_kv_heads: int,
@@ -92,18 +100,24 @@ def attention_bwd(
     window: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
+    own: bool = True,
     chunks: int = 1,
 ) -> Tensor:
-    """With p = softmax(s), s = q k^T / sqrt(D) and dp = do v^T:
+    """With s = q k^T / sqrt(D) and dp = dout v^T, by the lse and out that are given:
 
-        dv = p^T do;  ds = p * (dp - rowsum(p * dp)) / sqrt(D);  dq = ds k;  dk = ds^T q
+        p = exp(s - lse);  ds = p * (dp - rowsum(dout * out) + dlse) / sqrt(D);
+        dv = p^T dout;  dq = ds k;  dk = ds^T q
 
-    `softcap` multiplies ds by 1 - (s / softcap)^2.
+    `softcap` multiplies ds by 1 - (s / softcap)^2. dlse: the gradient of lse; none: zeros.
 
-    In exact arithmetic exp(s - lse) is p and rowsum(do * out) is rowsum(p * dp), and kernels may use these. After their
-    rounding the rows of ds do not sum to zero, and the sum multiplies the component that all keys share: with key
-    biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most 6.4).
-    The reference therefore corrects both by another sum over the keys.
+    own: lse and out are those of `attention`, of the same qkv. The rows of p then sum to one, and rowsum(dout * out) is
+    rowsum(p * dp), but for rounding: kernels may correct both by sums over the keys, as the reference does. Without
+    that, rows of ds do not sum to dlse, and the rest multiplies the component that all keys share: with key biases of
+    standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most 6.4).
+
+    False: they are others, of a softmax with more terms than the keys, and nothing is corrected. A sink is a term with
+    a value of zero: out' = out * sigmoid(lse - sink), lse' = log(exp(lse) + exp(sink)). The gradient of qkv is then
+    this op with dout', out' and lse', and that of a sink is -sum(exp(sink - lse') * rowsum(dout' * out')) over tokens.
 
     chunks: into how many parts kernels divide the rows; the result does not depend on it.
     """
@@ -111,16 +125,18 @@ def attention_bwd(
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = _split(dqkv, n_heads, n_kv_heads, head_dim)
     for rows in documents(cu_seqlens):
-        n, length = rows.shape
+        length = rows.shape[1]
         qh, kh, vh, oh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, out, dout))
         flat = rows.reshape(-1)
-        log_sum = lse[:, flat].view(n_heads, n, length).transpose(0, 1).reshape(n, n_kv_heads, -1)
         scores = _scores(qh, kh, length, window, scale, softcap)
-        probs = (scores - log_sum[..., None]).exp()
-        probs = probs / probs.sum(-1, keepdim=True)
+        probs = (scores - _of_rows(lse, rows, n_kv_heads)).exp()
         centred = doh @ vh.mT - (doh * oh).sum(-1, keepdim=True)
-        ds = probs * (centred - (probs * centred).sum(-1, keepdim=True))
-        ds = ds * (head_dim**-0.5 if scale is None else scale)
+        if own:
+            probs = probs / probs.sum(-1, keepdim=True)
+            centred = centred - (probs * centred).sum(-1, keepdim=True)
+        if dlse is not None:
+            centred = centred + _of_rows(dlse, rows, n_kv_heads)
+        ds = probs * centred * (head_dim**-0.5 if scale is None else scale)
         if softcap:
             ds = ds * (1 - (scores.masked_fill(probs == 0, 0.0) / softcap).square())
         for target, grad in ((dq, ds @ kh), (dk, ds.mT @ qh), (dv, probs.mT @ doh)):

@@ -118,17 +118,21 @@ def _attention(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _attention_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     qkv, cu_seqlens = op.ins
     out, lse = op.outs
-    dout = grads[0]
-    need(grads[1] is None, "the loss reads lse, which has no backward rule")
-    if dout is None:
+    dout, dlse = grads
+    if dout is None and dlse is None:
         return None, None
-    return b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", **op.attrs), None
+    if dout is None:
+        dout = b.apply("fill", label="d_attention", shape=out.shape, dtype=out.dtype, value=0.0)
+    more = () if dlse is None else (dlse,)
+    return b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, *more, label="d_qkv", **op.attrs), None
 
 
 def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    dout, qkv, out = ins[:3]
+    dout, qkv, out, lse, _, *dlse = ins
     chunks = attrs.get("chunks", 1)
     need(dout.shape == out.shape, f"dout is {list(dout.shape)}, out {list(out.shape)}")
+    need(len(dlse) <= 1, f"{len(ins)} inputs, the last may be dlse, the sixth")
+    need(all(d.shape == lse.shape for d in dlse), f"dlse must have the shape of lse, {list(lse.shape)}")
     need(chunks > 0 and qkv.shape[0] % chunks == 0, f"{qkv.shape[0]} rows cannot be divided into {chunks} chunks")
     return [OutSpec("d_qkv", qkv.shape, qkv.dtype)]
 
@@ -272,7 +276,8 @@ LAYERS: tuple[OpDef, ...] = (
         "attention_bwd",
         _attention_bwd,
         module=_ATTENTION_REFERENCE,
-        attrs={**_HEADS, "chunks": (int, 1)},
+        attrs={**_HEADS, "own": (bool, True), "chunks": (int, 1)},
+        optional={"dlse": 5},
         attention="backward",
         takes_chunks=True,
         flops=_attention_flops,

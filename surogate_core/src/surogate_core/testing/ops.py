@@ -44,11 +44,13 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
 
     Raises AssertionError unless
     - the op declares the keywords of its reference as attributes, with the same defaults, and `attrs` are such
+    - its reference has its optional inputs (`OpDef.optional`) under their names, at their places, with a default
     - the number, shapes and dtypes of the outputs are those of the shape rule, and of the changed inputs their own
     - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
     - a second call with the same inputs is bit-identical
     """
     check_declared_attrs(definition)
+    check_optional_inputs(definition)
     definition.check_attrs(attrs)
     inputs = as_inputs(ins)
     values, tensors = tuple(inputs), tuple(inputs.values())
@@ -87,6 +89,17 @@ def check_declared_attrs(definition: OpDef) -> None:
         for name, of in definition.attrs.items()
     }
     assert declared == keywords, f"{definition.kind}: attributes {declared}, but its reference has {keywords} after *"
+
+
+def check_optional_inputs(definition: OpDef) -> None:
+    """Raise AssertionError unless the optional inputs of an op are parameters of its reference that have a default."""
+    parameters = [p for p in signature(load(definition.reference)).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    for name, index in definition.optional.items():
+        found = parameters[index] if 0 <= index < len(parameters) else None
+        assert found and found.name == name and found.default is not found.empty, (
+            f"{definition.kind}: input {index} is the optional {name}, but its reference has "
+            f"({', '.join(map(str, parameters))})"
+        )
 
 
 def _call(definition: OpDef, ins: tuple[Tensor, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:

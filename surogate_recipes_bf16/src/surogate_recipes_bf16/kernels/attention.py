@@ -10,6 +10,9 @@ are faster. The sizes of an op tell (`Shape.dense`).
 attention_route.py selects the algorithm of cuDNN's backward, which determines whether it is deterministic. Only cuDNN
 knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
 
+All backwards compute by the lse and out that they are given. Kernels of this project also correct their rounding by
+sums over the keys, and do not where the attr `own` says that they are not those of attention. cuDNN corrects nothing.
+
 The attr `chunks` of a backward (`attn_bwd_chunks`) divides the rows of the micro-batch: chunks run one after another in
 the workspace of one.
 """
@@ -68,8 +71,9 @@ def _bind_own(op: Op, ctx: BindContext) -> Call:
 def _bind_own_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
+    shape = shape_of(op)
     launcher = _C.attention_plain_bwd if op.ins[0].dtype == "fp32" else _C.attention_mma_bwd
-    return ctx.call(launcher, *op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, _own_chunks(op))
+    return ctx.call(launcher, *op.ins, op.outs[0], ctx.workspace, *shape.launch, shape.own, _own_chunks(op))
 
 
 def _own_bwd_workspace(op: Op, target: Target) -> int:
@@ -180,7 +184,7 @@ CUDNN: tuple[KernelDef, ...] = (
     KernelDef(
         op="attention_bwd",
         dtypes=(*_ins("attention_bwd", "bf16"), *_outs("attention_bwd", "bf16")),
-        attrs=("window", "scale", "chunks"),
+        attrs=("window", "scale", "own", "chunks"),
         supports=_cudnn_supports,
         bind=_bind_cudnn_bwd,
         workspace=lambda op, target: backward_bytes(shape_of(op), target, chunks_of(op)),
@@ -206,7 +210,7 @@ def _own(
         KernelDef(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
-            attrs=("window", "scale", "softcap", "chunks"),
+            attrs=("window", "scale", "softcap", "own", "chunks"),
             arithmetic=(rate, backward),
             supports=supports,
             bind=_bind_own_bwd,

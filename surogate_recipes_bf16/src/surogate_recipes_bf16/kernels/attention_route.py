@@ -34,7 +34,8 @@ _SLACK_DOCUMENT_BYTES = 512
 class Shape:
     """Sizes of an attention op, and its attributes of scores.
 
-    `documents` is the length of cu_seqlens minus one; in most batches many are empty.
+    `documents` is the length of cu_seqlens minus one; in most batches many are empty. `own`: the out and lse that a
+    backward reads are those of attention.
     """
 
     tokens: int
@@ -46,6 +47,7 @@ class Shape:
     window: int = 0
     scale: float | None = None
     softcap: float = 0.0
+    own: bool = True
 
     @property
     def dense(self) -> bool:
@@ -74,7 +76,7 @@ class Shape:
 def shape_of(op: Op) -> Shape:
     """Return the sizes of an `attention` or `attention_bwd` op."""
     qkv, cu_seqlens = (op.ins[0], op.ins[1]) if op.kind == "attention" else (op.ins[1], op.ins[4])
-    a, scores = op.attrs, {name: op.attrs[name] for name in ("window", "scale", "softcap") if name in op.attrs}
+    a, scores = op.attrs, {name: op.attrs[name] for name in ("window", "scale", "softcap", "own") if name in op.attrs}
     sizes = (a["seq_len"], a["n_heads"], a["n_kv_heads"], a["head_dim"])
     return Shape(qkv.shape[0], cu_seqlens.shape[0] - 1, *sizes, **scores)
 

@@ -105,6 +105,8 @@ def it_answers_what_a_plan_asks(kernel: KernelDef, bench: Bench) -> None:
     assert definition is not None, f"no installed plugin defines its op {kernel.op}"
     unknown = sorted(set(kernel.attrs) - set(definition.attrs))
     assert not unknown, f"KernelDef.attrs names {', '.join(unknown)}, which {kernel.op} does not have"
+    unknown = sorted(set(kernel.takes) - set(definition.optional))
+    assert not unknown, f"KernelDef.takes names {', '.join(unknown)}, no optional input of {kernel.op}"
     for name in ("a100", "h100", bench.target):
         target = Target(device(name))
         for op in _ops(kernel, bench) if (target.device.sm or 0) >= kernel.sm else ():  # core asks of no other
@@ -139,9 +141,12 @@ def its_launches_get_every_output_and_the_stream(kernel: KernelDef, bench: Bench
             assert callable(function), f"a launch is {function!r:.60}, expected a function"
             assert arguments and arguments[-1] == context.stream, "the last argument of a launch is not the stream"
         reached = {*(a for a in given if isinstance(a, int)), *context.words}
+        optional = bench.registry.ops[op.kind].optional
+        used = {f"output {i}": v for i, v in enumerate(op.written)}
+        used |= {f"input {name}": op.ins[i] for name, i in optional.items() if i < len(op.ins)}
         lost = [
-            f"output {i}"
-            for i, v in enumerate(op.written)
+            name
+            for name, v in used.items()
             if context.addresses.get(v) not in reached and not _inside(v, reached, context)
         ]
         assert not lost, f"{', '.join(lost)} of {op.kind} reaches no launch"
