@@ -18,11 +18,13 @@ LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
 _PARAM = "param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None=None) -> Value"
 _FURTHER = "a further parameter with a default"
 _REFERENCE = "surogate_core.reference.ops"
+_WEIGHT_MAP = "weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None=None) -> WeightMap"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
+    f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or
