@@ -23,12 +23,14 @@ _ATTENTION_BWD = (
     "n_kv_heads: int, head_dim: int, seq_len: int, window: int=0, scale: float | None=None, softcap: float=0.0, "
     "chunks: int=1) -> Tensor"
 )
+_WEIGHT_MAP = "weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None=None) -> WeightMap"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
+    f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or

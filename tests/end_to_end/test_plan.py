@@ -393,7 +393,15 @@ def test_the_blocks_that_a_recipe_leaves_alone_are_listed(
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"lora": True}, {"lora": True, "qlora_fp8": True}, {"skip_quant_first_layers": 1}], ids=str
+    "keys",
+    [
+        {},
+        {"lora": True},
+        {"lora": True, "qlora_fp8": True},
+        {"skip_quant_first_layers": 1},
+        {"skip_quant_first_layers": 1, "ranks_per_gpu": 2, "zero_level": 3},
+    ],
+    ids=str,
 )
 def test_a_matrix_whose_sizes_the_recipe_does_not_take_is_named(keys: dict[str, object], here: Workplace) -> None:
     write_model(here.root / "model", intermediate_size=72)

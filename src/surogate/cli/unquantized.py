@@ -48,18 +48,23 @@ def _quantizable(assembly: Assembly) -> Mapping[str, int]:
 def _wide(plan: Plan) -> Mapping[str, Op]:
     """Return {matrix of a block: the op that multiplies by it in the model's dtype}."""
     assembly, dtype = plan.assembly, plan.inputs.precision.model
-    ops = [op for op in assembly.only("evaluate").ops if op.block >= 0 and op.phase != "reference"]
-    made = {value: op for op in ops for value in op.outs}
+    every = [op for op in assembly.only("evaluate").ops if op.phase != "reference"]
+    ops = [op for op in every if op.block >= 0 and op.lane == "compute"]
+    made = {value: op for op in every for value in op.outs}
     of_state = {state.name: param for param, states in assembly.stored.items() for state in states}
     matrices = {m.param for m in assembly.weights if len(m.tensors[0].rows) > 1}
 
     def matrix(value: Value) -> str | None:
-        """Return the matrix that a value is, or is copied or dequantized from."""
+        """Return the matrix that a value is, or is gathered, moved or dequantized from."""
         name = of_state.get(value.name, value.name)
         if name in matrices:
             return name
         op = made.get(value)
-        return next(filter(None, map(matrix, op.ins)), None) if op and value.label == WEIGHT_LABEL else None
+        if op is None or (op.lane == "compute" and value.label != WEIGHT_LABEL):
+            return None
+        moves = op.lane != "compute" and len(op.ins) == len(op.outs)  # several at once, each to its own output
+        made_of = [op.ins[op.outs.index(value)]] if moves else op.ins
+        return next(filter(None, map(matrix, made_of)), None)
 
     reading = ((op, value) for op in ops for value in op.ins[1:] if value.dtype == dtype)
     return {name: op for op, value in reading if (name := matrix(value))}
