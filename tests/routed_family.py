@@ -3,10 +3,14 @@ option. `docs/write-a-plugin/family.md` shows its parts."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import Field
 from torch import Tensor
 
@@ -34,6 +38,7 @@ CONFIG = {
     "hidden_size": 16,
 }
 EXPERTS = 4
+TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
 
 
 class RoutedOptions(NoOptions):
@@ -72,7 +77,7 @@ def configure(d: RoutedDims, options: RoutedOptions) -> RoutedDims:
 
 
 def build(b: Builder, d: RoutedDims, batch: BatchInputs) -> Head:
-    params = {name: b.param(name, shape, Init(kind="normal", std=0.5)) for name, shape in shapes(d).items()}
+    params = {name: b.param(name, shape, INITS.get(name, NORMAL)) for name, shape in shapes(d).items()}
     x = b.apply("embedding", batch.tokens, params["embedding"])
     with b.block(0):
         logits = b.apply("linear", x, params["router"], label="router_logits", dtype=accumulator(x.dtype))
@@ -80,6 +85,13 @@ def build(b: Builder, d: RoutedDims, batch: BatchInputs) -> Head:
         weight = {"weight": d.balance}
         losses = [b.apply("acme_balance", logits, batch.targets, batch.loss_scale, **weight)] if d.balance else []
     return Head(x, params["head"], losses=losses, metrics=[Metric("balance", loss) for loss in losses])
+
+
+NORMAL = Init(kind="normal", std=0.5)
+INITS = {
+    "router": Init(kind="log_uniform", low=0.01, high=16.0),
+    "experts": Init(kind="values", values=(-0.3, -0.1, 0.1, 0.3)),
+}
 
 
 def shapes(d: RoutedDims) -> dict[str, tuple[int, int]]:
@@ -118,3 +130,28 @@ MODEL = ModelDef(
 )
 surogate_ops = provides(OPS)
 surogate_models = provides([MODEL])
+
+
+def write_config(folder: Path, model: dict[str, Any] = CONFIG, **changes: Any) -> Path:
+    """Write a run.yaml that trains the made-up family of `routed_family` for two steps."""
+    (folder / "model").mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder / "model" / name)
+    (folder / "model/config.json").write_text(json.dumps(model))
+    (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 64)
+    base = {
+        "plugins": [__file__],
+        "model": str(folder / "model"),
+        "from_scratch": True,
+        "model_dtype": "fp32",
+        "max_steps": 2,
+        "save_steps": 1,
+        "sequence_len": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "validation_split_ratio": 0,
+        "datasets": [{"path": str(folder / "text.txt"), "type": "text"}],
+        "output_dir": str(folder / "out"),
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(base | changes))
+    return folder / "run.yaml"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import routed_family
 import yaml
 from end_to_end.product import MODEL_CONFIG as QWEN
-from routed_family import CONFIG, MODEL, OPS, RoutedOptions
+from routed_family import CONFIG, MODEL, OPS, RoutedOptions, write_config
 from typer.testing import CliRunner
 
 from surogate import run
@@ -26,38 +24,12 @@ from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.given import with_given
 
-TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
 KEY = "acme_balance_weight"
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def write_config(folder: Path, model: dict[str, Any] = CONFIG, **changes: Any) -> Path:
-    """Write a run.yaml that trains the made-up family of `routed_family` for two steps."""
-    (folder / "model").mkdir(exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder / "model" / name)
-    (folder / "model/config.json").write_text(json.dumps(model))
-    (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 64)
-    base = {
-        "plugins": [routed_family.__file__],
-        "model": str(folder / "model"),
-        "from_scratch": True,
-        "model_dtype": "fp32",
-        "max_steps": 2,
-        "save_steps": 1,
-        "sequence_len": 32,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "validation_split_ratio": 0,
-        "datasets": [{"path": str(folder / "text.txt"), "type": "text"}],
-        "output_dir": str(folder / "out"),
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(base | changes))
-    return folder / "run.yaml"
 
 
 def opened(folder: Path, **changes: Any) -> run.Run:

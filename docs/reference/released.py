@@ -17,10 +17,12 @@ LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
 
 _PARAM = "param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None=None) -> Value"
 _FURTHER = "a further parameter with a default"
+_INIT = "kind: Literal['zeros', 'ones', 'normal', 'uniform', 'constant'] = 'zeros'"
 _REFERENCE = "surogate_core.reference.ops"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
+    f"surogate_core.api.Init: {_INIT}": "further kinds",
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
