@@ -126,6 +126,7 @@ MODEL = ModelDef(
     weights=weights,
     options=RoutedOptions,
     configure=configure,
+    recompute={"recompute_ffn": frozenset({"router_logits"})},
     in_transformers=False,
 )
 surogate_ops = provides(OPS)

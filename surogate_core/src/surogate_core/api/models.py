@@ -190,6 +190,9 @@ class ModelDef(Definition, Generic[ModelDims]):
                     `surogate verify` can compare.
     loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
     saved           (config.json of the base) -> that of checkpoints
+    recompute       {key: labels of values of its own that the key drops, besides those of core}: recompute_att,
+                    recompute_qkv, recompute_ffn, recompute_swiglu or recompute_rmsnorm. `recompute: auto` chooses
+                    among these keys.
     row_choice      (config.json, tokens of a row) -> the choice that differs from that of transformers; None: there is
                     none
     """
@@ -211,4 +214,5 @@ class ModelDef(Definition, Generic[ModelDims]):
     loaded_by: str = CAUSAL_LM
     loading: Mapping[str, Any] = field(default_factory=dict)
     saved: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    recompute: Mapping[str, frozenset[str]] = field(default_factory=dict)
     row_choice: Callable[[Mapping[str, Any], int], RowChoice | None] = lambda config, length: None

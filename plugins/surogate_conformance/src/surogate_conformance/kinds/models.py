@@ -105,11 +105,24 @@ def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
     for keys in bench.runs_of(definition):
         plain = bench.steps(**keys)
         plain.step()
-        for part in ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm"):
+        keys_of_parts = ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm")
+        for part in dict.fromkeys((*keys_of_parts, *definition.recompute)):
             with_it = bench.steps(**{**keys, part: True})
             with_it.step()
             wrong = differing(plain.bits("param"), with_it.bits("param"))
             assert not wrong, f"with {part} other bits come out of {shown(wrong)}"
+
+
+@proves("model", remedy="Give values inside b.block(...) these labels, or take them out of ModelDef.recompute.")
+def values_of_its_blocks_have_the_labels_of_recomputation(definition: ModelDef, bench: Bench) -> None:
+    if not definition.recompute:
+        raise NotApplicable("it adds no labels to the keys of recomputation")
+    found: set[str] = set()
+    for keys in bench.runs_of(definition):
+        programs = bench.steps(**keys).assembly.programs.values()
+        found |= {v.label for program in programs for op in program.ops if op.block >= 0 for v in op.outs}
+    wrong = [f"{label} of {key}" for key, labels in definition.recompute.items() for label in sorted(labels - found)]
+    assert not wrong, f"no value of a block is labelled {shown(wrong)}"
 
 
 @proves("model", remedy="Keep documents apart: use cu_seqlens in attention, and positions that restart.")
