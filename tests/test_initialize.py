@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
 from surogate_core.program.value import Init, Value
 from surogate_core.runtime.initialize import chunks, initialize
 
@@ -16,6 +19,7 @@ WIDE = Value("wide", (400, 500), "fp32", "param", init=Init(kind="normal", std=0
 OUT = Value("out", (30, 20), "fp32", "param", init=Init(kind="normal", std=0.02, residual_projection=True))
 NORM = Value("norm", (30,), "fp32", "param", init=Init(kind="ones"))
 SCALE = Value("scale", (2,), "fp32", "state", init=Init(kind="constant", value=0.5))
+DECAY = Init(kind="log_uniform", low=0.01, high=16.0)
 MASTER = Value("master", (3,), "fp32", "state")
 
 
@@ -76,6 +80,68 @@ def test_constants_and_zeroed_projections() -> None:
     assert (tensors["norm"] == 1).all()
     assert (tensors["scale"] == 0.5).all()
     assert (tensors["master"] == 7).all(), "a state without init is a program's to write"
+
+
+def test_a_logarithm_of_a_uniform_number_has_the_bits_of_its_formula() -> None:
+    """log(u) of u in [0.01, 16): rounded once from fp64, whatever computes it."""
+    drawn = initialised(Value("w", (30, 50), "fp32", "param", init=DECAY))["w"].view(-1)
+    generator = torch.Generator().manual_seed(crc32(b"1/w"))
+    u = torch.empty(1500).uniform_(0.01, 16.0, generator=generator)
+    assert drawn.tolist() == [float(torch.tensor(math.log(x))) for x in u.tolist()]
+    assert math.log(0.01) <= drawn.min() < -3.0 and 2.7 < drawn.max() < math.log(16.0)
+
+
+@pytest.mark.parametrize("n", [17, 2**20 + 5, 2**20 + 16])
+def test_chunks_of_logarithms_have_the_bits_of_a_whole(n: int) -> None:
+    u = torch.empty(n).uniform_(0.01, 16.0, generator=torch.Generator().manual_seed(crc32(b"1/w")))
+    found = initialised(Value("w", (n,), "bf16", "param", init=DECAY), WIDE)["w"]
+    assert torch.equal(found, u.double().log().float().bfloat16())
+
+
+def test_values_are_those_of_rows() -> None:
+    third = Init(kind="values", values=(1.0, 1 / 3, -2.5))
+    shapes = {"heads": (3,), "rows": (3, 4), "stack": (3, 2, 2)}
+    found = initialised(*(Value(name, shape, "bf16", "param", init=third) for name, shape in shapes.items()))
+    for name, shape in shapes.items():
+        rows = torch.tensor([1.0, 1 / 3, -2.5], dtype=torch.float64).bfloat16()
+        assert torch.equal(found[name].view(3, -1), rows[:, None].expand(3, math.prod(shape[1:])))
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (), (1, 3)])
+def test_another_number_of_values_than_rows_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    rows = shape[0] if shape else 0
+    says = rf"init of param 'a_log' \[.*\] has 3 values, expected one for each of its {rows} rows"
+    with pytest.raises(ProgramError, match=rf"test_initialize.py:\d+: {says}"):
+        Builder({}, "fp32").param("a_log", shape, Init(kind="values", values=(1.0, 2.0, 3.0)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "log_uniform", "low": 0.0, "high": 1.0},
+        {"kind": "log_uniform", "low": 2.0, "high": 1.0},
+        {"kind": "log_uniform", "low": 1.0, "high": math.inf},
+        {"kind": "log_uniform", "low": 1.0, "high": math.nan},
+        {"kind": "log_uniform", "bound": 1.0},
+        {"kind": "values"},
+        {"kind": "values", "values": [1.0, 2.0]},
+        {"kind": "values", "values": (1.0, math.nan)},
+        {"kind": "values", "value": 1.0},
+    ],
+)
+def test_contents_that_cannot_be_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(
+        ProgramError, match=rf"Init\(kind='{given['kind']}', .*log_uniform with 0 < low < high or values"
+    ):
+        Init(**given)
+
+
+def test_the_text_of_contents_has_further_fields_where_they_are_set() -> None:
+    assert repr(Init(kind="normal", std=0.5)) == (
+        "Init(kind='normal', std=0.5, bound=0.0, value=0.0, residual_projection=False)"
+    )
+    assert "value=0.0, low=0.01, high=16.0, residual_projection=False)" in repr(DECAY)
+    assert "value=0.0, values=(1.0, 2.0), residual" in repr(Init(kind="values", values=(1.0, 2.0)))
 
 
 def test_a_param_without_init_is_refused() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from surogate.config.schema import RECOMPUTE_KEYS
 from surogate_core.api import IN_OUTPUTS, Builder, Op, OpDef, OutSpec, Value
-from surogate_core.assembly.recomputed import LABELS
+from surogate_core.program.labels import LABELS
 from surogate_core.reference.ops import load
 from surogate_core.standard_ops import COLLECTIVES, ELEMENTWISE, LAYERS, OPS, PRODUCTS
 
@@ -121,7 +121,8 @@ The ops that core provides. A model emits them with `b.apply("linear", x, w)`, w
 ## Labels
 
 An output has the label by which it is called below, unless the model gives `label=`, which replaces that of the first
-output, or of several. Recomputation selects the values of a block by their labels. A model of your own uses the same:
+output, or of several. Recomputation selects the values of a block by their labels. A model of your own uses the same,
+and adds labels of its own by `ModelDef.recompute`:
 
 | key | drops the values labelled |
 |---|---|

@@ -17,6 +17,7 @@ LISTING, RELEASED = HERE / "api.txt", HERE / "released.txt"
 
 _PARAM = "param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None=None) -> Value"
 _FURTHER = "a further parameter with a default"
+_INIT = "kind: Literal['zeros', 'ones', 'normal', 'uniform', 'constant'] = 'zeros'"
 _REFERENCE = "surogate_core.reference.ops"
 _ATTENTION_BWD = (
     "attention_bwd(dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, *, n_heads: int, "
@@ -28,6 +29,7 @@ _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) 
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
+    f"surogate_core.api.Init: {_INIT}": "further kinds",
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,

@@ -15,7 +15,8 @@ from models.harness import PlannedModel, random_documents, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
-from surogate_core.assembly.recomputed import CHOICES, LABELS, PARTS, Recomputation
+from surogate_core.assembly.recomputed import CHOICES, PARTS, Recomputation
+from surogate_core.program.labels import LABELS
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 

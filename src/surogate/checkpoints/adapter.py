@@ -231,5 +231,6 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     from .stored_weights import locate
 
     definition = registry.model_for(config)
-    tensors = [tensor for m in names.maps(definition.weights(definition.dims(config))) for tensor in m.tensors]
+    dims = definition.configure(definition.dims(config), definition.options())
+    tensors = [tensor for m in names.maps(definition.weights(dims)) for tensor in m.tensors]
     return Merging(base_dir, merge, names, folder, all_formed(base_dir, locate(base_dir), form, tensors))

@@ -36,7 +36,7 @@ def names_of_base(base_dir: Path, config: Mapping[str, Any], registry: Registry)
     """Return the names in the files of a base, by its parsed config.json; as they stand for what no plugin builds."""
     try:
         model = registry.model_for(config)
-        dims = model.dims(config)
+        dims = model.configure(model.dims(config), model.options())
     except ConfigError:
         return StoredNames({})
     return names_in(base_dir, model, dims, model.weights(dims))

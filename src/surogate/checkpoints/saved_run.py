@@ -258,6 +258,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
     return {
         "model": run.model.name,
         **{f"{MODEL_CONFIG}{key}": value for key, value in run.model_config.items() if key not in ignored},
+        **run.model_options.model_dump(mode="json"),
         "recipe": config.recipe,
         "optimizer": config.optimizer,
         # not of a loss of core, which older checkpoints do not name
@@ -283,9 +284,9 @@ def _cache_facts(dataset: TokenDataset) -> dict[str, Any]:
 
 
 def option_defaults(run: Run, plan: Plan) -> dict[str, Any]:
-    """Return the options of the adapter and the loss that have their defaults."""
+    """Return the options of the model, the adapter and the loss that have their defaults."""
     defaults: dict[str, Any] = {}
-    for options in (plan.inputs.loss_options, *([run.adapter[1]] if run.adapter else [])):
+    for options in (run.model_options, plan.inputs.loss_options, *([run.adapter[1]] if run.adapter else [])):
         changed = options.model_dump(exclude_defaults=True).keys()
         defaults |= options.model_dump(mode="json", exclude=set(changed))
     return defaults

@@ -19,7 +19,7 @@ from .dataset_entries import parse_datasets
 from .dataset_entry import DatasetEntry
 from .errors import Findings, Problem, problems_error, validate
 from .keys import ADAPTER_FLAG
-from .options import owners_of_keys, validate_selected
+from .options import SELECTED_BY_FILES, owners_of_keys, validate_selected
 from .registry import Registry
 from .rules import apply_rules, check_weight_formats, selects_weight_format
 from .schema import TrainConfig
@@ -34,7 +34,8 @@ class LoadedConfig:
 
     options: (kind, name) -> the options of each selected plugin: recipe, optimizer, loggers, ... notices: lines to
     show the user once. source: where the config was read, for later errors about it. idle: keys of weight formats that
-    the run does not use.
+    the run does not use. model: the name of the model that the run trains; None until its files are read
+    (`model_options.of_model`), and `options` then has those of each model for which the config has keys.
     """
 
     config: TrainConfig
@@ -43,6 +44,7 @@ class LoadedConfig:
     notices: tuple[str, ...] = field(default=(), compare=False)
     source: str = field(default="config", compare=False)
     idle: frozenset[str] = field(default=frozenset(), compare=False)
+    model: str | None = field(default=None, compare=False)
 
     @property
     def recipe_options(self) -> BaseModel:
@@ -108,8 +110,9 @@ def resolved(loaded: LoadedConfig) -> dict[str, Any]:
         entries: Iterable[DatasetEntry] | None = getattr(loaded.config, key)
         if entries is not None:
             values[key] = [entry.model_dump(mode="json", exclude_none=True) | entry.options for entry in entries]
-    for options in loaded.options.values():
-        given = options.model_dump(mode="json", by_alias=True)
+    for (kind, name), options in loaded.options.items():
+        may_be_used = kind == SELECTED_BY_FILES and name != loaded.model
+        given = options.model_dump(mode="json", by_alias=True, exclude_unset=may_be_used)
         values |= {key: value for key, value in given.items() if key not in loaded.idle}
     escaped: dict[str, Any] = escape_dollars(values)
     return escaped

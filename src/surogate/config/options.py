@@ -23,6 +23,9 @@ Owner = tuple[str, str]
 SELECTED_BY_KEYS = ("offload", "weight format")
 """Kinds whose own options say whether a run uses them."""
 
+SELECTED_BY_FILES = "model"
+"""The kind that the files of the run's model select, after its keys were read (`model_options.of_model`)."""
+
 
 def owners_of_keys(models: Mapping[Owner, type[BaseModel]]) -> dict[str, list[Owner]]:
     """Return {key: the definitions whose options declare it}."""
@@ -36,7 +39,9 @@ def owners_of_keys(models: Mapping[Owner, type[BaseModel]]) -> dict[str, list[Ow
 def validate_selected(
     core: Mapping[str, Any], adapter: str | None, given: Mapping[str, Any], registry: Registry, findings: Findings
 ) -> dict[Owner, BaseModel]:
-    """Return the options of the selected plugins. given: the plugins' keys of the config.
+    """Return the options of the selected plugins, and of all models that have keys in `given`.
+
+    given: the plugins' keys of the config.
 
     Keys of plugins that are not selected are validated too; a notice says that they have no effect.
     """
@@ -45,6 +50,7 @@ def validate_selected(
     selected += [(kind, name) for kind in SELECTED_BY_KEYS for name in registry.names(kind)]
     selected += [("adapter", adapter)] if adapter is not None else []
     selected += [("logger", name) for name in core.get("report_to", ())]
+    selected += [(kind, name) for (kind, name), model in models.items() if _may_be_used(kind, model, given)]
     options: dict[Owner, BaseModel] = {}
     for owner in selected:
         model = models.get(owner, NoOptions)
@@ -63,6 +69,17 @@ def validate_selected(
             else:
                 _check_idle(key, value, owners[key], models, registry, findings)
     return options
+
+
+def _may_be_used(kind: str, model: type[BaseModel], given: Mapping[str, Any]) -> bool:
+    """Return whether these are options of a model for which the config has keys."""
+    return kind == SELECTED_BY_FILES and not given.keys().isdisjoint(keys_of(model))
+
+
+def idle_notice(key: str, owners: Sequence[Owner]) -> str:
+    """Return the notice for a key that is read by none but `owners`, which the run does not use."""
+    unused = " or ".join(f"{kind} {name}" for kind, name in owners)
+    return f"{key}: has no effect, since {unused} is not used by this run"
 
 
 def _says_what_to_train(key: str, value: Any, owner: Owner, models: Mapping[Owner, type[BaseModel]]) -> bool:
@@ -118,8 +135,7 @@ def _check_idle(
     kind, name = owners[0]
     _, problems = validate_options(owners[0], models[kind, name], {key: value}, registry)
     findings.problems += [problem for problem in problems if problem.key.partition(".")[0] == key]
-    unused = " or ".join(f"{kind} {name}" for kind, name in owners)
-    findings.notices.append(f"{key}: has no effect, since {unused} is not used by this run")
+    findings.notices.append(idle_notice(key, owners))
 
 
 def as_core_reads(

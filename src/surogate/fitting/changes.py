@@ -17,6 +17,7 @@ from surogate_core.planning.plan import Plan, recomputed
 
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
+from ..config.model_options import of_model
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
 from ..config.yaml import dump_yaml
 from ..runs.run import Run, open_run
@@ -61,7 +62,7 @@ def changed(run: Run, changes: Changes) -> Run:
     raw = {**resolved(loaded), **changes}
     again = load_config(raw, registry=run.registry, mode=loaded.mode, source=loaded.source)
     opened = {ADAPTER_FLAG.key, *(format.key for format in run.registry.weight_formats().values())}
-    return open_run(again, run.registry) if opened & changes.keys() else replace(run, loaded=again)
+    return open_run(again, run.registry) if opened & changes.keys() else replace(run, loaded=of_model(again, run.model))
 
 
 def batch_axis(config: TrainConfig) -> Axis:

@@ -20,10 +20,12 @@ from surogate_core.api import (
     Prepared,
     WeightFormatDef,
 )
+from surogate_core.assembly.configured import configured
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.registry import Registry
 
 from ..config.load import LoadedConfig
+from ..config.model_options import of_model
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
 from ..data.asked import Asked
@@ -38,7 +40,8 @@ class Run:
 
     model_dir     the folder of the model's files
     model_config  its parsed config.json, with the run's `rope_scaling`, and without the config of `form`
-    model, dims   the model that the config.json names, with the head of the run's loss, and its sizes
+    model, dims   the model that the config.json names, with the head of the run's loss and with its options, and its
+                  sizes
     adapter       the adapter that is trained and its options; None if all weights are trained
     weight_format how frozen weights are stored, and its options; None: in the model's dtype
     form          the form of the files, whose weights the run reads in floating point; None: they are in it already, or
@@ -59,6 +62,10 @@ class Run:
     def config(self) -> TrainConfig:
         return self.loaded.config
 
+    @property
+    def model_options(self) -> BaseModel:
+        return self.loaded.options["model", self.model.name]
+
 
 def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] = CONFIG_FILES) -> Run:
     """Find the model of a config and the plugin that builds it.
@@ -75,10 +82,12 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     given = model_config, model_dir, loaded.options["loss", loss.name]
     model = registry.model_for(model_config, lambda model: loss.model(model, *given) if loss.model else model)
     try:
-        dims = model.dims(model_config)
+        read = model.dims(model_config)
     except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
+    loaded = of_model(loaded, model)
+    options = loaded.options["model", model.name]
     weight_format, form = _stored_as(loaded, registry, model_dir, model_config)
     adapters = [(_headed(registry.adapter(name), model, config), options) for name, options in loaded.adapters.items()]
     return Run(
@@ -86,8 +95,8 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
         registry=registry,
         model_dir=model_dir,
         model_config=model_config if form is None else unquantized(model_config),
-        model=model,
-        dims=dims,
+        model=configured(model, options),
+        dims=model.configure(read, options),
         adapter=next(iter(adapters), None),
         weight_format=weight_format,
         form=form,

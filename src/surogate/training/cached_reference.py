@@ -94,6 +94,7 @@ def _key(saved: SavedRun, rows: PackedRows, of: str) -> str:
         config.train_seed if config.from_scratch else weights_identity(run.model_dir),
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in adapter],
         [config.recipe, run.loaded.recipe_options, run.loaded.adapters, inputs.precision],
+        *([run.model_options] if type(run.model_options).model_fields else []),
         run.weight_format and [run.weight_format[0].name, run.weight_format[1], sorted(inputs.stored_kinds)],
     ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]

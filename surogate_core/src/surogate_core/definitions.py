@@ -19,6 +19,7 @@ from .api import (
     RecipeDef,
     Target,
 )
+from .assembly.configured import configured
 from .assembly.inputs import PlanInputs
 from .assembly.resolve import refuse_missing_kernels
 from .batch import StepBatch
@@ -36,7 +37,7 @@ class Definitions:
     """A model, a recipe, an optimizer and a loss: each a definition, or its name among those of installed packages.
 
     model          the model's config.json, parsed: its architecture names the definition, the rest the sizes
-    options        {"recipe", "optimizer" or "loss": its options, {name: value}}
+    options        {"model", "recipe", "optimizer" or "loss": its options, {name: value}}
     given          further definitions: a model, ops and kernels that no installed package has
     precision      the dtypes that are not left to the recipe
     deterministic  whether every step must have the same bits at every run: "true", "false", or "auto" where it is cheap
@@ -78,8 +79,11 @@ class Definitions:
         model: ModelDef[Any] = registry.model_for(self.model)
         recipe = registry.recipe(_name(self.recipe))
         optimizer, loss = registry.optimizer(_name(self.optimizer)), registry.loss(_name(self.loss))
-        if unknown := sorted(self.options.keys() - {"recipe", "optimizer", "loss"}):
-            raise ConfigError(f"options: {', '.join(unknown)} has none. Give those of recipe, optimizer or loss.")
+        if unknown := sorted(self.options.keys() - {"model", "recipe", "optimizer", "loss"}):
+            raise ConfigError(
+                f"options: {', '.join(unknown)} has none. Give those of model, recipe, optimizer or loss."
+            )
+        model = configured(model, self._options("model", model.options))
         recipe_options = self._options("recipe", recipe.options)
         precision, lowering = choose_precision(registry, recipe, recipe_options, self.precision, device)
         target = Target(device, self.deterministic)

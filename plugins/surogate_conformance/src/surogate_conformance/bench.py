@@ -141,7 +141,7 @@ class Bench:
         runs = []
         for config in self.config_of(model):
             with suppress(SurogateError):  # told by the checks of `dims`
-                if model.kept_tensors(model.dims(config)):
+                if model.kept_tensors(model.configure(model.dims(config), model.options())):
                     runs.append({"model": str(self.drawn(model, config)), "from_scratch": False})
                     continue
             runs.append({"model": str(self.model_dir(config))})

@@ -109,10 +109,19 @@ def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> tuple[Value, Val
 
 
 def _experts(
-    b: Builder, d: MixtureDims, x: Value, name: str, rows: int, ends: Value, *, label: str, **init: bool
+    b: Builder,
+    d: MixtureDims,
+    x: Value,
+    name: str,
+    rows: int,
+    ends: Value,
+    *,
+    label: str,
+    residual_projection: bool = False,
 ) -> Value:
     """Emit a linear layer of each expert. The weights are one param, [n_experts * rows, columns of x]."""
-    w = b.param(name, (d.n_experts * rows, x.shape[1]), Init(kind="normal", std=d.init_std, **init))
+    init = Init(kind="normal", std=d.init_std, residual_projection=residual_projection)
+    w = b.param(name, (d.n_experts * rows, x.shape[1]), init)
     return b.apply("grouped_linear", x, w, ends, label=label)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from pydantic import SkipValidation
+from pydantic import BaseModel, SkipValidation
 
 from ..origin import Declared, Definition, Name
 from ..program.inputs import BatchInputs
 from ..program.opdef import ParamKind
 from ..program.value import Value
+from .base import NoOptions
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -181,6 +182,9 @@ class ModelDef(Definition, Generic[ModelDims]):
     build           (builder, dims, batch) -> Head. Emits the forward program up to the last hidden state; what
                     follows is the run's loss (`LossDef`).
     weights         (dims) -> one WeightMap per param of the program, in file order
+    options         keys of the user's YAML file for this model, such as the weight of a router's loss
+    configure       (dims, options) -> the Dims that `build`, `weights` and all others get. They hold what these read of
+                    the options. Raises ConfigError with key and value.
     ignored_tensors (dims) -> fnmatch patterns of checkpoint tensors without information (buffers)
     tied_copies     (dims) -> {copy: original}: checkpoint tensors that may exist in addition, as copies of others. A
                     checkpoint in which the two differ is refused.
@@ -193,6 +197,9 @@ class ModelDef(Definition, Generic[ModelDims]):
                     `surogate verify` can compare.
     loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
     saved           (config.json of the base) -> that of checkpoints
+    recompute       {key: labels of values of its own that the key drops, besides those of core}: recompute_att,
+                    recompute_qkv, recompute_ffn, recompute_swiglu or recompute_rmsnorm. `recompute: auto` chooses
+                    among these keys.
     row_choice      (config.json, tokens of a row) -> the choice that differs from that of transformers; None: there is
                     none
     """
@@ -204,6 +211,8 @@ class ModelDef(Definition, Generic[ModelDims]):
     dims: Callable[[Mapping[str, Any]], SkipValidation[ModelDims]]
     build: Callable[[Builder, ModelDims, BatchInputs], Head]
     weights: Callable[[ModelDims], Sequence[WeightMap]]
+    options: type[BaseModel] = NoOptions
+    configure: Callable[[ModelDims, Any], SkipValidation[ModelDims]] = lambda dims, options: dims
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
     kept_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
@@ -212,4 +221,5 @@ class ModelDef(Definition, Generic[ModelDims]):
     loaded_by: str = CAUSAL_LM
     loading: Mapping[str, Any] = field(default_factory=dict)
     saved: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    recompute: Mapping[str, frozenset[str]] = field(default_factory=dict)
     row_choice: Callable[[Mapping[str, Any], int], RowChoice | None] = lambda config, length: None

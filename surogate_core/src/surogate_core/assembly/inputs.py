@@ -23,6 +23,7 @@ from ..api import (
     TrainedParam,
     WeightFormatDef,
 )
+from ..program.labels import labels_of
 from ..program.shards import Sharding
 from ..program.value import Value
 from .recomputed import Recomputation
@@ -108,6 +109,11 @@ class PlanInputs:
         """Return the rule that splits the params that one rank owns. No update of these needs what others have."""
         in_turn = any(strategy.on_host for strategy, _ in self.offload)
         return self.update_groups or (by_block if in_turn else one_group)
+
+    @property
+    def labels(self) -> Mapping[str, frozenset[str]]:
+        """Return the labels of the values that each part of a block drops."""
+        return labels_of(self.model.recompute)
 
     @property
     def recomputation(self) -> Recomputation:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..api import ParamInfo
 from ..errors import ProgramError
 from ..program.builder import Builder
+from ..program.contents import alike, drawn
 from ..program.shards import SMALLEST_CHUNK, Sharding, is_divisible, part_inside
 from ..program.value import Shard, Value
 from .inputs import PlanInputs
@@ -105,10 +106,11 @@ def as_parts(states: Sequence[Value], wholes: Sequence[Value], parts: int) -> di
                 f"declares {state!r} for a part of a param, which is no part of the {whole!r} of the whole: a state "
                 "must have an element for each one, or block, of the param"
             )
-        if state.init is not None and state.init.kind in ("normal", "uniform"):
+        if state.init is not None and not alike(state.init):
+            why = "which every rank would draw for itself" if drawn(state.init) else "which are those of other rows"
             raise ProgramError(
-                f"declares {state!r} for a part of a param with {state.init.kind} contents, which every rank "
-                "would draw for itself: write the state in the first step, or return 0 from `granularity`"
+                f"declares {state!r} for a part of a param with {state.init.kind} contents, {why}: write the state in "
+                "the first step, or return 0 from `granularity`"
             )
         found[state] = replace(state, name=whole.name, shard=Shard(whole.shape, parts))
     return found

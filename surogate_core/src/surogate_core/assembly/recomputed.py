@@ -1,4 +1,4 @@
-"""The parts of blocks that the backward pass recomputes. No other file knows which values belong to a part."""
+"""The parts of blocks that the backward pass recomputes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,8 @@ from itertools import product
 from ..api import ADAPTER_LABEL
 from ..front_end import called
 from ..machine.devices import GIB
+from ..program.labels import BLOCK_INPUT, LABELS
 from ..program.value import Value
-
-BLOCK_INPUT = "residual"
-"""Label of the value that enters a block. It is kept when whole blocks are recomputed."""
-
-LABELS: Mapping[str, frozenset[str]] = {
-    "rmsnorm": frozenset({"norm"}),
-    "swiglu": frozenset({"swiglu"}),
-    "qkv": frozenset({"qkv", "rope"}),
-    "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),
-    "ffn": frozenset({"gate_up", "swiglu", "mlp_out"}),
-}
-"""The labels of the values that a part drops. Two parts have no list of labels: `block` drops all values of a block
-except the one that enters it and those of an adapter, `adapter` those too."""
 
 PARTS = ("adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
 """All parts."""
@@ -43,12 +31,12 @@ class Recomputation:
     first: frozenset[str] = frozenset()
     count: int = 0
 
-    def drops(self, value: Value) -> bool:
-        """Return whether a value inside a block is dropped after the forward pass."""
+    def drops(self, value: Value, labels: Mapping[str, Collection[str]] = LABELS) -> bool:
+        """Return whether a value inside a block is dropped after the forward pass. labels: those of each part."""
         parts = self.first if value.block < self.count else self.parts
         if "adapter" in parts or "block" in parts:
             return value.label != BLOCK_INPUT and (value.label != ADAPTER_LABEL or "adapter" in parts)
-        return any(value.label in LABELS[part] for part in parts)
+        return any(value.label in labels[part] for part in parts)
 
     def __bool__(self) -> bool:
         return bool(self.parts or (self.count and self.first))

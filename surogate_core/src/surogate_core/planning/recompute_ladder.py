@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -164,7 +165,8 @@ def _price(
 ) -> tuple[int, float]:
     """Return the bytes that the ops of a block keep for its backward pass, and the seconds added to a step."""
     builder = Builder(inputs.ops, inputs.precision.model)
-    again = recompute(replace(program, ops=tuple(ops)), Recomputation(parts).drops, builder)
+    drops = partial(Recomputation(parts).drops, labels=inputs.labels)
+    again = recompute(replace(program, ops=tuple(ops)), drops, builder)
     written = {v for op in again.ops if op.phase == "forward" for v in op.outs if v.role == "act"}
     kept = {v for op in again.ops if op.phase != "forward" for v in op.ins} & written
     seconds = sum(costs(op).seconds for op in again.ops) - sum(costs(op).seconds for op in ops)

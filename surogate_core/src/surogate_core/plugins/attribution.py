@@ -181,6 +181,7 @@ def _copies(result: Any, args: Sequence[Any]) -> str:
 
 _FITTING: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "dims"): _dims,
+    ("model", "configure"): _dims,
     ("model", "build"): _head,
     ("loss", "build"): _loss,
     ("op", "changes"): _inputs,

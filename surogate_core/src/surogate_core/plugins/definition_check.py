@@ -12,13 +12,26 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..api import Definition, KernelDef, LauncherDef, OffloadDef, OpDef, WeightFormatDef
+from ..api import (
+    ADAPTER_LABEL,
+    WEIGHT_LABEL,
+    Definition,
+    KernelDef,
+    LauncherDef,
+    ModelDef,
+    OffloadDef,
+    OpDef,
+    WeightFormatDef,
+)
 from ..front_end import front_end
+from ..program.labels import BLOCK_INPUT, KEY, LABELS
 from .field_types import wrong_field
 
 
 def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
-    """Yield a message for each fault: wrong values of fields, references that do not exist, options that core has."""
+    """Yield a message for each fault: wrong values of fields, references that do not exist, options or labels that core
+    has.
+    """
     if wrong := wrong_field(type(definition), definition):
         yield wrong
         return
@@ -33,8 +46,24 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
         yield "OffloadDef has neither on_host nor schedule, so it would move nothing"
     if isinstance(definition, LauncherDef) and definition.join is None and definition.start is None:
         yield "LauncherDef has neither join nor start, so it would train nothing"
+    if isinstance(definition, ModelDef):
+        yield from _wrong_labels(definition.recompute)
     if hasattr(definition, "options"):
         yield from _wrong_options(kind, name, definition)
+
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def _wrong_labels(own: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    keys = {f"{KEY}{part}": labels for part, labels in LABELS.items()}
+    for key in sorted(own.keys() - keys.keys()):
+        yield f"ModelDef.recompute has the key {key!r}, expected {', '.join(sorted(keys))}"
+    for key, label in sorted((key, label) for key, labels in own.items() for label in labels):
+        having = [name for name, labels in keys.items() if label in labels]
+        if having or label in (BLOCK_INPUT, ADAPTER_LABEL, WEIGHT_LABEL):
+            whose = f"core has for {', '.join(having)}" if having else "core has for what no such key drops"
+            yield f"ModelDef.recompute: {key} has the label {label!r}, which {whose}; a model adds labels of its own"
 
 
 # -------------------------------------------------------------------------------------------------------------- options

@@ -9,7 +9,17 @@ from typing import Any, Final
 CORE: Final = "surogate-core"
 """The distribution whose errors are ours."""
 
-FLAT_OPTIONS: Final = ("recipe", "adapter", "weight format", "optimizer", "loss", "offload", "launcher", "logger")
+FLAT_OPTIONS: Final = (
+    "model",
+    "recipe",
+    "adapter",
+    "weight format",
+    "optimizer",
+    "loss",
+    "offload",
+    "launcher",
+    "logger",
+)
 """Kinds whose options are top-level keys of the YAML file. Those of a format are keys of its dataset's entry."""
 
 

@@ -14,6 +14,7 @@ from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..origin import EMITTING
 from . import shards
+from .contents import misfit
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
 from .value import Collects, Init, Place, Role, Shard, Value
@@ -143,6 +144,8 @@ class Builder:
             raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a run: rename one")
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
+        if init is not None and (wrong := misfit(init, shape)):
+            raise ProgramError(f"{_caller()}: init of {role} {name!r} {list(shape)} {wrong}")
         _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, fields.pop("label", role), self._block, init, **fields)
         if (role in ("param", "grad") or value.derived) and shards.is_divisible(value.shape, self.parts):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from math import prod
+from math import inf, isfinite, prod
 from typing import TYPE_CHECKING, Literal
 
 from ..dtypes import DTYPES
@@ -53,22 +53,48 @@ Place = Literal["device", "host"]
 class Init:
     """Initial contents of a param or state that is not loaded from a checkpoint.
 
-    kind: "zeros", "ones", "normal" (mean 0, standard deviation `std`), "uniform" (in [-`bound`, `bound`)), "constant"
-    (`value`).
+    "zeros", "ones"
+    "normal"       mean 0, standard deviation `std`
+    "uniform"      in [-`bound`, `bound`)
+    "log_uniform"  log(u), u uniform in [`low`, `high`): the initial logarithms of decay rates
+    "constant"     `value`
+    "values"       `values[i]` in all of row i: one for each index of the first dimension
+
+    A random value is drawn as a whole, in fp32, by a generator that is seeded with the run's seed and its name
+    (`runtime.initialize`), so that the bits are the same on any number of ranks. log(u) is computed in fp64. Contents
+    are rounded to the dtype of the param or state.
+
     `residual_projection` marks the two matrices of each block that write to the residual stream. The config key
     `init_projections_to_zero` initializes exactly those to zero.
     """
 
-    kind: Literal["zeros", "ones", "normal", "uniform", "constant"] = "zeros"
+    kind: Literal["zeros", "ones", "normal", "uniform", "constant", "log_uniform", "values"] = "zeros"
     std: float = 0.0
     bound: float = 0.0
     value: float = 0.0
+    low: float = field(default=0.0, repr=False)
+    high: float = field(default=0.0, repr=False)
+    values: tuple[float, ...] = field(default=(), repr=False)
     residual_projection: bool = False
 
     def __post_init__(self) -> None:
-        widths = {"zeros": 1.0, "ones": 1.0, "constant": 1.0, "normal": self.std, "uniform": self.bound}
-        if not widths.get(self.kind, 0.0) > 0.0:
-            raise ProgramError(f"{self}: expected zeros, ones, constant, normal with std > 0 or uniform with bound > 0")
+        fits = {
+            **dict.fromkeys(("zeros", "ones", "constant"), True),
+            "normal": self.std > 0.0,
+            "uniform": self.bound > 0.0,
+            "log_uniform": 0.0 < self.low < self.high < inf,
+            "values": isinstance(self.values, tuple) and self.values != () and all(map(isfinite, self.values)),
+        }
+        if not fits.get(self.kind, False):
+            raise ProgramError(
+                f"{self}: expected zeros, ones, constant, normal with std > 0, uniform with bound > 0, "
+                "log_uniform with 0 < low < high or values with a tuple of finite numbers"
+            )
+
+    def __repr__(self) -> str:
+        """Show further fields where they are set: records of programs, by which runs are compared, hold the text."""
+        shown = (f for f in fields(self) if f.repr or getattr(self, f.name) != f.default)
+        return f"Init({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProgramError
+from ..program.contents import drawn
 from ..program.value import Init, Value
 from .filling import Upload, fill
 
@@ -28,7 +29,7 @@ def initialize(
     A param therefore starts the same whatever other params the model has, on any number of cores. `zero_projections`
     sets the matrices that write to the residual stream to zero. Raises ProgramError for a param without an `init`.
     """
-    drawn: list[tuple[Tensor, Init, int]] = []
+    jobs: list[tuple[Tensor, Init, int]] = []
     for value in values:
         init = value.init
         if init is None:
@@ -36,19 +37,22 @@ def initialize(
                 raise ProgramError(f"{value!r} has no init, so it must be loaded from a checkpoint")
         elif init.kind == "zeros" or (zero_projections and init.residual_projection):
             view(value).zero_()
-        elif init.kind in ("normal", "uniform"):
-            drawn.append((view(value), init, crc32(f"{seed}/{value.name}".encode())))
+        elif drawn(init):
+            jobs.append((view(value), init, crc32(f"{seed}/{value.name}".encode())))
+        elif init.kind == "values":
+            rows = torch.tensor(init.values, dtype=torch.float64)
+            view(value).copy_(rows.view(-1, *(1 for _ in value.shape[1:])).expand(value.shape))
         else:
             view(value).fill_(1.0 if init.kind == "ones" else init.value)
-    drawn.sort(key=lambda job: -job[0].numel())  # largest first: a large one at the end would run alone
-    fill(partial(_draw, *job) for job in drawn)
+    jobs.sort(key=lambda job: -job[0].numel())  # largest first: a large one at the end would run alone
+    fill(partial(_draw, *job) for job in jobs)
 
 
 def draw_zeros(values: Iterable[Value], view: Callable[[Value], Tensor], std: float, seed: int) -> None:
     """Draw those of `values` that are zero now from a normal distribution, as `initialise` would."""
     zeros = {v.name: v for v in values if v.init and not view(v).any()}
-    drawn = [replace(v, init=replace(v.init, kind="normal", std=std)) for v in zeros.values() if v.init]
-    initialize(drawn, lambda v: view(zeros[v.name]), seed)
+    normal = [replace(v, init=replace(v.init, kind="normal", std=std)) for v in zeros.values() if v.init]
+    initialize(normal, lambda v: view(zeros[v.name]), seed)
 
 
 def _draw(target: Tensor, init: Init, seed: int, upload: Upload) -> None:
@@ -58,6 +62,9 @@ def _draw(target: Tensor, init: Init, seed: int, upload: Upload) -> None:
         chunk = memory[: stop - start]
         if init.kind == "normal":
             chunk.normal_(0.0, init.std, generator=generator)
+        elif init.kind == "log_uniform":
+            chunk.uniform_(init.low, init.high, generator=generator)
+            chunk.copy_(chunk.double().log_())  # in fp64: the same bits with any instructions of the CPU
         else:
             chunk.uniform_(-init.bound, init.bound, generator=generator)
         upload.copy(flat[start:stop], chunk)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 
 from surogate_core.api import ModelDef
@@ -13,7 +16,7 @@ from surogate_core.errors import ConfigError
 
 from ..bench import Bench, Steps, differing, shown
 from ..check import NotApplicable, proves
-from .training import SCALES, SUMS, check_scales, check_sums
+from .training import CLOSE, SCALES, SUMS, check_scales, check_sums
 
 EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{"hidden_size": 64, ...}]}.'
 
@@ -39,6 +42,34 @@ def a_config_that_lacks_a_key_is_read_or_refused_by_name(definition: ModelDef, b
                 definition.dims({k: v for k, v in config.items() if k != key})
             except ConfigError as error:
                 assert key in str(error), f"without {key}, dims raises a ConfigError that does not name it: {error}"
+
+
+@proves("model", remedy="Return sizes that hold the option from ModelDef.configure, or remove the option.")
+def every_option_changes_its_sizes(definition: ModelDef, bench: Bench) -> None:
+    if not definition.options.model_fields:
+        raise NotApplicable("it has no options")
+    for config in bench.config_of(definition):
+        dims, default = definition.dims(config), definition.options()
+        for name, info in definition.options.model_fields.items():
+            others = list(_others(default, name))
+            found = [definition.configure(dims, options) for options in others]
+            assert not found or any(one != definition.configure(dims, default) for one in found), (
+                f"{info.alias or name} changes nothing: configure returns the same sizes with "
+                f"{', '.join(repr(getattr(options, name)) for options in (default, *others))}"
+            )
+
+
+def _others(default: BaseModel, name: str) -> Iterator[BaseModel]:
+    """Yield the options with other values of a field that they take."""
+    value, kind = getattr(default, name), type(default).model_fields[name].annotation
+    values: list[Any] = [word for word in get_args(kind) if isinstance(word, str)]
+    if isinstance(value, bool):
+        values = [not value]
+    elif isinstance(value, int | float):
+        values = [value + 1, value - 1, value / 2]
+    for other in values:
+        with suppress(ValidationError):
+            yield type(default).model_validate({type(default).model_fields[name].alias or name: other})
 
 
 @proves("model", remedy="`surogate verify` with a config of this model shows every output and gradient.")
@@ -84,11 +115,24 @@ def recomputation_changes_no_bit(definition: ModelDef, bench: Bench) -> None:
     for keys in bench.runs_of(definition):
         plain = bench.steps(**keys)
         plain.step()
-        for part in ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm"):
+        keys_of_parts = ("recompute_block", "recompute_att", "recompute_ffn", "recompute_rmsnorm")
+        for part in dict.fromkeys((*keys_of_parts, *definition.recompute)):
             with_it = bench.steps(**{**keys, part: True})
             with_it.step()
             wrong = differing(plain.bits("param"), with_it.bits("param"))
             assert not wrong, f"with {part} other bits come out of {shown(wrong)}"
+
+
+@proves("model", remedy="Give values inside b.block(...) these labels, or take them out of ModelDef.recompute.")
+def values_of_its_blocks_have_the_labels_of_recomputation(definition: ModelDef, bench: Bench) -> None:
+    if not definition.recompute:
+        raise NotApplicable("it adds no labels to the keys of recomputation")
+    found: set[str] = set()
+    for keys in bench.runs_of(definition):
+        programs = bench.steps(**keys).assembly.programs.values()
+        found |= {v.label for program in programs for op in program.ops if op.block >= 0 for v in op.outs}
+    wrong = [f"{label} of {key}" for key, labels in definition.recompute.items() for label in sorted(labels - found)]
+    assert not wrong, f"no value of a block is labelled {shown(wrong)}"
 
 
 @proves("model", remedy="Keep documents apart: use cu_seqlens in attention, and positions that restart.")
@@ -120,6 +164,19 @@ def metrics_of_a_batch_are_the_sums_over_its_parts(definition: ModelDef, bench: 
 def metrics_are_multiples_of_the_scale_of_their_unit(definition: ModelDef, bench: Bench) -> None:
     for steps in _with_metrics(definition, bench):
         check_scales(steps)
+
+
+@proves("model", remedy="Multiply each loss of Head.losses by batch.loss_scale.")
+def gradients_are_multiples_of_the_scale_of_a_batch(definition: ModelDef, bench: Bench) -> None:
+    for keys in bench.runs_of(definition):
+        steps = bench.steps(**keys)
+        found = []
+        for scale in (1.0, 0.5):
+            steps.micro_step(scale=scale / steps.batch.n_valid)
+            found.append({name: gradient.clone() for name, gradient in steps.gradients().items()})
+        whole, half = found
+        wrong = [n for n, g in whole.items() if (half[n] - g / 2).abs().max() > CLOSE * g.abs().max()]
+        assert not wrong, f"with half of loss_scale, {shown(wrong)} is not half"
 
 
 def _with_metrics(definition: ModelDef, bench: Bench) -> list[Steps]:
