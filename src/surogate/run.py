@@ -33,7 +33,7 @@ from .machine.system import pinnable_memory_bytes
 from .outputs.earlier_work import refuse_inputs, set_aside_model, writable
 from .runs.plan import plan_run
 from .runs.ranks import count_ranks
-from .runs.run import Run, asked_by
+from .runs.run import Run, asked_by, named_model
 from .runs.run import open_run as find_run
 from .training.result import TrainResult
 from .training.start import train
@@ -200,7 +200,7 @@ def _vocab_size(model_dir: Path, registry: Registry) -> int:
     """
     config = read_config(model_dir)
     given = text_part(config)
-    size = registry.model_for(config).dims(config).vocab_size if given is not config else given.get("vocab_size")
+    size = named_model(config, registry)[1].vocab_size if given is not config else given.get("vocab_size")
     if not isinstance(size, int):
         raise ConfigError(f"model: {model_dir / 'config.json'}: vocab_size is {size!r}, not a number. Replace it.")
     return size

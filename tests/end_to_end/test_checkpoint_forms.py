@@ -127,7 +127,7 @@ def resumed(place: Workplace, checkpoint: Path, name: str, **keys: Any) -> tuple
 
 
 def test_a_resumed_run_finds_the_base_it_was_saved_on(place: Workplace, tmp_path: Path) -> None:
-    """Also in another folder. On the values in bf16 it goes on with the same bits, and says that it cannot know."""
+    """Also in another folder. On the values in bf16 it continues with the same bits, and says that it cannot know."""
     quantized, twin = published(place, "blocks")
     moved = shutil.copytree(quantized, tmp_path / "moved")
     straight = trained(place, str(tmp_path / "straight"), model=str(quantized), lora=True)[0]

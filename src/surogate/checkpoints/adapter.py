@@ -18,7 +18,7 @@ from ..hub.config_json import QUANTIZATION, read_config, read_json, text_part
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids
 from ..runs.published_form import form_of
-from ..runs.run import Run
+from ..runs.run import Run, named_model
 from ..runs.saved_values import adapter_params
 from ..runs.stored_names import StoredNames
 
@@ -230,7 +230,6 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     from .formed_weights import all_formed
     from .stored_weights import locate
 
-    definition = registry.model_for(config)
-    dims = definition.configure(definition.dims(config), definition.options())
-    tensors = [tensor for m in names.maps(definition.weights(dims)) for tensor in m.tensors]
+    model_def, dims = named_model(config, registry)
+    tensors = [tensor for m in names.maps(model_def.weights(dims)) for tensor in m.tensors]
     return Merging(base_dir, merge, names, folder, all_formed(base_dir, locate(base_dir), form, tensors))

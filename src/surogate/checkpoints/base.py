@@ -48,7 +48,7 @@ def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence
     for part in assembly.staging:
         views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
         weights.load({name: Pieces.of(view) for name, view in views.items()})
-        refuse_nonfinite(run, assembly, views)
+        refuse_nonfinite_weights(views, [m for m in weights.maps if m.param in views], run.model_dir, file_of)
         if part.makes(weights.quantized):
             worker.derive(part)
         if states := weights.load_quantized(worker.staged_states(part)):

@@ -13,7 +13,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
 from ..hub.config_json import QUANTIZATION
-from ..runs.run import Run
+from ..runs.run import Run, named_model
 from ..runs.stored_names import StoredNames, names_among
 from .saved_tensors import SavedTensor, read_tensors
 from .stored_weights import locate
@@ -35,8 +35,7 @@ def names_in(folder: Path, model: ModelDef, dims: Dims, maps: Sequence[WeightMap
 def names_of_base(base_dir: Path, config: Mapping[str, Any], registry: Registry) -> StoredNames:
     """Return the names in the files of a base, by its parsed config.json; as they stand for what no plugin builds."""
     try:
-        model = registry.model_for(config)
-        dims = model.configure(model.dims(config), model.options())
+        model, dims = named_model(config, registry)
     except ConfigError:
         return StoredNames({})
     return names_in(base_dir, model, dims, model.weights(dims))

@@ -103,6 +103,15 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     )
 
 
+def named_model(model_config: Mapping[str, Any], registry: Registry) -> tuple[ModelDef, Dims]:
+    """Return the model that a parsed config.json names, and its sizes with the defaults of its options.
+
+    Raises ConfigError if no plugin builds it.
+    """
+    model = registry.model_for(model_config)
+    return model, model.configure(model.dims(model_config), model.options())
+
+
 def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> AdapterDef:
     """Return the adapter for a model that may have the head of a loss or towers. Raises ConfigError if it cannot have
     the first."""
