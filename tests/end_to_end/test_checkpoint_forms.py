@@ -263,6 +263,10 @@ def test_a_tower_in_fp8_may_not_lose_its_scales(place: Workplace, tmp_path: Path
     quantized = write_fp8(write_outer(tmp_path / "model", "ministral3"), tmp_path / "fp8", None, towers=True)
     with pytest.raises(ConfigError, match=r"vision_tower.* is stored as F8_E4M3, and outputs, which have no quant"):
         trained(place, str(tmp_path / "full"), model=str(quantized), lora=False)
+    trained(place, str(tmp_path / "lora"), model=str(quantized), lora=True, merge_adapter=True)
+    merged = tensors_of(tmp_path / "lora" / "merged")
+    assert any("vision_tower" in name for name in merged)
+    assert not any(tensor.dtype == torch.float8_e4m3fn or "scale" in name for name, tensor in merged.items())
 
 
 # ------------------------------------------------------------------------------------------------- what does not fit

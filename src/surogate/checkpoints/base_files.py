@@ -49,7 +49,8 @@ def maps_in_files(run: Run, assembly: Assembly) -> tuple[WeightMap, ...]:
 def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
 
-    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, or have it in FP8.
+    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, or have it in FP8 where
+    outputs would have copies: those of an adapter have none.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
     if not patterns:
@@ -65,7 +66,8 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     wanted = set().union(*matching.values())
     tensors = read_tensors(path for path, found in files.items() if found & wanted)
     kept = [tensors[name] for name in sorted(wanted)]
-    if coded := [t for t in kept if run.form and t.dtype.is_floating_point and t.dtype.itemsize == 1]:
+    copied = run.form is not None and run.adapter is None
+    if coded := [t for t in kept if copied and t.dtype.is_floating_point and t.dtype.itemsize == 1]:
         raise ConfigError(
             f"{coded[0].path}: {coded[0].name} is stored as {STORED_AS[coded[0].dtype]}, and outputs, which have no "
             f"{QUANTIZATION}, would have it as it is. Train an adapter, or use the original checkpoint of this model."
