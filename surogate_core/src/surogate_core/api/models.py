@@ -90,13 +90,13 @@ class HFTensor(Declared):
 class WeightMap(Declared):
     """A param that is the concatenation of the rows of checkpoint `tensors`. Export splits it again.
 
-    kind: of the param, where neither its shape nor the ops that read it tell
-    new: a base may lack the tensors, and the param then starts as its `Init` says; adapters train and save it
-    trained: False: it is never trained, such as a bias that corrects the choices of a router. It has neither gradient
-        nor master nor optimizer state, `OpDef.vjp` may give None for it, adapters leave it alone, and outputs hold it
-        as it was read, in the dtype of the param.
-    precise: no recipe and no weight format quantizes the matrix, as a projection of a few rows, which would save
-        little and lose much. Adapters adapt it.
+    kind    of the param, where neither its shape nor the ops that read it tell
+    new     a base may lack the tensors, and the param then starts as its `Init` says; adapters train and save it
+    trained False: it is never trained, such as a bias that corrects the choices of a router. It has neither gradient
+            nor master nor optimizer state, `OpDef.vjp` may give None for it, adapters leave it alone, and outputs hold
+            it as it was read, in the dtype of the param.
+    precise no recipe and no weight format quantizes the matrix, as a projection of a few rows, which would save little
+            and lose much. Adapters adapt it.
     """
 
     param: str
