@@ -27,7 +27,7 @@ def git(*arguments: str) -> str:
 project = "Surogate"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "docstrings", "sources"]
+extensions = ["myst_parser", "sphinx_copybutton", "sources"]
 root_doc = INDEX
 source_suffix = {".md": "markdown"}
 include_patterns = [
@@ -40,11 +40,6 @@ include_patterns = [
     "tests/README.md",
 ]
 myst_heading_anchors = 6  # those that GitHub makes
-default_role = "literal"  # docstrings have code in single backticks
-autodoc_member_order = "alphabetical"
-autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
-python_maximum_signature_line_length = 100
 smartquotes = False
 
 html_theme = "furo"

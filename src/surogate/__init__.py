@@ -1,9 +1,11 @@
-"""Surogate in Python: what the command line does, with the keys of the config as keyword arguments.
+"""Surogate in Python: what the command line does.
 
-import surogate
+    import surogate
 
-result = surogate.train("run.yaml", max_steps=50)
-print(result.losses[-1], result.output_dir)
+    result = surogate.train("run.yaml", max_steps=50)
+    print(result.losses[-1], result.output_dir)
+
+Keyword arguments are keys of the config.
 """
 
 from __future__ import annotations

@@ -42,10 +42,53 @@ def test_the_listing_of_the_surface_is_that_of_the_source() -> None:
     )
 
 
+def test_the_docstrings_of_pages_are_those_of_the_source() -> None:
+    docstrings = generator("docstrings")
+    stale = [str(path) for path in docstrings.pages() if docstrings.filled(path.read_text()) != path.read_text()]
+    assert not stale, "run `python docs/reference/docstrings.py`"
+
+
 def test_the_page_of_docstrings_has_the_modules_of_the_listing() -> None:
-    listed = re.findall(r"^surogate_core\.[\w.]+$", (REFERENCE / "api.txt").read_text(), re.M)
-    shown = re.findall(r"^\.\. automodule:: (\S+)$", (REFERENCE / "plugin-api.md").read_text(), re.M)
+    listed = re.findall(r"^surogate_\w+\.[\w.]+$", (REFERENCE / "api.txt").read_text(), re.M)
+    shown = re.findall(r"^<!-- docstrings: (\S+) -->$", (REFERENCE / "plugin-api.md").read_text(), re.M)
     assert sorted(shown) == sorted(listed)
+
+
+PAGE = """## A thing
+
+<!-- docstrings: surogate_core.api.models.Metric -->
+stale
+<!-- end of docstrings -->
+"""
+
+
+def test_a_definition_is_shown_with_its_fields_and_its_docstring_as_markdown() -> None:
+    lines = generator("docstrings").filled(PAGE).split("\n")
+    assert lines[:5] == ["## A thing", "", PAGE.split("\n")[2], "", "### `Metric`"] and "stale" not in lines
+    assert "    per: Unit = 'token'" in lines
+    assert any(line.startswith("| `of` | (value, a float or a numpy array) -> the number") for line in lines)
+    assert lines[-2] == "<!-- end of docstrings -->"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "lines"),
+    [
+        ("A sum.\n\nRaises x * y <z>.", ["A sum.", "", r"Raises x \* y \<z>.", ""]),
+        ("As here:\n\n    f(1)\n\n    g(2)\n\nThen.",
+         ["As here:", "", "```text", "f(1)", "", "g(2)", "```", "", "Then.", ""]),
+        ("Sizes.\n\nx, y    both\n        of them\nlong_name\n        a|b\n",
+         ["Sizes.", "", "| name | meaning |", "|---|---|", "| `x, y` | both of them |", r"| `long_name` | a\|b |", ""]),
+    ],
+)  # fmt: skip
+def test_a_docstring_is_markdown(docstring: str, lines: list[str]) -> None:
+    assert list(generator("docstrings")._text(docstring, ())) == lines
+
+
+def test_a_page_that_names_nothing_is_told() -> None:
+    with pytest.raises(LookupError, match=r"^surogate_core\.nothing: no such module or definition in surogate_core"):
+        generator("docstrings").filled(
+            "## A\n\n<!-- docstrings: surogate_core.nothing -->\n<!-- end of docstrings -->\n"
+        )
 
 
 def test_the_page_of_the_keys_is_that_of_the_models_and_tables() -> None:
