@@ -49,6 +49,7 @@ from .dims import (
 from .layouts import Interleaved, Transposed
 from .outer import BEFORE_LANGUAGE_MODEL, outer
 from .rope import QueryScaling, Rope, read_partial_rope, read_query_scaling, read_rope, read_rope_by_layer_type
+from .tiny_config import TINY_CONFIG
 from .weight_maps import (
     attention_weights,
     decoder_weights,
@@ -62,6 +63,7 @@ from .weight_maps import (
 
 __all__ = [
     "BEFORE_LANGUAGE_MODEL",
+    "TINY_CONFIG",
     "Block",
     "DecoderDims",
     "Interleaved",

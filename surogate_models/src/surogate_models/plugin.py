@@ -13,13 +13,18 @@ from .qwen2_5_vl import QWEN2_5_VL
 from .qwen3 import QWEN3
 from .qwen3_vl import QWEN3_VL
 from .smollm3 import SMOLLM3
+from .tiny_config import TINY_CONFIG
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 _WINDOWS = {"fullatt_block_indexes": [0], "window_size": 28}
+_TEXT = {
+    **TINY_CONFIG,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+}
 SUROGATE_EXAMPLES = {
-    "model qwen2_5_vl": [{"text_config": {}, "vision_config": _TOWER | _WINDOWS}],
-    "model qwen3_vl": [{"text_config": {}, "vision_config": _TOWER | {"deepstack_visual_indexes": [0]}}],
+    "model qwen2_5_vl": [{"text_config": _TEXT, "vision_config": _TOWER | _WINDOWS}],
+    "model qwen3_vl": [{"text_config": _TEXT, "vision_config": _TOWER | {"deepstack_visual_indexes": [0]}}],
 }
 surogate_models = provides([LLAMA, QWEN2, QWEN2_5_VL, QWEN3, QWEN3_VL, SMOLLM3])
 surogate_ops = provides(OPS)

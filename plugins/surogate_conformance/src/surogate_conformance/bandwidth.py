@@ -21,10 +21,11 @@ from surogate_core.errors import SurogateError
 from surogate_core.memory.cost import Cost, op_cost
 from surogate_core.plugins.registry import refusal
 from surogate_core.words import fold
+from surogate_models.api import TINY_CONFIG
 from surogate_profile.profiling import profile
 from surogate_profile.step_profile import StepProfile
 
-from .bench import TINY, Bench, Sample
+from .bench import Bench, Sample
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 32768,
@@ -35,7 +36,7 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 128,
     "max_position_embeddings": 4096,
 }
-"""Sizes of models in place of those of `TINY`. An example of the plugin that sets one of its own keeps it."""
+"""Sizes of models in place of those of `TINY_CONFIG`. An example of the plugin that sets one of its own keeps it."""
 
 RUN: Mapping[str, Any] = {"sequence_len": 2048, "per_device_train_batch_size": 4}
 STEPS = 3
@@ -160,7 +161,7 @@ def _runs(bench: Bench) -> Iterator[dict[str, Any]]:
         if own.get("from_scratch") is False and "adapter" not in own:
             continue
         tiny = json.loads((Path(own.get("model") or bench.model_dir()) / "config.json").read_text())
-        config = {k: SIZES[k] if k in SIZES and v == TINY.get(k) else v for k, v in tiny.items()}
+        config = {k: SIZES[k] if k in SIZES and v == TINY_CONFIG.get(k) else v for k, v in tiny.items()}
         dtype = {} if "model_dtype" in own else {"model_dtype": "bf16"}
         yield {**RUN, **dtype, **own, "model": str(bench.model_dir(config))}
 

@@ -34,34 +34,12 @@ from surogate_core.planning.plan import Plan
 from surogate_core.runtime.comms import copies
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
+from surogate_models.api import TINY_CONFIG
 from surogate_verify.rows import random_rows
 from surogate_verify.verification import Extent, Verification, verify
 
 from .check import NotApplicable
 from .subject import Subject
-
-VOCABULARY = 260
-TINY: Mapping[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "hidden_act": "silu",
-    "max_position_embeddings": 64,
-    "initializer_range": 0.05,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 257,
-    "pad_token_id": 256,
-}
-"""A config.json without `architectures` and `model_type`, with the keys that most models read."""
-
-_TEXT = "text_config"
 
 LINES = ("to be or not to be", "all the world is a stage", "brevity is the soul of wit", "what is past is prologue")
 STEPS = 8
@@ -126,12 +104,9 @@ class Bench:
         return self.registry.model_for({"architectures": ["Qwen3ForCausalLM"]})
 
     def config_of(self, model: ModelDef) -> list[dict[str, Any]]:
-        """Return tiny configs of a model: its examples, over `TINY`. An outer model has the keys of its text apart."""
+        """Return tiny configs of a model: its examples; without one, `TINY_CONFIG`."""
         own = {"architectures": [model.architectures[0]], "model_type": model.model_types[0]}
-        return [
-            {**own, **example, _TEXT: {**TINY, **example[_TEXT]}} if _TEXT in example else {**TINY, **own, **example}
-            for example in self.subject.examples(model) or [{}]
-        ]
+        return [{**own, **example} for example in self.subject.examples(model) or [{**TINY_CONFIG}]]
 
     def runs_of(self, model: ModelDef) -> list[dict[str, Any]]:
         """Return the keys of a run of each tiny config of a model.

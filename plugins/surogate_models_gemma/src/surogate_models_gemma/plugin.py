@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from surogate_core.api import provides
 from surogate_core.api.compiled import compiled_hooks
+from surogate_models.api import TINY_CONFIG
 
 from .gemma import GEMMA2, GEMMA3, GEMMA3_OUTER
 from .kernels import KERNELS
 from .ops import OPS
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
-_TEXT = {"rope_parameters": None, "sliding_window_pattern": 2}
+_TEXT = {**TINY_CONFIG, "rope_parameters": None, "sliding_window_pattern": 2}
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,

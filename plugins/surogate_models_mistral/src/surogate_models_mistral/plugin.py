@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surogate_core.api import provides
+from surogate_models.api import TINY_CONFIG
 
 from .ministral3 import MINISTRAL3
 from .mistral import MINISTRAL, MISTRAL
@@ -26,9 +27,9 @@ _TOWER = {
     "image_size": 28,
 }
 SUROGATE_EXAMPLES = {
-    "model ministral3": [{"rope_parameters": _ROPE}],
+    "model ministral3": [{**TINY_CONFIG, "rope_parameters": _ROPE}],
     "model mistral3": [
-        {"text_config": text, "vision_config": _TOWER, "tie_word_embeddings": False}
+        {"text_config": {**TINY_CONFIG, **text}, "vision_config": _TOWER, "tie_word_embeddings": False}
         for text in ({"model_type": "mistral"}, {"model_type": "ministral3", "rope_parameters": _ROPE})
     ],
 }

@@ -16,7 +16,8 @@ class BatchInputs:
     targets        int32 [T]: the label of each position, already shifted; -100 for none
     positions      int32 [T]: restart at 0 in each document
     cu_seqlens     int32 [max_documents + 1]: ascending offsets of the documents in [0, T]; unused entries are T. The
-                   documents cover [0, T]: padding is a document without labels.
+                   documents cover [0, T]: padding is a document without labels. Batches of few documents run with a
+                   shorter one, so no output of an op may depend on its length.
     loss_scale     fp32 []: 1 / number of labels in the whole optimizer step
     seq_len        tokens per row; no document is longer
     lmhead_chunks  number of chunks into which ops of the LM head divide the T rows to limit the memory of the logits

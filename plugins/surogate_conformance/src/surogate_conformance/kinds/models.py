@@ -1,4 +1,4 @@
-"""Checks of models, at a tiny config: that of an example, over keys that most models read."""
+"""Checks of models, at tiny configs: those of examples, or one of the keys that most models read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..bench import Bench, Steps, differing, shown
 from ..check import NotApplicable, proves
 from .training import CLOSE, SCALES, SUMS, check_scales, check_sums
 
-EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{"hidden_size": 64, ...}]}.'
+EXAMPLE = 'Give a config.json that fits: SUROGATE_EXAMPLES = {"model NAME": [{**TINY_CONFIG, "hidden_size": 32}]}.'
 
 
 @proves("model", remedy=EXAMPLE)
