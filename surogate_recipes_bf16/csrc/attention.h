@@ -19,13 +19,13 @@ void attention_mma(const void* qkv, const void* cu_seqlens, void* out, void* lse
                    cudaStream_t stream);
 
 // workspace: rowsum(dout out) and lse, both corrected, fp32 [H, tokens / chunks] each. own: whether out and lse are those of
-// attention; only then their rounding is corrected. chunks: as in CudnnAttentionBackward.
+// attention; only then their rounding is corrected. dlse: the gradient of lse, fp32 [H, tokens], or null. chunks: as in CudnnAttentionBackward.
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
-                         void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
+                         const void* dlse, void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
                          int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, bool own,
                          int64_t chunks, cudaStream_t stream);
 void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
-                       void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
+                       const void* dlse, void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
                        int64_t head_dim, int64_t window, double scale, double softcap, bool own, int64_t chunks,
                        cudaStream_t stream);
 

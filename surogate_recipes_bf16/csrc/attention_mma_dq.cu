@@ -3,7 +3,7 @@
 // Formulas, names and layouts are those of the plain kernels (attention_plain.cu, attention_plain_dq.cu), with the same
 // correction of the rounding of lse and out:
 //   p = exp(s - lse)     c = p (dout v^T - rowsum(dout out))     total = rowsum(p)     error = rowsum(c) / total
-//   dq = (c k - error p k) scale / total     lse += log(total)     rowsum(dout out) += error
+//   dq = (c k - (error - dlse) p k) scale / total     lse += log(total)     rowsum(dout out) += error - dlse
 // and as there, nothing is corrected of an out and lse that are not those of attention (own is false).
 // p and c are multiplied by the slope of a cap, 1 - (s / c)^2, where they multiply k. There they are bf16. What rounding adds
 // to the sum of c multiplies the part that all keys share, as the rounding of out does, so it is a part of the error of dq.
@@ -154,6 +154,11 @@ __global__ void __launch_bounds__(bwd_threads<D>, bwd_blocks<D>)
         }
         factors[i] = sizes.scale / sum;
         const int row = first + of_warp + lane / 4 + 8 * i;
+        if (tensors.dlse && row < end) {
+            const float given = tensors.dlse[head * sizes.lse_row + row];
+            of_delta -= given;
+            error[i] -= given;
+        }
         if (multiplies_c && row < end && lane % 4 == 0) {
             const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
             tensors.delta[at] = delta[i] + of_delta;
@@ -195,12 +200,12 @@ __global__ void __launch_bounds__(bwd_threads<D>, bwd_blocks<D>)
 
 }  // namespace
 
-void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
+void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, const void* dlse,
                        void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
                        int64_t head_dim, int64_t window, double scale, double softcap, bool own, int64_t chunks,
                        cudaStream_t stream) {
     constexpr auto op = "attention_mma_bwd";
-    const auto tensors = backward_of<T>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace);
+    const auto tensors = backward_of<T>(dout, qkv, out, lse, cu_seqlens, dlse, dqkv, workspace);
     Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
     whole.own = own;
     in_chunks(tensors, whole, chunks, op, [&](const Backward<T>& chunk, const Sizes& sizes) {

@@ -11,7 +11,8 @@
 //   total = rowsum(p)     error = rowsum(p (dout v^T - delta)) / total
 //   dq = (ds k - error scale p k) / total     lse += log(total)     delta += error
 // and attention_plain_dkdv.cu reads the corrected lse and delta. Of an out and lse that are not those of attention (own is
-// false: a softmax with sinks), rows of p have other sums: total is 1, and error is 0.
+// false: a softmax with sinks), rows of p have other sums: total is 1, and error is 0. The gradient of lse, dlse, is what
+// rows of ds sum to: error is less by it.
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
 //   dout    [T, H D], layout of out
@@ -138,6 +139,9 @@ __global__ void __launch_bounds__(threads, 2) attention_dq_kernel(Backward<float
             sum = 1.0f, error = 0.0f;
         }
         const int row = first + ty + 16 * i;
+        if (tensors.dlse && row < end) {
+            error -= tensors.dlse[head * sizes.lse_row + row];
+        }
         if (row < end && tx == 0) {
             const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
             tensors.delta[at] = row_delta[i] + error;
@@ -151,12 +155,12 @@ __global__ void __launch_bounds__(threads, 2) attention_dq_kernel(Backward<float
 
 }  // namespace
 
-void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
+void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, const void* dlse,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
                          int64_t kv_heads, int64_t head_dim, int64_t window, double scale, double softcap, bool own,
                          int64_t chunks, cudaStream_t stream) {
     constexpr auto op = "attention_plain_bwd";
-    const auto tensors = backward_of<float>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace);
+    const auto tensors = backward_of<float>(dout, qkv, out, lse, cu_seqlens, dlse, dqkv, workspace);
     Sizes whole = checked_sizes(tokens, documents, heads, kv_heads, head_dim, window, scale, softcap, op);
     whole.own = own;
     in_chunks(tensors, whole, chunks, op, [&](const Backward<float>& chunk, const Sizes& sizes) {

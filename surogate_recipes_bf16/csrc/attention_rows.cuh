@@ -141,6 +141,7 @@ struct Backward {
     const T* out;
     const float* lse;
     const int* cu_seqlens;
+    const float* dlse;  // null: zeros
     T* dqkv;
     float* delta;
     float* corrected_lse;
@@ -148,10 +149,16 @@ struct Backward {
 
 template <class T>
 Backward<T> backward_of(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
-                        void* dqkv, void* workspace) {
-    return {static_cast<const T*>(dout),         static_cast<const T*>(qkv), static_cast<const T*>(out),
-            static_cast<const float*>(lse),      static_cast<const int*>(cu_seqlens),
-            static_cast<T*>(dqkv),               static_cast<float*>(workspace), nullptr};
+                        const void* dlse, void* dqkv, void* workspace) {
+    return {static_cast<const T*>(dout),
+            static_cast<const T*>(qkv),
+            static_cast<const T*>(out),
+            static_cast<const float*>(lse),
+            static_cast<const int*>(cu_seqlens),
+            static_cast<const float*>(dlse),
+            static_cast<T*>(dqkv),
+            static_cast<float*>(workspace),
+            nullptr};
 }
 
 // Calls launch(tensors, sizes) for one chunk of rows after another, with one workspace.
@@ -162,6 +169,9 @@ void in_chunks(const Backward<T>& whole, const Sizes& sizes, int64_t chunks, con
     check_pointer(whole.out, op, "out", 16);
     check_pointer(whole.lse, op, "lse", 4);
     check_pointer(whole.cu_seqlens, op, "cu_seqlens", 4);
+    if (whole.dlse) {
+        check_pointer(whole.dlse, op, "dlse", 4);
+    }
     check_pointer(whole.dqkv, op, "dqkv", 16);
     check_pointer(whole.delta, op, "workspace", 4);
     const int tokens = sizes.tokens;
@@ -181,6 +191,7 @@ void in_chunks(const Backward<T>& whole, const Sizes& sizes, int64_t chunks, con
         chunk.qkv = whole.qkv + first * qkv_row;
         chunk.out = whole.out + first * out_row;
         chunk.lse = whole.lse + first;
+        chunk.dlse = whole.dlse ? whole.dlse + first : nullptr;
         chunk.dqkv = whole.dqkv + first * qkv_row;
         launch(chunk, of_chunk);
     }

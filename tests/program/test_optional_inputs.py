@@ -52,12 +52,18 @@ def test_the_optional_inputs_of_an_op_are_those_of_its_reference(kind: str) -> N
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_a_gradient_of_lse_is_refused_by_name_where_no_kernel_takes_it(dtype: str) -> None:
-    def unserved(op: Op) -> str:
-        return unserved_ops(resolve([op], lambda op: REGISTRY.kernel_for(op, TARGET, "bf16"), TARGET, REGISTRY.ops))
+def test_a_gradient_of_lse_goes_to_a_kernel_that_takes_it(dtype: str) -> None:
+    for more, taken in ((), ()), ((DLSE,), ("dlse",)):
+        found = REGISTRY.kernel_for(backward(*more, dtype=dtype), TARGET, "bf16")
+        assert found.kernel is not None and found.kernel.takes == taken
 
-    assert unserved(backward(dtype=dtype)) == ""
-    assert "  attention_bwd: surogate-recipe-bf16: does not take dlse" in unserved(backward(DLSE, dtype=dtype))
+
+def test_an_input_that_no_kernel_takes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY.ops, "attention", replace(REGISTRY.ops["attention"], optional={"planted": 2}))
+    _, qkv, out, lse, cu_seqlens = backward().ins
+    op = Op("attention", (qkv, cu_seqlens, DLSE), (out, lse), HEADS)
+    found = unserved_ops(resolve([op], lambda op: REGISTRY.kernel_for(op, TARGET, "bf16"), TARGET, REGISTRY.ops))
+    assert "  attention: surogate-recipe-bf16: does not take planted" in found
 
 
 def test_a_bias_of_a_product_is_taken_by_every_kernel_as_before() -> None:

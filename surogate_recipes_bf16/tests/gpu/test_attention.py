@@ -535,6 +535,31 @@ def test_cudnn_backward_of_sinks_is_by_the_out_and_lse_that_it_is_given(
         assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "sinks"])
+@pytest.mark.parametrize("scores", [{}, {"window": 40}, *SCORES.values()], ids=["plain", "window", *SCORES])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (4, 1, 128), (4, 2, 256)], ids=str)
+@pytest.mark.parametrize(("dtype", "kernels", "allowed"), [("fp32", PLAIN, 1e-5), ("bf16", MMA, 2.0**-7)])
+def test_a_gradient_of_lse_is_added(
+    dtype: str,
+    kernels: tuple[KernelDef, ...],
+    allowed: float,
+    heads: tuple[int, int, int],
+    scores: dict[str, float],
+    own: bool,
+) -> None:
+    """rows of ds sum to it: with one of the size of rowsum(dout out), most of dq and dk changes."""
+    case = Case(MIXED, heads, dtype, **scores)
+    given = case.backward_inputs() if own else case.inputs_of_sinks()
+    dlse = torch.randn_like(given[case.lse_value])
+    op = case.op_bwd if own else case.op_of_others
+    value = Value(name="dlse", shape=tuple(dlse.shape), dtype="fp32", role="act")
+    ins = [given[value].double() if given[value].is_floating_point() else given[value] for value in op.ins]
+    truth = reference.attention_bwd(*ins, dlse.double(), **op.attrs)
+    assert relative_error(reference.attention_bwd(*ins, **op.attrs), truth) > 10 * allowed
+    (dqkv,) = run_kernel(kernels, replace(op, ins=(*op.ins, value)), {**given, value: dlse})
+    assert_documents_close(case, dqkv, truth, case.pieces, allowed)
+
+
 @pytest.mark.parametrize(("dtype", "kernels"), [("fp32", PLAIN), ("bf16", MMA), ("bf16", CUDNN)])
 def test_the_backward_without_correction_is_that_with_it_but_for_rounding(
     dtype: str, kernels: tuple[KernelDef, ...]

@@ -11,7 +11,8 @@ attention_route.py selects the algorithm of cuDNN's backward, which determines w
 knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
 
 All backwards compute by the lse and out that they are given. Kernels of this project also correct their rounding by
-sums over the keys, and do not where the attr `own` says that they are not those of attention. cuDNN corrects nothing.
+sums over the keys, and do not where the attr `own` says that they are not those of attention. They take a gradient of
+lse, `dlse`, too. cuDNN corrects nothing and takes none.
 
 The attr `chunks` of a backward (`attn_bwd_chunks`) divides the rows of the micro-batch: chunks run one after another in
 the workspace of one.
@@ -73,7 +74,8 @@ def _bind_own_bwd(op: Op, ctx: BindContext) -> Call:
 
     shape = shape_of(op)
     launcher = _C.attention_plain_bwd if op.ins[0].dtype == "fp32" else _C.attention_mma_bwd
-    return ctx.call(launcher, *op.ins, op.outs[0], ctx.workspace, *shape.launch, shape.own, _own_chunks(op))
+    ins = op.ins if len(op.ins) == 6 else (*op.ins, 0)  # without the gradient of lse
+    return ctx.call(launcher, *ins, op.outs[0], ctx.workspace, *shape.launch, shape.own, _own_chunks(op))
 
 
 def _own_bwd_workspace(op: Op, target: Target) -> int:
@@ -207,14 +209,18 @@ def _own(
             supports=supports,
             bind=_bind_own,
         ),
-        KernelDef(
-            op="attention_bwd",
-            dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
-            attrs=("window", "scale", "softcap", "own", "chunks"),
-            arithmetic=(rate, backward),
-            supports=supports,
-            bind=_bind_own_bwd,
-            workspace=_own_bwd_workspace,
+        *(
+            KernelDef(
+                op="attention_bwd",
+                dtypes=(*_ins("attention_bwd", dtype), *dlse, *_outs("attention_bwd", dtype)),
+                attrs=("window", "scale", "softcap", "own", "chunks"),
+                takes=("dlse",) if dlse else (),
+                arithmetic=(rate, backward),
+                supports=supports,
+                bind=_bind_own_bwd,
+                workspace=_own_bwd_workspace,
+            )
+            for dlse in ((), ("fp32",))
         ),
     )
 
