@@ -547,10 +547,10 @@ def test_a_gradient_of_lse_is_added(
     scores: dict[str, float],
     own: bool,
 ) -> None:
-    """rows of ds sum to it: with one of the size of rowsum(dout out), most of dq and dk changes."""
+    """Rows of ds sum to it. It has the size of dp, so that dq and dk are others without it."""
     case = Case(MIXED, heads, dtype, **scores)
     given = case.backward_inputs() if own else case.inputs_of_sinks()
-    dlse = torch.randn_like(given[case.lse_value])
+    dlse = torch.randn_like(given[case.lse_value]) * heads[2] ** 0.5
     op = case.op_bwd if own else case.op_of_others
     value = Value(name="dlse", shape=tuple(dlse.shape), dtype="fp32", role="act")
     ins = [given[value].double() if given[value].is_floating_point() else given[value] for value in op.ins]
