@@ -31,6 +31,7 @@ from ..reporting.text import names_text
 from ..runs.published_form import Form
 from .checked_form import CheckedForm
 from .formed_weights import FormedWeights, find_formed
+from .moved_tensors import moved_rows
 from .weights_file import AGAIN, LOADABLE, opened
 
 WEIGHTS = "model.safetensors"
@@ -132,14 +133,11 @@ class StoredWeights:
         places = {name: elements for name, elements in found.items() if elements.count}
 
         def load(weight: Callable[[str], Any], name: str, upload: Upload) -> None:
-            elements, width = places[name], prod(places[name].shape[1:])
-            first = elements.first // width
-            stored = moved[name].load(weight(name)[...]) if name in moved else weight(name)
-            rows = stored[first : -(-(elements.first + elements.count) // width)]
-            at = elements.first - first * width
-            for target in elements.tensors:
-                upload.copy(target, rows.reshape(-1)[at : at + target.numel()])
-                at += target.numel()
+            elements, width, stored = places[name], prod(places[name].shape[1:]), weight(name)
+            first, last = elements.first // width, -(-(elements.first + elements.count) // width)
+            parts = moved_rows(moved[name], stored, first, last) if name in moved else [(first, stored[first:last])]
+            for row, rows in parts:
+                _copy(elements, row * width, rows.reshape(-1), upload)
 
         formed = places.keys() & self.formed.tensors.keys()
         for path, names in self.files.items():
@@ -150,6 +148,16 @@ class StoredWeights:
             fill(
                 partial(load, lambda name: weight(name, places[name].tensors[0].dtype), name) for name in sorted(formed)
             )
+
+
+def _copy(elements: Pieces, first: int, given: Tensor, upload: Upload) -> None:
+    """Copy elements of a tensor, from the one of index `first` on, as far as a process has them."""
+    at = elements.first
+    for target in elements.tensors:
+        begin, end = max(at, first), min(at + target.numel(), first + given.numel())
+        if begin < end:
+            upload.copy(target[begin - at : end - at], given[begin - first : end - first])
+        at += target.numel()
 
 
 def open_weights(

@@ -132,6 +132,9 @@ def _check_matrices(model: str, stored: WeightMap, param: Value, declared: int) 
 
 def _rows(model: str, tensor: HFTensor) -> tuple[int, ...]:
     try:
-        return tensor.rows
+        rows = tensor.rows
+        if tensor.leading and (len(rows) != 2 or rows[0] % tensor.shape[0]):
+            raise ProgramError(f"its layout has leading=True and {list(rows)}, which are no rows of each index")
+        return rows
     except ProgramError as error:
         raise ProgramError(f"{model}: {tensor.name} {list(tensor.shape)}: {error}") from None

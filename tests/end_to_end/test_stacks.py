@@ -1,0 +1,89 @@
+"""Whole runs of a model whose checkpoints hold the experts of a layer in one tensor."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stacked_family
+import torch
+from end_to_end.product import Workplace, losses, make_workplace
+from end_to_end.several import trained as trained_together
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from surogate import run
+from surogate.checkpoints.model_ranges import in_rows
+from surogate_core.errors import ConfigError
+
+GATE_UP, DOWN = (f"model.layers.0.mlp.experts.{name}_proj" for name in ("gate_up", "down"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    keys: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "validation_split_ratio": 0}
+    root = tmp_path_factory.mktemp("stacks")
+    workplace = make_workplace(root, plugins=[stacked_family.__file__], **keys, eval_steps=0, learning_rate=1e-2)
+    shutil.rmtree(root / "model")
+    stacked_family.write_base(root / "model")
+    return workplace
+
+
+def train(place: Workplace, name: str, **keys: Any) -> Path:
+    """Train into the folder `name`, unless that is done, and return the folder."""
+    output = place.root / name
+    if not output.exists():
+        given = {"output_dir": str(output), **keys}
+        run.train(run.load(place.write(**given), mode="train"), notice=lambda line: None)
+    return output
+
+
+def weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    return load_file(folder / f"{name}.safetensors")
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(x, other[name]) for name, x in one.items())
+
+
+def test_stacks_are_read_and_written_without_a_change_of_a_bit(place: Workplace) -> None:
+    still = train(place, "still", learning_rate=0, max_steps=1)
+    assert equal(weights(place.root / "model"), weights(still))
+
+
+def test_a_trained_model_is_loaded_by_transformers(place: Workplace) -> None:
+    folder = train(place, "normuon", optimizer="normuon")
+    assert losses(folder)[-1] < losses(folder)[0]
+    loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    before = weights(place.root / "model")
+    assert all((loaded[name] != before[name]).flatten(1).any(1).all() for name in (GATE_UP, DOWN))
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_ranks_divide_stacks_and_have_the_bits_of_one(place: Workplace, level: int) -> None:
+    """In a process, that then writes whole tensors of the parts of its ranks."""
+    keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "optimizer": "adamw"}
+    two = {**keys, "ranks_per_gpu": 2, "zero_level": level}
+    divided, straight = train(place, f"level{level}", **two), train(place, "two", **keys, ranks_per_gpu=2)
+    assert losses(divided) == losses(straight) and equal(weights(divided), weights(straight))
+
+
+@pytest.mark.slow
+def test_several_processes_write_resume_and_export_their_parts_of_stacks(place: Workplace) -> None:
+    keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": 4, "save_steps": 2}
+    alone = train(place, "alone", **keys, zero_level=3, ranks_per_gpu=2)
+    here = Workplace(place.root, {**place.config, **keys, "zero_level": 3, "output_dir": str(place.root / "together")})
+    trained_together(here, **keys)
+    assert equal(weights(here.out), weights(alone)), "of two processes"
+    checkpoint = here.out / "step_00000002"
+    assert GATE_UP in in_rows(checkpoint)
+    run.export(checkpoint, place.root / "exported", config=place.write())
+    assert equal(weights(place.root / "exported"), weights(alone / "step_00000002"))
+    with pytest.raises(ConfigError, match=r"no installed package, .* builds GptOssForCausalLM"):
+        run.export(checkpoint, place.root / "without")
+    resumed = Workplace(place.root, {**here.config, "output_dir": str(place.root / "resumed")})
+    trained_together(resumed, **keys, resume_from_checkpoint=str(checkpoint))
+    assert equal(weights(resumed.out), weights(alone)), "resumed"
