@@ -18,7 +18,13 @@ from transformers import AutoModelForCausalLM
 from surogate import run
 from surogate.checkpoints.model_ranges import in_rows
 from surogate_core.errors import ConfigError
+from surogate_verify.verification import Extent, verify
 
+LORA: dict[str, Any] = {
+    "lora": True,
+    "lora_rank": 4,
+    "lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}
 GATE_UP, DOWN = (f"model.layers.0.mlp.experts.{name}_proj" for name in ("gate_up", "down"))
 
 
@@ -87,3 +93,66 @@ def test_several_processes_write_resume_and_export_their_parts_of_stacks(place: 
     resumed = Workplace(place.root, {**here.config, "output_dir": str(place.root / "resumed")})
     trained_together(resumed, **keys, resume_from_checkpoint=str(checkpoint))
     assert equal(weights(resumed.out), weights(alone)), "resumed"
+
+
+# ------------------------------------------------------------------------------------------------------------ adapters
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model.eval()(input_ids=torch.arange(40, 72)[None]).logits
+        return found
+
+
+def base_of(place: Workplace) -> Any:
+    return AutoModelForCausalLM.from_pretrained(place.root / "model", dtype=torch.float32)
+
+
+def test_an_adapter_of_experts_is_pefts_and_merged_has_its_logits(place: Workplace) -> None:
+    peft = pytest.importorskip("peft")
+    folder = train(place, "lora", **LORA, merge_adapter=True, verify_outputs=True)
+    assert losses(folder)[-1] < losses(folder)[0]
+    theirs = peft.PeftModel.from_pretrained(base_of(place), folder / "adapter")
+    wanted = logits(theirs)
+    assert not torch.allclose(wanted, logits(base_of(place)), atol=1e-2)
+    run.merge(folder / "adapter", place.root / "by-command", config=place.write())
+    for merged in (folder / "merged", place.root / "by-command"):
+        found = logits(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"has adapters of experts, mlp.experts.* builds GptOssForCausalLM"):
+        run.merge(folder / "adapter", place.root / "without")
+
+
+def test_an_adapter_of_experts_is_resumed_and_trained_further(place: Workplace) -> None:
+    straight = train(place, "straight", **LORA, save_steps=1)
+    shutil.copytree(straight / "step_00000002", place.root / "resumed-lora/step_00000002")
+    given = {"output_dir": str(place.root / "resumed-lora"), "resume_from_checkpoint": True}
+    run.train(run.load(place.write(**LORA, **given, save_steps=1), mode="train"), notice=lambda line: None)
+    resumed = place.root / "resumed-lora"
+    assert equal(weights(resumed / "adapter", "adapter_model"), weights(straight / "adapter", "adapter_model"))
+    still = {**LORA, "adapter_path": str(straight / "adapter"), "learning_rate": 0, "max_steps": 1}
+    again = train(place, "again", **still)
+    assert equal(weights(again / "adapter", "adapter_model"), weights(straight / "adapter", "adapter_model"))
+    assert losses(again)[0] < losses(straight)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("lora=true", "lora_rank=4", f"lora_target_parameters={LORA['lora_target_parameters']}")]
+)
+def test_gradients_are_those_of_transformers_and_peft(place: Workplace, words: tuple[str, ...]) -> None:
+    pytest.importorskip("peft")
+    result = verify(place.write(), ["model_dtype=fp32", *words], Extent(), notice=lambda line: None)
+    assert result.passed, result.first_wrong
+    names = {row.name for row in result.verdict.rows if row.kind == "gradient"}
+    ends = (".lora_A_experts", ".lora_B_experts") if words else ("",)
+    assert {f"{name}{end}" for name in (GATE_UP, DOWN) for end in ends} <= names
+
+
+@pytest.mark.slow
+def test_processes_divide_frozen_stacks_beside_their_adapters(place: Workplace) -> None:
+    keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, **LORA, "zero_level": 3}
+    alone = train(place, "lora-alone", **keys, ranks_per_gpu=2)
+    here = Workplace(place.root, {**place.config, **keys, "output_dir": str(place.root / "lora-together")})
+    trained_together(here, **keys, max_steps=3)
+    of_two, of_one = (weights(folder / "adapter", "adapter_model") for folder in (here.out, alone))
+    assert losses(here.out) == losses(alone) and equal(of_two, of_one)

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from surogate_core.api import ConfigError, read_json_object
 
-from .experts import COUNTS
-
 T = TypeVar("T")
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json that may hold the number of experts."""
 
 WEIGHT = ".weight"
 _TAKEN = ("gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3")
