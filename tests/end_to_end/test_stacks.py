@@ -156,3 +156,80 @@ def test_processes_divide_frozen_stacks_beside_their_adapters(place: Workplace) 
     trained_together(here, **keys, max_steps=3)
     of_two, of_one = (weights(folder / "adapter", "adapter_model") for folder in (here.out, alone))
     assert losses(here.out) == losses(alone) and equal(of_two, of_one)
+
+
+# ------------------------------------------------------------------------------------------------------ weight formats
+
+
+FORMATS = {"qlora_bnb": "bitsandbytes", "qlora_fp8": "fp8", "qlora_fp4": "modelopt"}
+
+
+@pytest.mark.parametrize("key", FORMATS)
+def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, key: str) -> None:
+    """A run on the stack and one on the quantized checkpoint, which has a matrix for each expert, are the same."""
+    told: list[str] = []
+    folder = place.root / key
+    words = [f"{key}=true", "model_dtype=bf16", f"plugins=[{stacked_family.__file__}]"]
+    run.quantize(str(place.root / "model"), folder, words, notice=told.append)
+    assert any(
+        f"{GATE_UP} is written as 5 matrices, {GATE_UP}.0 and on, which transformers does not read" in t for t in told
+    )
+    held, before = weights(folder), weights(place.root / "model")
+    assert GATE_UP not in held and held[f"{GATE_UP}.4"].numel() in (128 * 64, 128 * 32)
+    assert torch.equal(held[f"{GATE_UP}_bias"], before[f"{GATE_UP}_bias"])
+    keys = {**LORA, key: True, "model_dtype": "bf16"}
+    on_stack = train(place, f"{key}-on-stack", **keys)
+    assert losses(on_stack)[-1] < losses(on_stack)[0]
+    on_matrices = train(place, f"{key}-on-matrices", **keys, model=str(folder))
+    assert losses(on_stack) == losses(on_matrices)
+    one, other = (weights(out / "adapter", "adapter_model") for out in (on_stack, on_matrices))
+    assert equal(one, other)
+
+
+def test_transformers_does_not_read_a_quantized_stack(place: Workplace) -> None:
+    """As the notice says. If it does one day, this fails, and the notice goes."""
+    folder = place.root / "in-nf4"
+    words = ["qlora_bnb=true", f"plugins=[{stacked_family.__file__}]"]
+    run.quantize(str(place.root / "model"), folder, words, notice=lambda line: None)
+    _, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert {GATE_UP, DOWN} <= set(found["missing_keys"])
+
+
+def test_a_stack_has_the_codes_of_its_experts_alone(place: Workplace) -> None:
+    import bitsandbytes as bnb
+
+    folder = place.root / "plain-nf4"
+    words = [
+        "qlora_bnb=true",
+        "qlora_bnb_double_quant=false",
+        "model_dtype=fp32",
+        f"plugins=[{stacked_family.__file__}]",
+    ]
+    run.quantize(str(place.root / "model"), folder, words, notice=lambda line: None)
+    held, before = weights(folder), weights(place.root / "model")
+    codes, state = bnb.functional.quantize_4bit(before[GATE_UP][3].T.contiguous(), quant_type="nf4")
+    assert torch.equal(held[f"{GATE_UP}.3"], codes) and torch.equal(held[f"{GATE_UP}.3.absmax"], state.absmax)
+
+
+def test_the_distance_of_a_merged_stack_from_the_stored_base_is_told(place: Workplace) -> None:
+    folder, told = train(place, "merged-nf4", **LORA, qlora_bnb=True), list[str]()
+    run.merge(folder / "adapter", place.root / "of-nf4", config=place.write(**LORA, qlora_bnb=True), notice=told.append)
+    assert any("the merged matrices differ from that base with the adapter by" in line for line in told)
+    result = verify(
+        place.write(**LORA, qlora_bnb=True), ["model_dtype=bf16"], Extent(layers=1), notice=lambda line: None
+    )
+    assert result.passed, result.first_wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", FORMATS)
+def test_processes_divide_quantized_stacks(place: Workplace, key: str) -> None:
+    keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, **LORA, key: True, "zero_level": 3}
+    keys["model_dtype"] = "bf16"
+    alone = train(place, f"{key}-alone", **keys, ranks_per_gpu=2)
+    for name, model in (("stack", place.root / "model"), ("matrices", place.root / key)):
+        output = place.root / f"{key}-together-{name}"
+        here = Workplace(place.root, {**place.config, **keys, "model": str(model), "output_dir": str(output)})
+        trained_together(here, **keys, max_steps=3)
+        of_two, of_one = (weights(folder / "adapter", "adapter_model") for folder in (here.out, alone))
+        assert losses(here.out) == losses(alone) and equal(of_two, of_one)
