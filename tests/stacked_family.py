@@ -173,7 +173,7 @@ def sinks(
     n_kv_heads: int,
     head_dim: int,
     seq_len: int,
-    window: int,
+    window: int = 0,
 ) -> Tensor:
     """A sink takes the share exp(sink) / (exp(sink) + exp(lse)) of a softmax: the rest is sigmoid(lse - sink)."""
     from surogate_core.reference.attention import attention
