@@ -11,7 +11,7 @@ import stacked_family
 import torch
 from end_to_end.product import Workplace, losses, make_workplace
 from end_to_end.several import trained as trained_together
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -181,6 +181,23 @@ def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, k
     assert losses(on_stack) == losses(on_matrices)
     one, other = (weights(out / "adapter", "adapter_model") for out in (on_stack, on_matrices))
     assert equal(one, other)
+
+
+def test_a_quantized_stack_without_one_of_its_experts_is_refused_by_name(place: Workplace, tmp_path: Path) -> None:
+    words = ["qlora_fp8=true", f"plugins=[{stacked_family.__file__}]"]
+    run.quantize(str(place.root / "model"), tmp_path / "fp8", words, notice=lambda line: None)
+    held = weights(tmp_path / "fp8")
+    keys = {**LORA, "qlora_fp8": True, "model": str(tmp_path / "fp8"), "output_dir": str(tmp_path / "out")}
+    for change, message in (
+        ({f"{GATE_UP}.3": None}, rf"lacks {GATE_UP}\.3,"),
+        ({f"{GATE_UP}.5": held[f"{GATE_UP}.3"]}, rf"holds {GATE_UP}\.5,"),
+        ({f"{GATE_UP}.3": held[f"{GATE_UP}.3"].float()}, rf"{GATE_UP}\.0 is quantized and {GATE_UP}\.3 is not"),
+        ({f"{GATE_UP}.3": held[f"{GATE_UP}.3"][:5]}, rf"{GATE_UP}\.3: must be E4M3 \[128, 64\], found .* \[5, 64\]"),
+    ):
+        changed = {name: x.clone() for name, x in (held | change).items() if x is not None}
+        save_file(changed, tmp_path / "fp8/model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ConfigError, match=message):
+            run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
 
 
 def test_transformers_does_not_read_a_quantized_stack(place: Workplace) -> None:

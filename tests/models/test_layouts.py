@@ -25,7 +25,7 @@ from surogate_core.assembly.assemble import assemble, record
 from surogate_core.runtime.pieces import Pieces
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
-from surogate_models.api import Interleaved, Transposed, decoder, pre_norm, pre_norm_weights
+from surogate_models.api import Interleaved, Stacked, Transposed, decoder, pre_norm, pre_norm_weights
 from surogate_models.llama import dims
 from surogate_qlora_nf4.format import NF4
 from surogate_qlora_nf4.options import Nf4Options
@@ -169,10 +169,14 @@ def test_a_weight_format_rounds_the_rows_of_the_param(tmp_path: Path) -> None:
 
 
 def test_a_quantized_checkpoint_with_a_weight_in_another_order_is_not_written(tmp_path: Path) -> None:
-    run: Any = SimpleNamespace(model_dir=tmp_path)
+    run: Any = SimpleNamespace(model_dir=tmp_path, model_config={}, config=SimpleNamespace(quantize_embedding=False))
     codec = MatrixCodec(NF4, Nf4Options(), OPS, "fp32")
     with pytest.raises(ConfigError, match=f"{DOWN} is transposed, a layout without `leading`, which no weight format"):
-        quantized_form(run, codec, [tensor for m in MAPS for tensor in m.tensors if tensor.name == DOWN])
+        quantized_form(run, codec, [held for m in MAPS for held in matrices_in(m) if held.tensor.name == DOWN])
+    stack = HFTensor("x", (5, 4, 6), Stacked(6, Transposed()))
+    quantized_form(run, codec, matrices_in(WeightMap("x", (stack,), matrices=5)))
+    with pytest.raises(ConfigError, match="x is a stack of matrices, each transposed, of one matrix, which no weight"):
+        quantized_form(run, codec, matrices_in(WeightMap("x", (stack,))))
 
 
 def test_several_processes_do_not_divide_a_weight_in_another_order() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from surogate_core.api import HFTensor, WeightMap
+from surogate_core.api import WeightMap
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
@@ -89,7 +89,7 @@ def quantize_checkpoint(
     config.json, or a weight is not finite.
     """
     codec, stored = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
-    form, maps = _form(run, codec, [held.tensor for held in stored.values()]), planned.assembly.weights
+    form, maps = _form(run, codec, stored.values()), planned.assembly.weights
     base = open_base(run, maps)
     others = [
         t.name.removesuffix(_MODULE) for m in maps for t in m.tensors if len(t.shape) == 2 and t.name not in stored
@@ -134,13 +134,13 @@ def _told_of_stack(held: Matrices, key: str) -> str:
     )
 
 
-def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedForm:
+def _form(run: Run, codec: MatrixCodec, tensors: Iterable[Matrices]) -> CheckedForm:
     """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
-    if moved := [tensor for tensor in tensors if tensor.layout and not tensor.leading]:
-        raise ConfigError(
-            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, a layout without `leading`, which no weight "
-            "format can hold."
-        )
+    for held in (held for held in tensors if held.tensor.layout):
+        if not held.tensor.leading or len(held.each) == 1:
+            why = "of one matrix" if held.tensor.leading else "a layout without `leading`"
+            what = f"{held.tensor.name} is {held.tensor.layout}, {why}, which no weight format can hold"
+            raise ConfigError(f"{run.model_dir}: {what}.")
     if codec.format.checkpoints is None:
         raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
     if run.config.quantize_embedding:

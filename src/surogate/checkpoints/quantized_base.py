@@ -35,8 +35,10 @@ def as_quantized(
     found = {name for names in files.values() for name in names}
 
     def is_split(m: WeightMap) -> bool:
+        if not any(tensor.leading for tensor in m.tensors):
+            return False
         names = {matrix.name for held in matrices_in(m) for matrix in held.each} - {t.name for t in m.tensors}
-        return any(tensor.leading for tensor in m.tensors) and not names.isdisjoint(found)
+        return not names.isdisjoint(found)
 
     return [by_matrix(m) if is_split(m) else m for m in maps]
 
