@@ -228,7 +228,8 @@ def _of_unknown(path: Path, config: _Config) -> Merge:
         kind = next(iter(base.get("architectures") or [base.get("model_type")]))
         raise ConfigError(
             f"{path}: has adapters of experts, {', '.join(config.options.lora_target_parameters)}, and no installed "
-            f"package builds {kind}. Install it, or name the run.yaml whose plugins have it: --config PATH."
+            f"package builds {kind} with the base's config.json, or says where they are. Install it, or name the "
+            "run.yaml whose plugins have it: --config PATH."
         )
 
     return Merge(config.base_model, {}, check=check, base_revision=config.revision)
