@@ -135,8 +135,6 @@ def experts(b: Builder, d: Dims, name: str, x: Value) -> Value:
 
 def block_weights(d: Dims, name: str, source: str) -> list[WeightMap]:
     mlp, ff = f"{name}.mlp", f"{source}.mlp.experts"
-    gate_up = HFTensor(f"{ff}.gate_up_proj", (d.n_experts, d.d_model, 2 * d.d_ff), Stacked(2 * d.d_ff, Transposed()))
-    down = HFTensor(f"{ff}.down_proj", (d.n_experts, d.d_ff, d.d_model), Stacked(d.d_model, Transposed()))
     return [
         *attention_weights(d, f"{name}.attn", f"{source}.self_attn"),
         weight_map(f"{name}.attn.sinks", (f"{source}.self_attn.sinks", d.n_heads)),
@@ -144,10 +142,19 @@ def block_weights(d: Dims, name: str, source: str) -> list[WeightMap]:
         weight_map(f"{mlp}.norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
         weight_map(f"{mlp}.router", (f"{source}.mlp.router.weight", d.n_experts, d.d_model), kind="router"),
         weight_map(f"{mlp}.router_bias", (f"{source}.mlp.router.bias", d.n_experts)),
-        WeightMap(f"{mlp}.gate_up", (gate_up,), matrices=d.n_experts, parameter=gate_up.name),
+        *expert_weights(d, mlp, ff),
         weight_map(f"{mlp}.gate_up_bias", (f"{ff}.gate_up_proj_bias", d.n_experts, 2 * d.d_ff)),
-        WeightMap(f"{mlp}.down", (down,), matrices=d.n_experts, parameter=down.name),
         weight_map(f"{mlp}.down_bias", (f"{ff}.down_proj_bias", d.n_experts, d.d_model)),
+    ]
+
+
+def expert_weights(d: Dims, mlp: str, ff: str) -> list[WeightMap]:
+    """Return the maps of the stacks: checkpoints have gate_up_proj [E, K, N] and down_proj."""
+    gate_up = HFTensor(f"{ff}.gate_up_proj", (d.n_experts, d.d_model, 2 * d.d_ff), Stacked(2 * d.d_ff, Transposed()))
+    down = HFTensor(f"{ff}.down_proj", (d.n_experts, d.d_ff, d.d_model), Stacked(d.d_model, Transposed()))
+    return [
+        WeightMap(f"{mlp}.gate_up", (gate_up,), matrices=d.n_experts, parameter=gate_up.name),
+        WeightMap(f"{mlp}.down", (down,), matrices=d.n_experts, parameter=down.name),
     ]
 
 
