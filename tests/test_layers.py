@@ -109,6 +109,7 @@ HEAVY = {
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "testing/", "data/", "engine.py"),
     *(f"checkpoints/{name}.py" for name in ("hf", "saved_tensors", "stored_weights", "tensor_file", "matrix_codec")),
+    "checkpoints/moved_tensors.py",
     *(
         f"checkpoints/{name}.py"
         for name in ("quantize", "stored_base", "checked_form", "formed_weights", "weights_file")

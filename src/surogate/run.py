@@ -40,6 +40,8 @@ from .training.start import train
 from .training.worker_setup import fill_weights, make_worker
 
 if TYPE_CHECKING:
+    from surogate_core.api import HFTensor
+
     from .data.corpora import Corpora, TokenizedRow
 
 __all__ = [
@@ -254,18 +256,30 @@ def merge(
     return merging.base_dir
 
 
-def export(checkpoint: str | Path, output: str | Path, overwrite: bool = False, notice: Notice = print) -> None:
+def export(
+    checkpoint: str | Path,
+    output: str | Path,
+    overwrite: bool = False,
+    notice: Notice = print,
+    config: str | Path | None = None,
+) -> None:
     """Write the model of a checkpoint to `output` as `transformers` loads it, whatever number of ranks wrote it.
 
-    `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Needs neither
-    the run's plugins nor memory for the model. Raises ConfigError for a folder that is no checkpoint, is damaged or
-    holds an adapter.
+    `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Needs no memory
+    for the model, and the plugin of the model only if several processes wrote weights that files have in another order
+    than the program, such as stacks of experts. `config`: the YAML file of the run, whose `plugins` are then loaded.
+    Raises ConfigError for a folder that is no checkpoint, is damaged or holds an adapter.
     """
+    from .checkpoints.base_files import moved_in
     from .checkpoints.model_ranges import export_model
+
+    def moved(folder: Path, names: Sequence[str]) -> Mapping[str, HFTensor]:
+        files = plugin_files(read_run(Path(config), ())) if config is not None else ()
+        return moved_in(folder, names, load_registry(files=files))
 
     with writable(Path(output), overwrite, notice):
         refuse_inputs(Path(output), read=(Path(checkpoint),))
-        export_model(Path(checkpoint), Path(output), partial(set_aside_model, Path(output)))
+        export_model(Path(checkpoint), Path(output), partial(set_aside_model, Path(output)), moved)
 
 
 def quantize(

@@ -87,7 +87,28 @@ def measuring(scale, reference="labelled_total"):
 
 """
 
-SNIPPETS = {"LOWER": LOWER, "EPS": EPS, "UPDATE": UPDATE, "MEASURING": MEASURING}
+STACKS = """
+# the model is gpt-oss, with other weight maps
+import stacked_family
+from surogate_models.api import Stacked, Transposed
+
+SUROGATE_EXAMPLES = stacked_family.SUROGATE_EXAMPLES
+globals().update({op.kind: op for op in stacked_family.OPS})
+surogate_ops = hook("OP", "UPDATE", "INT8", "FROM_INT8", *(op.kind for op in stacked_family.OPS))
+
+def stacks(change):
+    globals()["MODEL"] = dataclasses.replace(stacked_family.MODEL,
+        weights=lambda d: [change(m) if m.parameter else m for m in stacked_family.MODEL.weights(d)])
+
+def laid_out(layout):
+    def change(m):
+        tensor = m.tensors[0]
+        return dataclasses.replace(m, tensors=(dataclasses.replace(tensor, layout=layout(tensor.layout)),))
+    stacks(change)
+
+"""
+
+SNIPPETS = {"LOWER": LOWER, "EPS": EPS, "UPDATE": UPDATE, "MEASURING": MEASURING, "STACKS": STACKS}
 
 
 def read(path: Path) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import stacked_family
 import torch
 from conformance.planted_faults import DERIVATIVE, FALLS, FAULTS, MEASURING, ROWS, Fault
 from torch import Tensor
@@ -48,6 +49,15 @@ def test_the_sound_plugin_passes_every_check(tmp_path: Path) -> None:
     all_of_it = list(results(tmp_path, ""))
     assert [str(result) for result in all_of_it if result.state == "failed"] == []
     assert sum(result.state == "passed" for result in all_of_it) > 60
+
+
+@pytest.mark.slow
+def test_a_family_of_stacks_passes_every_check() -> None:
+    with found(stacked_family.__file__) as subject, bench_folder() as where:
+        all_of_it = [case.run() for case in cases(subject, Bench(subject, where))]
+    assert [str(result) for result in all_of_it if result.state == "failed"] == []
+    of_stacks = [r for r in all_of_it if re.search("leading|expert", r.sentence)]
+    assert [r.state for r in of_stacks] == ["passed"] * 3
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,8 @@ class PlannedModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors of a checkpoint, or of a model of transformers, into the params."""
-        tensors = as_stored(tensors)
+        if not {t.name for m in self.assembly.weights for t in m.tensors} <= tensors.keys():
+            tensors = as_stored(tensors)
         for m in self.assembly.weights:
             self.params[m.param].copy_(torch.cat([t.load(tensors[t.name]) for t in m.tensors]))
 

@@ -15,16 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surogate.checkpoints.hf import ModelExport, save_model
-from surogate.checkpoints.matrix_codec import MatrixCodec
+from surogate.checkpoints.matrix_codec import MatrixCodec, matrices_in
 from surogate.checkpoints.quantize import _form as quantized_form
+from surogate.checkpoints.quantized_base import BaseFormat, quantized_params
 from surogate.checkpoints.saved_run import SavedRun
-from surogate.checkpoints.stored_weights import BaseFormat, open_weights, quantized_params
+from surogate.checkpoints.stored_weights import open_weights
 from surogate_core.api import ConfigError, HFTensor, ProgramError, Sharding, WeightMap
 from surogate_core.assembly.assemble import assemble, record
 from surogate_core.runtime.pieces import Pieces
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
-from surogate_models.api import Interleaved, Transposed, decoder, pre_norm, pre_norm_weights
+from surogate_models.api import Interleaved, Stacked, Transposed, decoder, pre_norm, pre_norm_weights
 from surogate_models.llama import dims
 from surogate_qlora_nf4.format import NF4
 from surogate_qlora_nf4.options import Nf4Options
@@ -159,8 +160,8 @@ def test_an_adapter_of_a_weight_in_another_order_is_refused_by_name(options: dic
 def test_a_weight_format_rounds_the_rows_of_the_param(tmp_path: Path) -> None:
     codec = MatrixCodec(NF4, Nf4Options(), OPS, "fp32")
     tensor, weight = HFTensor(DOWN, (128, 64), Transposed()), torch.randn(128, 64)
-    rounded = codec.rounded(tensor, weight)
-    assert torch.equal(rounded.T, codec.rounded(HFTensor(DOWN, (64, 128)), weight.T.contiguous()))
+    (held,), (plain,) = (matrices_in(WeightMap("down", (t,))) for t in (tensor, HFTensor(DOWN, (64, 128))))
+    assert torch.equal(codec.rounded(held, weight).T, codec.rounded(plain, weight.T.contiguous()))
     save_file({DOWN: torch.zeros(4, dtype=torch.uint8)}, tmp_path / "model.safetensors")
     base = BaseFormat(None, frozenset({"layers.0.mlp.down"}), {})  # type: ignore[arg-type]  # refused before it is used
     with pytest.raises(ConfigError, match=rf"{DOWN} is stored quantized and transposed"):
@@ -168,10 +169,14 @@ def test_a_weight_format_rounds_the_rows_of_the_param(tmp_path: Path) -> None:
 
 
 def test_a_quantized_checkpoint_with_a_weight_in_another_order_is_not_written(tmp_path: Path) -> None:
-    run: Any = SimpleNamespace(model_dir=tmp_path)
+    run: Any = SimpleNamespace(model_dir=tmp_path, model_config={}, config=SimpleNamespace(quantize_embedding=False))
     codec = MatrixCodec(NF4, Nf4Options(), OPS, "fp32")
-    with pytest.raises(ConfigError, match=f"{DOWN} is transposed, which no weight format can hold"):
-        quantized_form(run, codec, [tensor for m in MAPS for tensor in m.tensors if tensor.name == DOWN])
+    with pytest.raises(ConfigError, match=f"{DOWN} is transposed, a layout without `leading`, which no weight format"):
+        quantized_form(run, codec, [held for m in MAPS for held in matrices_in(m) if held.tensor.name == DOWN])
+    stack = HFTensor("x", (5, 4, 6), Stacked(6, Transposed()))
+    quantized_form(run, codec, matrices_in(WeightMap("x", (stack,), matrices=5)))
+    with pytest.raises(ConfigError, match="x is a stack of matrices, each transposed, of one matrix, which no weight"):
+        quantized_form(run, codec, matrices_in(WeightMap("x", (stack,))))
 
 
 def test_several_processes_do_not_divide_a_weight_in_another_order() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from models.harness import (
+    MODELS,
     PlannedModel,
     as_stored,
     hf_loss_sum,
@@ -21,6 +22,7 @@ from models.harness import (
 
 from surogate_core.api import ConfigError
 from surogate_lora.adapter import LORA
+from surogate_lora.experts import parameters_of
 from surogate_lora.files import load, merge, save
 from surogate_lora.options import LoraOptions
 
@@ -75,7 +77,8 @@ class Pair:
         folder.mkdir()
         base = random_hf_model(self.config)
         base.config.save_pretrained(folder.parent)  # where PEFT looks for the size of the vocabulary
-        save(self.adapter, folder, str(folder.parent), self.options)
+        self.parameters = parameters_of(self.ours.assembly.weights)
+        save(self.adapter, folder, str(folder.parent), self.options, parameters=self.parameters)
         self.theirs = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
 
 
@@ -98,7 +101,7 @@ def test_losses_logits_and_every_gradient_are_pefts(pair: Pair, tmp_path: Path) 
         if parameter.grad is not None:
             parameter.data, parameter.grad = parameter.grad, parameter.data
     pair.theirs.save_pretrained(tmp_path)
-    wanted = load(tmp_path, pair.options)
+    wanted = load(tmp_path, pair.options, pair.parameters)
     grads = {v.name.removeprefix("grad."): v for v in pair.ours.assembly.declared if v.role == "grad"}
     assert grads.keys() == wanted.keys() == pair.adapter.keys()
     errors = {name: relative_error(pair.ours.buffers.persistent(grads[name]), g) for name, g in wanted.items()}
@@ -116,16 +119,22 @@ def test_branches_add_to_the_products_of_frozen_experts(pair: Pair) -> None:
 
 
 def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
-    again = load(pair.folder, pair.options)
+    again = load(pair.folder, pair.options, pair.parameters)
     assert again.keys() == pair.adapter.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in pair.adapter.items())
     base = as_stored(random_hf_model(pair.config).state_dict())
-    merging = merge(pair.folder)
-    merging.check({"num_local_experts": 5})
     if pair.options.lora_target_parameters:
-        with pytest.raises(ConfigError, match=r"_proj has adapters of 5 experts, and the base has 6\. Name"):
-            merging.check({"num_experts": 6})
-    changes = merging.changes
+        of_six = MODELS[pair.config["model_type"]].dims({**pair.config, "num_experts": 6})
+        other = parameters_of(MODELS[pair.config["model_type"]].weights(of_six))
+        with pytest.raises(
+            ConfigError, match=r"_proj is of a weight \[.*\] of 5 experts; the base's is .* Name its own"
+        ):
+            merge(pair.folder, other)
+        with pytest.raises(
+            ConfigError, match=r"has adapters of experts, .* no installed package builds AcmeForCausalLM"
+        ):
+            merge(pair.folder, None).check({"architectures": ["AcmeForCausalLM"]})
+    changes = merge(pair.folder, pair.parameters).changes
     ours = {name: changes[name](tensor) if name in changes else tensor for name, tensor in base.items()}
     assert changes.keys() <= base.keys()
     fresh = peft.PeftModel.from_pretrained(random_hf_model(pair.config), pair.folder)
@@ -156,7 +165,8 @@ def test_pefts_all_linear_of_a_mixture_is_trained_further_and_merged(tmp_path: P
     )
     ours = PlannedModel(config, 3, 24, adapters=[(LORA, options)])
     ours.load(random_hf_model(config).state_dict())
-    loaded = load(tmp_path, options)
+    parameters = parameters_of(ours.assembly.weights)
+    loaded = load(tmp_path, options, parameters)
     assert loaded.keys() == {v.name for v in ours.assembly.trainable}
     for name, tensor in loaded.items():
         ours.params[name].copy_(tensor)
@@ -164,7 +174,7 @@ def test_pefts_all_linear_of_a_mixture_is_trained_further_and_merged(tmp_path: P
         logits = theirs(input_ids=torch.tensor(packed_documents()[1])).logits[0]
     assert relative_error(ours.logits(packed_documents())[24:48], logits) <= TOLERANCE
     base = as_stored(random_hf_model(config).state_dict())
-    changes = merge(tmp_path).changes
+    changes = merge(tmp_path, parameters).changes
     wanted = as_stored(theirs.merge_and_unload().state_dict())
     assert "model.layers.1.mlp.gate.weight" in changes
     assert all(

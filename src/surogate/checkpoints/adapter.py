@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surogate_core.api import AdapterDef, Merge
 from surogate_core.assembly.assembly import Assembly
@@ -18,7 +18,7 @@ from ..hub.config_json import QUANTIZATION, read_config, read_json, text_part
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..hub.generation_config import GENERATION_CONFIG, stop_ids
 from ..runs.published_form import form_of
-from ..runs.run import Run, named_model
+from ..runs.run import Run, named_model, of_weights
 from ..runs.saved_values import adapter_params
 from ..runs.stored_names import StoredNames
 
@@ -216,6 +216,7 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
+    merge = _of_base(adapter, merge, folder, config, registry)
     form = form_of(registry, base_dir, config)
     if QUANTIZATION in config and form is None:
         raise ConfigError(
@@ -233,3 +234,14 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     model_def, dims = named_model(config, registry)
     tensors = [tensor for m in names.maps(model_def.weights(dims)) for tensor in m.tensors]
     return Merging(base_dir, merge, names, folder, all_formed(base_dir, locate(base_dir), form, tensors))
+
+
+def _of_base(adapter: AdapterDef, merge: Merge, folder: Path, config: Mapping[str, Any], registry: Registry) -> Merge:
+    """Return the merge of an adapter into the base of a parsed config.json, as far as a package builds it."""
+    if adapter.of_model is None:
+        return merge
+    try:
+        model, dims = named_model(config, registry)
+    except ConfigError:
+        return merge
+    return of_weights(adapter, model, dims).merge(folder)

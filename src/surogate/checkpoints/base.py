@@ -23,8 +23,9 @@ from ..runs.unstored import remedies
 from .base_files import maps_in_files, stored_names
 from .checked_form import CheckedForm
 from .facts import FILES, FROZEN, UNQUANTIZED, WEIGHTS
+from .quantized_base import BaseFormat, quantized_params
 from .saved_tensors import read_header
-from .stored_weights import BaseFormat, StoredWeights, file_of, locate, open_weights, quantized_params
+from .stored_weights import StoredWeights, file_of, locate, open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import Dims, ModelDef, WeightMap
+from surogate_core.api import Dims, HFTensor, ModelDef, WeightMap
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
-from ..hub.config_json import QUANTIZATION
+from ..hub.config_json import QUANTIZATION, read_config
 from ..runs.run import Run, named_model
 from ..runs.stored_names import StoredNames, names_among
 from .saved_tensors import SavedTensor, read_tensors
@@ -44,6 +44,37 @@ def names_of_base(base_dir: Path, config: Mapping[str, Any], registry: Registry)
 def maps_in_files(run: Run, assembly: Assembly) -> tuple[WeightMap, ...]:
     """Return the weight maps of a run with the names that the tensors have in the files of its base."""
     return stored_names(run, assembly.weights).maps(assembly.weights)
+
+
+def moved_tensors(maps: Iterable[WeightMap]) -> dict[str, HFTensor]:
+    """Return the tensors of weight maps that files have in another order than params, by name."""
+    return {tensor.name: tensor for m in maps for tensor in m.tensors if tensor.layout}
+
+
+def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str, HFTensor]:
+    """Return the tensors `names` of the model in a folder, which files have in another order than params.
+
+    Raises ConfigError if no plugin says in which.
+    """
+    config = read_config(folder)
+    try:
+        registry.model_for(config)
+    except ConfigError:
+        kind = next(iter(config.get("architectures") or [config.get("model_type")]))
+        raise ConfigError(
+            f"{folder}: has {names[0]} in the order of the program, and no installed package, which would know that of "
+            f"files, builds {kind}. Install the one that trained it, or name the run.yaml whose plugins have it: "
+            "--config PATH."
+        ) from None
+    model, dims = named_model(config, registry)
+    maps = model.weights(dims)
+    found = moved_tensors(names_among(names, model, dims, maps).maps(maps))
+    if absent := sorted(set(names) - found.keys()):
+        raise ConfigError(
+            f"{folder}: has {absent[0]} in the order of the program, which {model.name} does not know. Use the version "
+            "of its package that trained it."
+        )
+    return found
 
 
 def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:

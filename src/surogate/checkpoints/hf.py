@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surogate_core.api import DTYPES, WeightMap
+from surogate_core.api import DTYPES, HFTensor, WeightMap
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
@@ -137,10 +137,16 @@ def saved_dtype(model: ModelExport, param: str) -> torch.dtype:
 
 def stored_tensors(model: ModelExport) -> Iterator[Stored]:
     """Yield what this process has of the checkpoint's tensors."""
+    for tensor, held in held_rows(model):
+        yield replace(held, moved=tensor if tensor.layout else None)
+
+
+def held_rows(model: ModelExport) -> Iterator[tuple[HFTensor, Stored]]:
+    """Yield each of the checkpoint's tensors with what this process has of its rows in the param."""
     for m in (m for m in model.weights if m.param in model.params):
         for tensor, row in rows_of(m):
             elements = model.params[m.param].rows(row, tensor.rows)
-            yield Stored(tensor.name, elements, saved_dtype(model, m.param), tensor if tensor.layout else None)
+            yield tensor, Stored(tensor.name, elements, saved_dtype(model, m.param))
 
 
 def shards_of(tensors: Sequence[WritableT], max_shard_bytes: int) -> dict[str, list[WritableT]]:

@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surogate_core.api import HFTensor, Init, Matrix, Op, OpDef, ParamInfo, StorageContext, Value, WeightFormatDef
+from surogate_core.api import (
+    HFTensor,
+    Init,
+    Matrix,
+    Op,
+    OpDef,
+    ParamInfo,
+    StorageContext,
+    Value,
+    WeightFormatDef,
+    WeightMap,
+)
+from surogate_core.assembly.weight_maps import matrices_of
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.reference.ops import load
 from surogate_core.reference.rounding import TORCH_DTYPES
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A tensor of a checkpoint and the matrices that it holds, each as a tensor of rows of the param.
+
+    Several are a stack, and have names of their own: those of the tensor with ".0", ".1" and so on at the end.
+    """
+
+    tensor: HFTensor
+    each: tuple[HFTensor, ...]
+
+    def of(self, weight: Tensor) -> Iterator[tuple[HFTensor, Tensor]]:
+        """Yield each matrix of the tensor with its rows."""
+        rows = self.tensor.load(weight).split([matrix.shape[0] for matrix in self.each])
+        yield from zip(self.each, rows, strict=True)
+
+
+def matrices_in(m: WeightMap) -> list[Matrices]:
+    """Return the matrices of each tensor of a weight map."""
+    return [
+        Matrices(tensor, tuple(HFTensor(matrix.name, (matrix.rows, *tensor.rows[1:])) for matrix in found))
+        for tensor, found in zip(m.tensors, matrices_of(m), strict=True)
+    ]
+
+
+def by_matrix(m: WeightMap) -> WeightMap:
+    """Return the map of files that hold each matrix by itself, as those in a weight format do."""
+    return replace(m, tensors=tuple(matrix for held in matrices_in(m) for matrix in held.each), matrices=1)
 
 
 @dataclass(frozen=True)
@@ -25,20 +66,21 @@ class MatrixCodec:
     ops: Mapping[str, OpDef]
     dtype: str
 
-    def quantized(self, tensor: HFTensor, weight: Tensor) -> list[Tensor]:
-        """Return the states that hold `weight`."""
-        param, states, ops, _, _ = self._recorded(tensor)
-        known = _run(ops, {param: tensor.load(weight.to(TORCH_DTYPES[self.dtype])).contiguous()}, self.ops)
+    def quantized(self, matrix: HFTensor, rows: Tensor) -> list[Tensor]:
+        """Return the states that hold the rows of a matrix."""
+        param, states, ops, _, _ = self._recorded(matrix)
+        known = _run(ops, {param: rows.to(TORCH_DTYPES[self.dtype]).contiguous()}, self.ops)
         return [known[state] for state in states]
 
-    def dequantized(self, tensor: HFTensor, states: Sequence[Tensor]) -> Tensor:
-        """Return the matrix that `states` hold, in the layout of the checkpoint."""
-        _, values, _, ops, result = self._recorded(tensor)
-        return tensor.save(_run(ops, dict(zip(values, states, strict=True)), self.ops)[result])
+    def dequantized(self, matrix: HFTensor, states: Sequence[Tensor]) -> Tensor:
+        """Return the rows of the matrix that `states` hold."""
+        _, values, _, ops, result = self._recorded(matrix)
+        return _run(ops, dict(zip(values, states, strict=True)), self.ops)[result]
 
-    def rounded(self, tensor: HFTensor, weight: Tensor) -> Tensor:
-        """Return what training with the weight stored in the format computes with."""
-        return self.dequantized(tensor, self.quantized(tensor, weight))
+    def rounded(self, held: Matrices, weight: Tensor) -> Tensor:
+        """Return what training with a tensor stored in the format computes with, in the layout of the checkpoint."""
+        found = [self.dequantized(matrix, self.quantized(matrix, rows)) for matrix, rows in held.of(weight)]
+        return held.tensor.save(torch.cat(found))
 
     def _recorded(self, tensor: HFTensor) -> tuple[Value, Sequence[Value], Sequence[Op], Sequence[Op], Value]:
         """Return the param, the states that hold it, the ops that write them, and those that yield the last value."""

@@ -1,6 +1,8 @@
 """A model that several processes write to a checkpoint: each the ranges of the tensors that its ranks have. Exports it.
 
 Its folder holds the ranges, under the names and shapes of Hugging Face, and the index of the files to be made of them.
+A tensor that files have in another order than the param (`HFTensor.layout`) is saved as rows of the param, because a
+range of these is not one of the tensor. The index names it (IN_ROWS), and the layout moves it when files are made.
 """
 
 from __future__ import annotations
@@ -9,20 +11,26 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from surogate_core.api import WeightMap
+from surogate_core.api import HFTensor, WeightMap
 from surogate_core.api.destination import MANIFEST, STATE
 from surogate_core.errors import ConfigError
 from surogate_core.runtime.pieces import Pieces
 
+from ..hub.config_json import read_json
 from ..reporting.text import names_text
 from .folders import list_checkpoints
-from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
+from .hf import CONFIG, ModelExport, held_rows, save_files, saved_dtype, shards_of, weight_index, write_rest
 from .manifest import DamagedCheckpoint, read_manifest, verify_files
-from .saved_tensors import SavedTensor, read_tensors
+from .saved_tensors import InRows, SavedTensor, read_tensors
 from .states import write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
 from .tensor_file import Writable, write_safetensors
+from .weights_file import AGAIN
+
+IN_ROWS = "in_rows"
+"""Key of the metadata of the index: the tensors that are saved as rows of their param."""
 
 
 def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str, str]:
@@ -34,10 +42,12 @@ def write_ranges(directory: Path, model: ModelExport, process: int) -> dict[str,
     if process == 0:
         whole = [SavedTensor(t.name, t.shape, saved_dtype(model, m.param)) for m in model.weights for t in m.tensors]
         index = weight_index(shards_of([*whole, *model.kept], model.max_shard_bytes))
+        if in_rows := [t.name for m in model.weights for t in m.tensors if t.layout]:
+            index["metadata"][IN_ROWS] = in_rows
         (directory / RANGES_FOLDER / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         write_rest(directory, model)
     stem = f"{RANGES_FOLDER}/model"
-    own: list[Writable] = [*stored_tensors(model), *(model.kept if process == 0 else ())]
+    own: list[Writable] = [*(held for _, held in held_rows(model)), *(model.kept if process == 0 else ())]
     return write_tensors(directory, stem, own, process, model.max_shard_bytes)
 
 
@@ -55,23 +65,47 @@ def load_model(
     tensors = _tensors(directory)
     for m in maps:
         for tensor, row in rows_of(m):
-            found = tensors.get(tensor.name)
-            if found is None or list(found.shape) != list(tensor.shape):
-                held = "missing" if found is None else f"{list(found.shape)}"
-                raise ConfigError(
-                    f"{directory / RANGES_FOLDER}: {tensor.name} is {held}, expected {list(tensor.shape)}."
-                )
+            _check_shape(directory, tensor, tensors.get(tensor.name))
             if m.param in params:
-                found.read_into(params[m.param].rows(row, tensor.shape))
+                tensors[tensor.name].read_into(params[m.param].rows(row, tensor.rows))
 
 
-def join_ranges(directory: Path, source: Path) -> None:
-    """Write the weights of the checkpoint `source` to `directory` as files of Hugging Face, a block at a time."""
-    tensors, weight_map = _tensors(source), read_weight_map(source / RANGES_FOLDER / INDEX)
+def _check_shape(directory: Path, tensor: HFTensor, found: SavedTensor | None) -> None:
+    """Raise ConfigError unless a checkpoint holds the rows of a tensor."""
+    if found is None or list(found.shape) != list(tensor.rows):
+        held = "missing" if found is None else f"{list(found.shape)}"
+        raise ConfigError(f"{directory / RANGES_FOLDER}: {tensor.name} is {held}, expected {list(tensor.rows)}.")
+
+
+def join_ranges(directory: Path, source: Path, moved: Mapping[str, HFTensor] = MappingProxyType({})) -> None:
+    """Write the weights of the checkpoint `source` to `directory` as files of Hugging Face, a block at a time.
+
+    moved: the tensors with a layout, by name, among them those that are saved `in_rows`.
+    """
+    tensors: dict[str, Writable] = {**(saved := _tensors(source))}
+    for name in in_rows(source):
+        _check_shape(source, moved[name], saved[name])
+        tensors[name] = InRows(moved[name], saved[name])
+    index = source / RANGES_FOLDER / INDEX
+    weight_map, content = read_weight_map(index), read_json(index, AGAIN)
     for file in sorted(set(weight_map.values())):
         write_safetensors(directory / file, [tensors[name] for name, at in weight_map.items() if at == file])
     if set(weight_map.values()) != {WEIGHTS}:
-        shutil.copyfile(source / RANGES_FOLDER / INDEX, directory / INDEX)
+        content["metadata"] = {key: value for key, value in content["metadata"].items() if key != IN_ROWS}
+        (directory / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def in_rows(checkpoint: Path) -> list[str]:
+    """Return the tensors that a checkpoint has in ranges of the rows of their params."""
+    if not (checkpoint / RANGES_FOLDER).is_dir():
+        return []
+    path = checkpoint / RANGES_FOLDER / INDEX
+    metadata = read_json(path, AGAIN).get("metadata", {})
+    names = metadata.get(IN_ROWS, []) if isinstance(metadata, dict) else []
+    unknown = sorted(set(names) - read_weight_map(path).keys())
+    if unknown:
+        raise ConfigError(f"{path}: {IN_ROWS} names {names_text(unknown)}, which it does not hold. {AGAIN}")
+    return list(names)
 
 
 def _tensors(directory: Path) -> dict[str, SavedTensor]:
@@ -86,10 +120,16 @@ def _tensors(directory: Path) -> dict[str, SavedTensor]:
     return tensors
 
 
-def export_model(folder: Path, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+def export_model(
+    folder: Path,
+    output: Path,
+    make_room: Callable[[], object] = lambda: None,
+    moved: Callable[[Path, Sequence[str]], Mapping[str, HFTensor]] = lambda folder, names: {},
+) -> None:
     """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
 
-    Raises ConfigError for a folder that is no checkpoint, is damaged, or holds an adapter.
+    moved: (folder, tensors that are `in_rows`) -> them, by name, with their layouts. Raises ConfigError for a folder
+    that is no checkpoint, is damaged, or holds an adapter.
     """
     if checkpoints := list_checkpoints(folder):
         raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
@@ -106,13 +146,16 @@ def export_model(folder: Path, output: Path, make_room: Callable[[], object] = l
     except DamagedCheckpoint as damage:
         raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
     files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
-    save_files(output, lambda fresh: join_files(folder, files, fresh), CONFIG, make_room=make_room)
+    layouts = moved(folder, names) if (names := in_rows(folder)) else {}
+    save_files(output, lambda fresh: join_files(folder, files, fresh, layouts), CONFIG, make_room=make_room)
 
 
-def join_files(folder: Path, files: Iterable[str], output: Path) -> None:
-    """Copy files of `folder` to `output`, and write the weights there that `folder` has in ranges."""
+def join_files(
+    folder: Path, files: Iterable[str], output: Path, moved: Mapping[str, HFTensor] = MappingProxyType({})
+) -> None:
+    """Copy files of `folder` to `output`, and write the weights there that `folder` has in ranges (`join_ranges`)."""
     for file in files:
         (output / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / file, output / file)
     if (folder / RANGES_FOLDER).is_dir():
-        join_ranges(output, folder)
+        join_ranges(output, folder, moved)

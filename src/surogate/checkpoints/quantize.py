@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from surogate_core.api import HFTensor
+from surogate_core.api import WeightMap
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
@@ -25,7 +24,7 @@ from .base_files import stored_names
 from .checked_form import CheckedForm
 from .formed_weights import all_formed
 from .hf import CONFIG, save_files, write_changed
-from .matrix_codec import MatrixCodec
+from .matrix_codec import Matrices, MatrixCodec, matrices_in
 from .stored_weights import file_of, locate
 
 _MODULE = ".weight"
@@ -68,9 +67,13 @@ def codec_of(run: Run, dtype: str) -> MatrixCodec:
     return MatrixCodec(format, options, run.registry.ops, dtype)
 
 
-def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
+def stored_tensors(assembly: Assembly) -> dict[str, Matrices]:
     """Return the checkpoint's tensors that the run stores in its weight format, by name."""
-    return {tensor.name: tensor for m in assembly.weights if m.param in assembly.stored for tensor in m.tensors}
+    return _matrices(assembly.weights, assembly.stored)
+
+
+def _matrices(maps: Iterable[WeightMap], params: Collection[str]) -> dict[str, Matrices]:
+    return {held.tensor.name: held for m in maps if m.param in params for held in matrices_in(m)}
 
 
 def quantize_checkpoint(
@@ -95,11 +98,14 @@ def quantize_checkpoint(
     kept = [pattern.removesuffix(_ALL) for pattern in run.model.kept_tensors(run.dims)]
     config = form.config(list(dict.fromkeys((*head, *others, *kept))))
     names = stored_names(run, maps)
-    tensors = {names.of(name): replace(tensor, name=names.of(name)) for name, tensor in stored.items()}
+    tensors = _matrices(names.maps(maps), planned.assembly.stored)
     every = [tensor for m in base.maps for tensor in m.tensors]
     formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
-    if line := form.form.notice(list(tensors.values()), codec.options):
+    matrices = [held.each[0] for held in tensors.values() if len(held.each) == 1]
+    if line := form.form.notice(matrices, codec.options):
         notice(line)
+    if stacks := [held for held in tensors.values() if len(held.each) > 1]:
+        notice(_told_of_stack(stacks[0], codec.format.key))
 
     def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
         rounded = weight.to(TORCH_DTYPES[codec.dtype])
@@ -107,7 +113,9 @@ def quantize_checkpoint(
             raise ConfigError(f"{file_of(run.model_dir, name)}: {name} holds {found}. Use another checkpoint.")
         if name not in tensors:
             return {name: weight}
-        parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype)
+        parts: dict[str, Tensor] = {}
+        for matrix, rows in tensors[name].of(rounded):
+            parts |= form.save(matrix, codec.quantized(matrix, rows), codec.dtype)
         return {part: tensor.contiguous() for part, tensor in parts.items()}
 
     def write(folder: Path) -> None:
@@ -117,10 +125,22 @@ def quantize_checkpoint(
     save_files(output, write, CONFIG, make_room=make_room)
 
 
-def _form(run: Run, codec: MatrixCodec, tensors: Iterable[HFTensor]) -> CheckedForm:
+def _told_of_stack(held: Matrices, key: str) -> str:
+    """Return what to tell about a checkpoint with a stack, which transformers holds in a parameter of its own."""
+    first = held.each[0].name
+    return (
+        f"{held.tensor.name} is written as {len(held.each)} matrices, {first} and on, which transformers does not "
+        f"read: it draws these experts anew, with a warning. Runs with {key}: true load them."
+    )
+
+
+def _form(run: Run, codec: MatrixCodec, tensors: Iterable[Matrices]) -> CheckedForm:
     """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
-    if moved := [tensor for tensor in tensors if tensor.layout]:
-        raise ConfigError(f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which no weight format can hold.")
+    for held in (held for held in tensors if held.tensor.layout):
+        if not held.tensor.leading or len(held.each) == 1:
+            why = "of one matrix" if held.tensor.leading else "a layout without `leading`"
+            what = f"{held.tensor.name} is {held.tensor.layout}, {why}, which no weight format can hold"
+            raise ConfigError(f"{run.model_dir}: {what}.")
     if codec.format.checkpoints is None:
         raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
     if run.config.quantize_embedding:

@@ -94,13 +94,15 @@ class SavedRun:
         return processes > 1 and any(v.shard for v in self.weights)
 
     def refuse_ranges(self, processes: int) -> None:
-        """Raise ConfigError if a process would have ranges of a weight that the files have in another order."""
+        """Raise ConfigError if a process would have ranges of a weight that the files have in another order, of which
+        no part can be moved alone."""
         divided = {v.name for v in self.weights if v.shard} if self.in_ranges(processes) else ()
         for tensor in (t for m in self.plan.assembly.weights if m.param in divided for t in m.tensors if t.layout):
-            raise ConfigError(
-                f"{tensor.name} is {tensor.layout} in checkpoints, so that several processes cannot write their parts "
-                "of it. Use one process, or shard_weights: false."
-            )
+            if not tensor.leading:
+                raise ConfigError(
+                    f"{tensor.name} is {tensor.layout} in checkpoints, a layout without `leading`, so that several "
+                    "processes cannot write their parts of it. Use one process, or shard_weights: false."
+                )
 
     def write(self, directory: Path, pieces: View, process: int, processes: int) -> dict[str, str]:
         """Write what a process has of `values` into a directory of all processes. Return {file: hash}.

@@ -16,11 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from surogate_core.api import HFTensor
 from surogate_core.api.regular_file import refuse_special
 from surogate_core.errors import ConfigError
 from surogate_core.runtime.pieces import Pieces
 
 from .manifest import HashedFile
+from .moved_tensors import write_moved
 from .tensor_file import RANGES, STORED_AS
 
 BLOCK_BYTES = 16 << 20
@@ -107,6 +109,42 @@ class SavedTensor:
                         at += len(data) // size
             except OSError as error:
                 raise ConfigError(f"{held.path}: {self.name}: cannot be read: {error.strerror or error}.") from None
+
+
+@dataclass(frozen=True)
+class InRows:
+    """A tensor that is saved as rows of its param, to be written as files of models have it."""
+
+    tensor: HFTensor
+    saved: SavedTensor
+    first = 0
+
+    @property
+    def name(self) -> str:
+        return self.saved.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.saved.dtype
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.tensor.shape
+
+    @property
+    def count(self) -> int:
+        return prod(self.tensor.shape)
+
+    def write(self, file: HashedFile) -> None:
+        width = prod(self.tensor.rows[1:])
+
+        def rows(first: int, count: int) -> Tensor:
+            found = torch.empty(count * width, dtype=self.dtype)
+            for at, block in self.saved.read(first * width, count * width):
+                found[at - first * width :][: block.numel()].copy_(block)
+            return found.view(count, *self.tensor.rows[1:])
+
+        write_moved(file, self.tensor, rows)
 
 
 def read_tensors(paths: Iterable[Path]) -> dict[str, SavedTensor]:

@@ -23,10 +23,17 @@ from ..hub.config_json import QUANTIZATION
 from ..runs.inputs import run_inputs
 from ..runs.run import chosen_weight_format, open_run
 from .found_run import FoundRun
-from .matrix_codec import MatrixCodec
+from .matrix_codec import Matrices, MatrixCodec, matrices_in
 
 ROWS = 64
 """Rows of each matrix that are compared: the references of formats take minutes for all of a large model."""
+
+
+def _first_rows(tensor: HFTensor, weight: Tensor) -> Tensor:
+    """Return rows of the first matrix of a tensor of a checkpoint."""
+    if tensor.layout is None:
+        return weight[:ROWS]
+    return tensor.load(weight[:1] if tensor.leading else weight)[:ROWS]
 
 
 @dataclass
@@ -37,7 +44,7 @@ class StoredBase:
     """
 
     codec: MatrixCodec
-    tensors: Mapping[str, HFTensor]
+    tensors: Mapping[str, Matrices]
     distances: dict[str, float] = field(default_factory=dict)
 
     def watched(self, merge: Merge) -> Merge:
@@ -48,12 +55,11 @@ class StoredBase:
         def merged(weight: Tensor) -> Tensor:
             result = change(weight)
             if name in self.tensors:
-                tensor = self.tensors[name]
-                rows = None if tensor.layout else ROWS
-                cut = replace(tensor, shape=tuple(weight[:rows].shape))
+                before, after = (_first_rows(self.tensors[name].tensor, x) for x in (weight, result))
                 codec = self.codec if weight.dtype == TORCH_DTYPES["bf16"] else replace(self.codec, dtype="fp32")
-                error = codec.rounded(cut, weight[:rows]).float() - weight[:rows].float()
-                self.distances[name] = float(error.norm() / result[:rows].float().norm())
+                cut = HFTensor(name, tuple(before.shape))
+                error = codec.dequantized(cut, codec.quantized(cut, before)).float() - before.float()
+                self.distances[name] = float(error.norm() / after.float().norm())
             return result
 
         return merged
@@ -94,5 +100,5 @@ def _stored_base(run: FoundRun, base_dir: Path, registry: Registry) -> StoredBas
         return None
     recording = record(run_inputs(opened, cpu(), 1))
     stored = {param.name for param in recording.stored}
-    tensors = {tensor.name: tensor for m in recording.weights if m.param in stored for tensor in m.tensors}
+    tensors = {held.tensor.name: held for m in recording.weights if m.param in stored for held in matrices_in(m)}
     return StoredBase(MatrixCodec(*chosen, registry.ops, "bf16"), tensors)

@@ -29,8 +29,9 @@ from ..hub.config_json import read_json
 from ..hub.files import PICKLED
 from ..reporting.text import names_text
 from ..runs.published_form import Form
-from .checked_form import CheckedForm
 from .formed_weights import FormedWeights, find_formed
+from .moved_tensors import moved_rows
+from .quantized_base import BaseFormat, as_quantized, quantized_params
 from .weights_file import AGAIN, LOADABLE, opened
 
 WEIGHTS = "model.safetensors"
@@ -40,18 +41,6 @@ RANGES_FOLDER = "model_ranges"
 
 COMPARED_ROWS = 4096
 """Rows of a tensor and its copy that are compared at a time: keeps the memory for it below 1 GiB."""
-
-
-@dataclass(frozen=True)
-class BaseFormat:
-    """The weight format of a base, and the params that it may hold in it.
-
-    remedies  {another param: what to do if it holds that in the format}
-    """
-
-    form: CheckedForm
-    params: frozenset[str]
-    remedies: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -132,14 +121,11 @@ class StoredWeights:
         places = {name: elements for name, elements in found.items() if elements.count}
 
         def load(weight: Callable[[str], Any], name: str, upload: Upload) -> None:
-            elements, width = places[name], prod(places[name].shape[1:])
-            first = elements.first // width
-            stored = moved[name].load(weight(name)[...]) if name in moved else weight(name)
-            rows = stored[first : -(-(elements.first + elements.count) // width)]
-            at = elements.first - first * width
-            for target in elements.tensors:
-                upload.copy(target, rows.reshape(-1)[at : at + target.numel()])
-                at += target.numel()
+            elements, width, stored = places[name], prod(places[name].shape[1:]), weight(name)
+            first, last = elements.first // width, -(-(elements.first + elements.count) // width)
+            parts = moved_rows(moved[name], stored, first, last) if name in moved else [(first, stored[first:last])]
+            for row, rows in parts:
+                _copy(elements, row * width, rows.reshape(-1), upload)
 
         formed = places.keys() & self.formed.tensors.keys()
         for path, names in self.files.items():
@@ -150,6 +136,16 @@ class StoredWeights:
             fill(
                 partial(load, lambda name: weight(name, places[name].tensors[0].dtype), name) for name in sorted(formed)
             )
+
+
+def _copy(elements: Pieces, first: int, given: Tensor, upload: Upload) -> None:
+    """Copy elements of a tensor, from the one of index `first` on, as far as a process has them."""
+    at = elements.first
+    for target in elements.tensors:
+        begin, end = max(at, first), min(at + target.numel(), first + given.numel())
+        if begin < end:
+            upload.copy(target[begin - at : end - at], given[begin - first : end - first])
+        at += target.numel()
 
 
 def open_weights(
@@ -170,8 +166,9 @@ def open_weights(
     unexpected, wrongly shaped or quantized tensor, for a copy that differs, for a missing, truncated or corrupt file,
     and if there are only pickled weights.
     """
-    wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
     files = locate(model_dir)
+    maps = as_quantized(maps, files, base)
+    wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
     found = {name for names in files.values() for name in names}
     quantized = quantized_params(files, maps, base)
     in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
@@ -189,40 +186,6 @@ def open_weights(
         if copy in found:
             _check_copy(files, copy, wanted[original], formed)
     return StoredWeights(model_dir, maps, files, base, quantized, formed)
-
-
-def quantized_params(
-    files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None
-) -> frozenset[str]:
-    """Return the params that the files hold in the weight format of `base`: those whose tensors are not in floating
-    point. Raises ConfigError for a param that may not be, or of which some tensors are and others are not.
-    """
-    if base is None:
-        return frozenset()
-    param_of = {tensor.name: m.param for m in maps for tensor in m.tensors}
-    full: dict[str, dict[str, Path]] = {}
-    coded: dict[str, dict[str, Path]] = {}
-    for path, names in files.items():
-        with opened(path) as file:
-            for name in sorted(names & param_of.keys()):
-                kind = full if file.get_slice(name).get_dtype() in LOADABLE else coded
-                kind.setdefault(param_of[name], {})[name] = path
-    moved = {tensor.name: tensor.layout for m in maps for tensor in m.tensors if tensor.layout}
-    for param, tensors in coded.items():
-        name, path = next(iter(tensors.items()))
-        if found := sorted(moved.keys() & tensors.keys()):
-            raise ConfigError(
-                f"{path}: {found[0]} is stored quantized and {moved[found[0]]}, which no weight format reads. Use the "
-                "original checkpoint of this model."
-            )
-        if param not in base.params:
-            raise ConfigError(f"{path}: {name} is stored quantized. {base.remedies[param]}")
-        if param in full:
-            raise ConfigError(
-                f"{path}: {name} is quantized and {next(iter(full[param]))} is not, but the two are one matrix here. "
-                "Use the original checkpoint of this model."
-            )
-    return frozenset(coded)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from .manifest import HashedFile
+from .moved_tensors import write_moved
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -88,13 +89,16 @@ class Stored:
         return self.elements.count
 
     def write(self, file: HashedFile) -> None:
-        tensors = self.elements.tensors
         if self.moved is not None:
-            whole = torch.cat([tensor.detach().to("cpu", self.dtype) for tensor in tensors])
-            tensors = [self.moved.save(whole.view(self.elements.shape)).contiguous().view(-1)]
-        for tensor in tensors:
+            write_moved(file, self.moved, self._rows)
+            return
+        for tensor in self.elements.tensors:
             raw = tensor.detach().to("cpu", self.dtype).view(torch.uint8)
             file.write(raw.numpy().data)
+
+    def _rows(self, first: int, count: int) -> Tensor:
+        held = self.elements.rows(first, (count, *self.elements.shape[1:]))
+        return torch.cat([tensor.detach().to("cpu", self.dtype) for tensor in held.tensors]).view(held.shape)
 
 
 def nbytes(tensor: Writable) -> int:

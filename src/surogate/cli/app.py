@@ -153,12 +153,16 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
     overwrite: OverwriteOption = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     from .. import run
 
     print_notices()
-    run.export(checkpoint, output, overwrite)
+    run.export(checkpoint, output, overwrite, config=config)
     print(f"exported {checkpoint}: {output}")
     if as_json:
         print_json({"checkpoint": checkpoint, "output": output})

@@ -89,14 +89,18 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     loaded = of_model(loaded, model)
     options = loaded.options["model", model.name]
     weight_format, form = _stored_as(loaded, registry, model_dir, model_config)
-    adapters = [(_headed(registry.adapter(name), model, config), options) for name, options in loaded.adapters.items()]
+    model, dims = configured(model, options), model.configure(read, options)
+    adapters = [
+        (of_weights(_headed(registry.adapter(name), model, config), model, dims), given)
+        for name, given in loaded.adapters.items()
+    ]
     return Run(
         loaded=loaded,
         registry=registry,
         model_dir=model_dir,
         model_config=model_config if form is None else unquantized(model_config),
-        model=configured(model, options),
-        dims=model.configure(read, options),
+        model=model,
+        dims=dims,
         adapter=next(iter(adapters), None),
         weight_format=weight_format,
         form=form,
@@ -110,6 +114,11 @@ def named_model(model_config: Mapping[str, Any], registry: Registry) -> tuple[Mo
     """
     model = registry.model_for(model_config)
     return model, model.configure(model.dims(model_config), model.options())
+
+
+def of_weights(adapter: AdapterDef, model: ModelDef, dims: Dims) -> AdapterDef:
+    """Return the adapter whose files know the weights of a model."""
+    return adapter if adapter.of_model is None else adapter.of_model(adapter, model.weights(dims))
 
 
 def _headed(adapter: AdapterDef, model: ModelDef, config: TrainConfig) -> AdapterDef:

@@ -18,7 +18,7 @@ from surogate_core.machine.timing import FirstStep, mark
 from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
-from ..checkpoints.base_files import kept_tensors, stored_names
+from ..checkpoints.base_files import kept_tensors, maps_in_files, moved_tensors, stored_names
 from ..checkpoints.model_ranges import join_files
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import Resumed
@@ -264,7 +264,8 @@ class RunFiles(PartFiles):
         def write_joined(fresh: Path) -> None:
             with TemporaryDirectory(dir=self.checkpoints, prefix=checkpoint.SAVING) as name:
                 write_together(self.processes, Path(name), partial(self._write_ranges, params, step))
-                join_files(Path(name), [path.name for path in Path(name).iterdir() if path.is_file()], fresh)
+                moved = moved_tensors(maps_in_files(run, plan.assembly))
+                join_files(Path(name), [path.name for path in Path(name).iterdir() if path.is_file()], fresh, moved)
 
         if self.saved_run.in_ranges(self.processes.world.processes):
             hf.save_files(self.output, write_joined, hf.CONFIG, safe_in=self.output)

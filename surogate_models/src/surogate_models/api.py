@@ -46,7 +46,7 @@ from .dims import (
     refuse_layer_types,
     refuse_sliding_windows,
 )
-from .layouts import Interleaved, Transposed
+from .layouts import Interleaved, Stacked, Transposed
 from .outer import BEFORE_LANGUAGE_MODEL, outer
 from .rope import QueryScaling, Rope, read_partial_rope, read_query_scaling, read_rope, read_rope_by_layer_type
 from .tiny_config import TINY_CONFIG
@@ -70,6 +70,7 @@ __all__ = [
     "QueryScaling",
     "ResidualStream",
     "Rope",
+    "Stacked",
     "Transposed",
     "add_norm",
     "attend",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from surogate_core.api import ProgramError
+from surogate_core.api import Layout, ProgramError
 
 
 @dataclass(frozen=True)
@@ -55,3 +55,45 @@ class Interleaved:
 
     def __str__(self) -> str:
         return f"interleaved ({self.matrices} matrices, {self.rows} rows in turn)"
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Matrices one after another in a tensor of three dimensions, as those of experts. The param has them one above
+    another: `rows` of each.
+
+    A checkpoint's [E, N, K] is `Stacked(N)`, rows [E N, K]. [E, K, N] is `Stacked(N, Transposed())`. of: the layout of
+    each matrix; None: it is stored as the param has it.
+    """
+
+    rows: int
+    of: Layout | None = None
+    leading: ClassVar[bool] = True
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if len(stored) != 3:
+            raise ProgramError(f"must have three dimensions to be {self}")
+        matrix = stored[1:] if self.of is None else self.of.shape(stored[1:])
+        if len(matrix) != 2 or matrix[0] != self.rows:
+            raise ProgramError(f"has matrices of {list(matrix)}, and {self} has {self.rows} rows in each")
+        return stored[0] * self.rows, matrix[1]
+
+    def load(self, stored: Any) -> Any:
+        if self.of is None:
+            return stored.flatten(0, 1)
+        found = stored.new_empty(self.shape(tuple(stored.shape)))
+        for rows, matrix in zip(found.split(self.rows), stored, strict=True):
+            rows.copy_(self.of.load(matrix))
+        return found
+
+    def save(self, rows: Any) -> Any:
+        if self.of is None:
+            return rows.unflatten(0, (-1, self.rows))
+        found = [self.of.save(part) for part in rows.split(self.rows)]
+        stored = rows.new_empty((len(found), *found[0].shape))
+        for matrix, part in zip(stored, found, strict=True):
+            matrix.copy_(part)
+        return stored
+
+    def __str__(self) -> str:
+        return "a stack of matrices" + ("" if self.of is None else f", each {self.of}")

@@ -100,7 +100,8 @@ def outer(
 
 
 def _renamed(stored: WeightMap) -> WeightMap:
-    return replace(stored, tensors=tuple(_tensor(tensor) for tensor in stored.tensors))
+    tensors = tuple(_tensor(tensor) for tensor in stored.tensors)
+    return replace(stored, tensors=tensors, parameter=_name(stored.parameter))
 
 
 def _tensor(tensor: HFTensor) -> HFTensor:

@@ -78,10 +78,12 @@ def weight_map(
     kind: ParamKind | None = None,
     trained: bool = True,
     precise: bool = False,
+    matrices: int = 1,
+    parameter: str = "",
 ) -> WeightMap:
     """Return the map of a param. `tensors`: names and shapes, one above another in the param. Else see `WeightMap`."""
     stored = tuple(HFTensor(name, tuple(shape)) for name, *shape in tensors)
-    return WeightMap(param, stored, kind=kind, trained=trained, precise=precise)
+    return WeightMap(param, stored, kind=kind, trained=trained, precise=precise, matrices=matrices, parameter=parameter)
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:

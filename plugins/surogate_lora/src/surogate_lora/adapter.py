@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
+from typing import Any
 from zlib import crc32
 
 from surogate_core.api import (
@@ -243,6 +244,14 @@ def with_head(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[L
     return replace(adapter, save=partial(save, task=task), commands=partial(commands, **by))
 
 
+def of_model(adapter: AdapterDef[LoraOptions], weights: Sequence[WeightMap]) -> AdapterDef[LoraOptions]:
+    """The adapter of a model, in whose files adapters of experts have the names and the order of its parameters."""
+    known = {"parameters": experts.parameters_of(weights)}
+    own: tuple[Any, ...] = (adapter.save, adapter.load, adapter.merge)  # of `files.py`, perhaps with a task
+    save, load, merge = (partial(function, **known) for function in own)
+    return replace(adapter, save=save, load=load, merge=merge)
+
+
 LORA = AdapterDef(
     name="lora",
     summary="LoRA: low-rank matrices of the linear projections, in PEFT's format",
@@ -254,10 +263,11 @@ LORA = AdapterDef(
     trainable=trainable,
     save=save,
     load=load,
-    merge=merge,
+    merge=partial(merge, parameters=None),
     library="peft",
     check=check_in_peft,
     with_head=with_head,
+    of_model=of_model,
     matches=matches,
     commands=commands,
     trains_tokens=f"lora_modules_to_save: [{saved_modules.EMBEDDING}, {saved_modules.HEAD}]",

@@ -6,25 +6,38 @@ A [E r, K] and B [E N, r] are stacked as the weights [E N, K] are, so that the o
 (`OpDef.group_ends`) multiplies A and B too: whatever has rows of groups computes them, forward and backward, and no B A
 is ever held.
 
-PEFT has such adapters of parameters [E, N, K] (`target_parameters`). transformers holds all experts of a layer in them,
-in a module `experts` with two such parameters; checkpoints hold each projection of each expert.
+PEFT has such adapters of parameters [E, N, K] or [E, K, N] (`target_parameters`), in which transformers holds all the
+experts of a layer. `WeightMap.parameter` says which one a param is. Checkpoints hold it as it is, or each projection of
+each expert.
 
     in a run                  ...mlp.experts.down_proj.lora_A_experts  [E r, K]    ...lora_B_experts  [E N, r]
     in PEFT's files           ...mlp.experts.lora_A.weight             [E r, K]    ...lora_B.weight   [N, r E]
 
 PEFT wraps a module once for each of its parameters that has an adapter. So the last parameter has the names above, and
-the one before it `...mlp.experts.base_layer.lora_A.weight`. The expert is the last index of its B.
+the one before it `...mlp.experts.base_layer.lora_A.weight`. The expert is the last index of its B. Whether the class
+holds [E, N, K] or [E, K, N] makes no difference to A and B.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surogate_core.api import ADAPTER_LABEL, Builder, ConfigError, Init, Op, Program, Value, WeightMap
+from surogate_core.api import (
+    ADAPTER_LABEL,
+    Builder,
+    ConfigError,
+    HFTensor,
+    Init,
+    Op,
+    Program,
+    ProgramError,
+    Value,
+    WeightMap,
+)
 
 from .matching import is_target
 from .options import LoraOptions
@@ -42,13 +55,14 @@ _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 _QUANTIZED = "fp8_grouped_linear"
 """Either product in FP8, the second one with `beside`. Further inputs are the operands of a product that it adds."""
 
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of config.json that may hold the number of experts."""
-
-_MODULE = ".experts"
 _WRAPPED = ".base_layer"
-_PARAMETERS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""The parameters of a module `experts` in their order, and the projections whose rows each holds of an expert."""
+
+Parameters = Mapping[str, WeightMap]
+"""The parameters of transformers that hold a model's experts, with their weight maps, in the order of the class."""
+
+
+def parameters_of(weights: Sequence[WeightMap]) -> Parameters:
+    return {m.parameter: m for m in weights if m.parameter}
 
 
 # ------------------------------------------------------------------------------------------------------------ in a run
@@ -59,31 +73,21 @@ def chosen(b: Builder, forward: Program, weights: Sequence[WeightMap], targets: 
 
     Raises ConfigError for a target that the model does not have, naming what it has.
     """
-    counts = {op.ins[1].name: op.ins[at].size for op in forward.ops if (at := b.ops[op.kind].group_ends) is not None}
-    known = {m.param: _parameter(m, counts[m.param]) for m in weights if m.param in counts}
+    multiplied = {op.ins[1].name for op in forward.ops if b.ops[op.kind].group_ends is not None}
+    known = {m.param: m.parameter for m in weights if m.parameter and m.param in multiplied}
     for target in targets:
-        if not any(name and is_target(name, target) for name in known.values()):
-            names = dict.fromkeys(".".join(name.rsplit(".", 3)[-3:]) for name in known.values() if name)
-            raise ConfigError(
-                f"lora_target_parameters: {target!r} is no parameter of this model's experts. "
-                + (f"It has {', '.join(names)}." if names else "It has none: remove the key.")
-            )
+        if not any(is_target(name, target) for name in known.values()):
+            names = dict.fromkeys(".".join(name.rsplit(".", 3)[-3:]) for name in known.values())
+            has = f"It has {', '.join(names)}." if names else "It has none: remove the key."
+            if multiplied and not names:
+                has = "Its package does not name them (WeightMap.parameter), so they have no adapters: remove the key."
+            raise ConfigError(f"lora_target_parameters: {target!r} is no parameter of this model's experts. {has}")
     return {param: name for param, name in known.items() if any(is_target(name, target) for target in targets)}
 
 
-def _parameter(m: WeightMap, experts: int) -> str:
-    """Return the name in transformers of the parameter that holds the tensors of a param, or ""."""
-    found = [tensor.name.removesuffix(".weight").rsplit(".", 2) for tensor in m.tensors]
-    module = found[0][0]
-    for parameter, projections in _PARAMETERS.items():
-        if found == [[module, str(e), p] for e in range(experts) for p in projections] and module.endswith(_MODULE):
-            return f"{module}.{parameter}"
-    return ""
-
-
 def are_in(weights: Sequence[WeightMap]) -> bool:
-    """Return whether a model has experts."""
-    return any(f"{_MODULE}." in m.tensors[0].name for m in weights)
+    """Return whether a model has experts that adapters can adapt."""
+    return any(m.parameter for m in weights)
 
 
 @dataclass(frozen=True)
@@ -148,43 +152,66 @@ def fuse_branches(program: Program) -> Program:
 # ------------------------------------------------------------------------------------------------------------ in files
 
 
-def as_saved(tensors: Mapping[str, Tensor], options: LoraOptions) -> dict[str, Tensor]:
+def as_saved(tensors: Mapping[str, Tensor], options: LoraOptions, parameters: Parameters) -> dict[str, Tensor]:
     """Return the tensors of an adapter with those of experts as PEFT names and orders them."""
     held = {name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)}
     found = {}
     for name, tensor in tensors.items():
         if name.endswith((DOWN, UP)):
             parameter, _, kind = name.removesuffix("_experts").rpartition(".")
-            module, _, last = parameter.rpartition(".")
-            order = list(_PARAMETERS)
-            outside = [p for p in order[order.index(last) + 1 :] if f"{module}.{p}" in held]
+            module = parameter.rpartition(".")[0]
+            order = _of_module(module, parameters)
+            outside = [p for p in order[order.index(parameter) + 1 :] if p in held]
             name = f"{module}{_WRAPPED * len(outside)}.{kind}"
             if kind == "lora_B":
                 rank = options.rank_of(parameter)
                 experts = tensors[parameter + DOWN].shape[0] // rank
-                tensor = tensor.view(experts, -1, rank).permute(1, 2, 0).reshape(-1, rank * experts)
+                stacked = tensor.view(experts, -1, rank)
+                moved = _moved_rows(parameters[parameter], stacked.shape[1])
+                stacked = stacked if moved is None else stacked[:, moved]
+                tensor = stacked.permute(1, 2, 0).reshape(-1, rank * experts)
         found[name] = tensor
     return found
 
 
-def are_parameters(targets: Any) -> bool:
-    """Return whether PEFT's `target_parameters` can be parameters of experts, or weights of linear modules."""
-    names = [] if targets is None else targets
-    return isinstance(names, list) and all(str(name).rpartition(".")[2] in (*_PARAMETERS, "weight") for name in names)
+def _of_module(module: str, parameters: Parameters) -> list[str]:
+    return [name for name in parameters if name.rpartition(".")[0] == module]
 
 
-def parameter_of(holder: str, targets: Sequence[str]) -> str:
+def _moved_rows(m: WeightMap, rows: int) -> Tensor | None:
+    """Return the rows of an expert in the order of the parameter; None: they are in that of the param.
+
+    Raises ProgramError for a layout that does not move whole rows: PEFT's A and B are of the parameter.
+    """
+    import torch
+
+    tensor = m.tensors[0]
+    if tensor.layout is None:
+        return None
+    if len(m.tensors) > 1:
+        raise ProgramError(f"{m.parameter} is {len(m.tensors)} tensors with layouts: adapters of experts know one")
+    width = tensor.rows[1]
+    stored = tensor.save(torch.arange(rows * width).view(rows, width))[0]
+    for matrix in (stored, stored.T):
+        if tuple(matrix.shape) == (rows, width):
+            order = matrix[:, 0] // width
+            if torch.equal(matrix, order[:, None] * width + torch.arange(width)):
+                return None if torch.equal(order, torch.arange(rows)) else order
+    raise ProgramError(f"{tensor.name} is {tensor.layout}, which moves more than whole rows: it has no adapter in PEFT")
+
+
+def parameter_of(holder: str, targets: Sequence[str], parameters: Parameters) -> str:
     """Return the parameter whose A and B PEFT's files name after `holder`; "" if that is a linear module."""
     module = holder
     while module.endswith(_WRAPPED):
         module = module.removesuffix(_WRAPPED)
-    names = [f"{module}.{p}" for p in _PARAMETERS] if module.endswith(_MODULE) else []
-    wrapping = [name for name in reversed(names) if any(is_target(name, target) for target in targets)]
+    names = reversed(_of_module(module, parameters))
+    wrapping = [name for name in names if any(is_target(name, target) for target in targets)]
     depth = (len(holder) - len(module)) // len(_WRAPPED)
     return wrapping[depth] if depth < len(wrapping) else ""
 
 
-def in_run(place: str, kind: str, saved: Tensor, rank: int) -> tuple[str, Tensor]:
+def in_run(place: str, kind: str, saved: Tensor, rank: int, m: WeightMap) -> tuple[str, Tensor]:
     """Return the end of the name and the tensor in a run of what PEFT's files hold as `kind`, .lora_A or .lora_B.
 
     Raises ConfigError, which begins with `place`, for a tensor of another rank.
@@ -194,14 +221,56 @@ def in_run(place: str, kind: str, saved: Tensor, rank: int) -> tuple[str, Tensor
         raise ConfigError(f"{place} is {list(saved.shape)}, which is no stack of matrices of rank {rank}.")
     if kind == ".lora_A":
         return DOWN, saved
-    return UP, saved.reshape(-1, rank, experts).permute(2, 0, 1).reshape(-1, rank)
+    stacked = saved.reshape(-1, rank, experts).permute(2, 0, 1)
+    moved = _moved_rows(m, stacked.shape[1]) if sum(t.rows[0] for t in m.tensors) == stacked[..., 0].numel() else None
+    return UP, (stacked if moved is None else stacked[:, moved.argsort()]).reshape(-1, rank)
 
 
-def of_projections(parameter: str, down: Tensor, up: Tensor, rank: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (tensor of the checkpoint, its A, its B) of each expert and projection of a parameter."""
-    module, _, last = parameter.rpartition(".")
-    projections = _PARAMETERS[last]
-    experts = down.shape[0] // rank
-    for e, (a, b) in enumerate(zip(down.chunk(experts), up.chunk(experts), strict=True)):
-        for projection, rows in zip(projections, b.chunk(len(projections)), strict=True):
-            yield f"{module}.{e}.{projection}.weight", a, rows
+Change = Callable[["Tensor"], "Tensor"]
+
+
+def changes_of(
+    place: str, m: WeightMap, down: Tensor, up: Tensor, rank: int, factor: float
+) -> Iterator[tuple[str, Change]]:
+    """Yield (tensor of the checkpoint, its change by an adapter) for a parameter.
+
+    Raises ConfigError, which begins with `place`, for a base of other experts.
+    """
+    rows, width, experts = sum(tensor.rows[0] for tensor in m.tensors), m.tensors[0].rows[1], down.shape[0] // rank
+    if up.shape[0] != rows or down.shape[1] != width or rows % experts:
+        shape = [up.shape[0], down.shape[1]]
+        what = f"is of a weight {shape} of {experts} experts; the base's is {[rows, width]}"
+        raise ConfigError(f"{place} {what}. Name its own base.")
+    each = rows // experts
+
+    def delta(first: int, count: int) -> Tensor:
+        """Return the update of rows of the param: of each expert by its own A."""
+        import torch
+
+        found, at = [], first
+        while at < first + count:
+            e = at // each
+            stop = min((e + 1) * each, first + count)
+            found.append(up[at:stop].float() @ down[e * rank : (e + 1) * rank].float())
+            at = stop
+        return factor * torch.cat(found)
+
+    row = 0
+    for tensor in m.tensors:
+        yield tensor.name, _change(place, tensor, row, delta)
+        row += tensor.rows[0]
+
+
+def _change(place: str, tensor: HFTensor, row: int, delta: Callable[[int, int], Tensor]) -> Change:
+    def merged(weight: Tensor) -> Tensor:
+        if list(weight.shape) != list(tensor.shape):
+            shapes = f"is of a weight {list(tensor.shape)}; the base's is {list(weight.shape)}"
+            raise ConfigError(f"{place} {shapes}. Name its own base.")
+        if tensor.layout is None:
+            return (weight.float() + delta(row, tensor.rows[0])).to(weight.dtype)
+        result, height = weight.new_empty(weight.shape), tensor.rows[0] // len(weight)
+        for i in range(len(weight)):
+            result[i : i + 1] = weight[i : i + 1].float() + tensor.save(delta(row + i * height, height))
+        return result
+
+    return merged

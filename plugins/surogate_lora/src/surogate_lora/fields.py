@@ -15,8 +15,6 @@ from typing import Any
 from surogate_core.api import ConfigError
 from surogate_core.api.peft import OFF, PEFT_TASKS
 
-from .experts import are_parameters
-
 INITIAL = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base's weights alone. What the adapter computes is in its tensors."""
 
@@ -54,7 +52,7 @@ FIELDS: Mapping[str, Field] = {
     "rank_pattern": _READ,
     "alpha_pattern": _READ,
     "target_modules": _READ,
-    "target_parameters": Field(are_parameters),
+    "target_parameters": Field(lambda value: value is None or isinstance(value, list)),  # names: by `files.py`
     "exclude_modules": _READ,
     "layers_to_transform": _READ,
     "layers_pattern": _READ,

@@ -17,6 +17,7 @@ from surogate_core.api.peft import PEFT_CONFIG as CONFIG_FILE
 from surogate_core.api.peft import PEFT_TENSORS as TENSORS_FILE
 
 from . import experts
+from .experts import Parameters
 from .fields import MERGE_THERE, check_fields, check_trainable
 from .matching import Selection, is_saved, is_target
 from .options import ALL_LINEAR, LoraOptions
@@ -33,6 +34,9 @@ _STACKS = (experts.DOWN, experts.UP)
 _HEAD = f"{HEAD}{_SUFFIX}"
 _BESIDE_TOWERS = "model.language_model."
 """Beginning of the names of a text model in the classes of transformers that have towers beside it."""
+
+NO_EXPERTS: Parameters = {}
+"""The parameters of experts of a model that has none."""
 
 _KEYS = {
     "r": "lora_rank",
@@ -56,8 +60,9 @@ def save(
     base_model: str,
     options: LoraOptions,
     task: str | None = PEFT_TASKS[CAUSAL_LM],
+    parameters: Parameters = NO_EXPERTS,
 ) -> None:
-    """Write an adapter that PEFT loads, and vLLM unless whole modules are in it.
+    """Write an adapter that PEFT loads, and vLLM unless whole modules are in it. `parameters`: of the model's experts.
 
     A weight that is tied is written under both names, as PEFT does where it is told to keep it tied.
     """
@@ -67,7 +72,7 @@ def save(
         (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
         tensors[_HEAD] = tensors[embedding].clone()
     config = _config(tensors, tied, base_model, options, task)
-    named = experts.as_saved(tensors, options)
+    named = experts.as_saved(tensors, options, parameters)
     stored = {f"{name}{_SUFFIX if name.endswith(_KINDS) else ''}": tensor for name, tensor in named.items()}
     write_peft(folder, stored, config)
 
@@ -157,10 +162,16 @@ class _Config:
     base_model: str
     is_tied: bool
 
+    @property
+    def revision(self) -> str:
+        """The revision of the base; "" for the main one."""
+        revision = self.raw.get("revision")
+        return "" if revision in _MAIN_REVISIONS else str(revision)
 
-def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
+
+def load(folder: Path, options: LoraOptions, parameters: Parameters = NO_EXPERTS) -> dict[str, Tensor]:
     """The tensors of a saved adapter, by name, to go on training them under the same options."""
-    config = _read_config(folder)
+    config = _read_config(folder, parameters)
     check_trainable(config.raw, folder / CONFIG_FILE)
     written = options.as_saved
     for theirs, ours in _KEYS.items():
@@ -171,7 +182,7 @@ def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
                 + ("" if written is options else f" with that of the frozen part (lora_init: {options.lora_init})")
                 + f". Set {ours} to the first."
             )
-    tensors = _read_tensors(folder, config)
+    tensors = _read_tensors(folder, config, parameters)
     if _names_head(options) and _HEAD not in tensors:
         raise ConfigError(
             f"{folder / TENSORS_FILE}: lacks {_HEAD}, which lora_modules_to_save names. Set that key to the adapter's "
@@ -182,47 +193,51 @@ def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
     return tensors if written is options else parted(tensors)
 
 
-def merge(folder: Path) -> Merge:
+def merge(folder: Path, parameters: Parameters | None = NO_EXPERTS) -> Merge:
     """For each projection of a saved adapter: W + scale * B A, summed in fp32, in the dtype of W; whole modules as
-    they are, in that dtype."""
-    config = _read_config(folder)
-    tensors = _read_tensors(folder, config)
+    they are, in that dtype. `parameters`: of the experts of the base; None: the base is not known."""
+    config = _read_config(folder, parameters)
+    if parameters is None and config.options.lora_target_parameters:
+        return _of_unknown(folder / CONFIG_FILE, config)
+    tensors = _read_tensors(folder, config, parameters or NO_EXPERTS)
     path = folder / TENSORS_FILE
     if (task := config.raw.get("task_type")) not in (None, PEFT_TASKS[CAUSAL_LM]):
         what = f"task_type is {task}: only language models are merged"
         raise ConfigError(f"{folder / CONFIG_FILE}: {what}. {MERGE_THERE}.")
-    changes = _changes(path, tensors, config.options)
+    changes = _changes(path, tensors, config.options, parameters or NO_EXPERTS)
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith((*_KINDS, *_STACKS))}
     changes |= {name: _replacement(f"{path}: {name}", tensor) for name, tensor in whole.items()}
     ends = [name for name in changes if module_of(name).endswith((EMBEDDING, HEAD))]
     apart = [name for name in ends if name not in whole or not config.is_tied]
 
-    stacks = {name: len(tensor) for name, tensor in tensors.items() if name.endswith(experts.DOWN)}
-
     def check(base: Mapping[str, Any]) -> None:
-        for name, rows in stacks.items():
-            module = name.removesuffix(experts.DOWN)
-            found, counts = rows // config.options.rank_of(module), [base.get(key) for key in experts.COUNTS]
-            if any(counts) and found not in counts:
-                has = f"has adapters of {found} experts, and the base has {next(filter(None, counts))}"
-                raise ConfigError(f"{path}: {module} {has}. Name its own base.")
         if apart and base.get("tie_word_embeddings"):
             raise ConfigError(
                 f"{path}: {apart[0]} was trained apart from its other end, and the base ties the two: one model cannot "
                 "hold both. Use the adapter unmerged, or train it with both in lora_modules_to_save."
             )
 
-    revision = config.raw.get("revision")
-    return Merge(
-        config.base_model,
-        changes,
-        may_lack=(_HEAD,) if config.is_tied else (),
-        check=check,
-        base_revision="" if revision in _MAIN_REVISIONS else str(revision),
-    )
+    may_lack = (_HEAD,) if config.is_tied else ()
+    return Merge(config.base_model, changes, may_lack=may_lack, check=check, base_revision=config.revision)
 
 
-def _changes(path: Path, tensors: Mapping[str, Tensor], options: LoraOptions) -> dict[str, Callable[[Tensor], Tensor]]:
+def _of_unknown(path: Path, config: _Config) -> Merge:
+    """Return the merge of adapters of experts into a base of which no package says where they are."""
+
+    def check(base: Mapping[str, Any]) -> None:
+        kind = next(iter(base.get("architectures") or [base.get("model_type")]))
+        raise ConfigError(
+            f"{path}: has adapters of experts, {', '.join(config.options.lora_target_parameters)}, and no installed "
+            f"package builds {kind} with the base's config.json, or says where they are. Install it, or name the "
+            "run.yaml whose plugins have it: --config PATH."
+        )
+
+    return Merge(config.base_model, {}, check=check, base_revision=config.revision)
+
+
+def _changes(
+    path: Path, tensors: Mapping[str, Tensor], options: LoraOptions, parameters: Parameters
+) -> dict[str, Callable[[Tensor], Tensor]]:
     changes = {}
     for module in sorted({module_of(name) for name in tensors if name.endswith((*_KINDS, *_STACKS))}):
         rank, factor = options.rank_of(module), options.scale_of(module)
@@ -233,8 +248,7 @@ def _changes(path: Path, tensors: Mapping[str, Tensor], options: LoraOptions) ->
         down, up = (tensors.get(module + kind) for kind in _STACKS)
         if down is None or up is None or up.shape[0] % (down.shape[0] // rank):
             raise ConfigError(f"{path}: {module} has no lora_A [r, in] with a lora_B [out, r] of rank {rank}.")
-        for name, a, b in experts.of_projections(module, down, up, rank):
-            changes[name] = _change(f"{path}: {module}", a, b, factor)
+        changes |= experts.changes_of(f"{path}: {module}", parameters[module], down, up, rank, factor)
     return changes
 
 
@@ -264,7 +278,7 @@ def _replacement(place: str, trained: Tensor) -> Callable[[Tensor], Tensor]:
     return replaced
 
 
-def _read_config(folder: Path) -> _Config:
+def _read_config(folder: Path, parameters: Parameters | None) -> _Config:
     path, config = folder / CONFIG_FILE, read_peft_config(folder)
     if config.get("peft_type") != "LORA":
         raise ConfigError(f"{path}: peft_type must be LORA: other adapters are not built.")
@@ -276,7 +290,9 @@ def _read_config(folder: Path) -> _Config:
         raise ConfigError(f"{path}: lora_alpha must be a number (got {alpha!r}).")
     given = {ours: config.get(theirs) for theirs, ours in _KEYS.items()} | {
         "lora_modules_to_save": config.get("modules_to_save"),
-        "lora_target_parameters": [n for n in config.get("target_parameters") or () if not n.endswith(WEIGHT)],
+        "lora_target_parameters": [
+            n for n in config.get("target_parameters") or () if not (isinstance(n, str) and n.endswith(WEIGHT))
+        ],
     }
     for key in ("lora_rank_pattern", "lora_alpha_pattern"):
         if isinstance(given[key], Mapping):
@@ -288,6 +304,13 @@ def _read_config(folder: Path) -> _Config:
         names = _KEYS | {"target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save"}
         theirs = next(theirs for theirs, ours in names.items() if ours == wrong["loc"][0])
         raise ConfigError(f"{path}: {theirs} is {config[theirs]!r}: {wrong['msg']}.") from None
+    for target in options.lora_target_parameters:
+        if parameters is not None and not any(is_target(name, target) for name in parameters):
+            known = ", ".join(dict.fromkeys(".".join(name.rsplit(".", 3)[-3:]) for name in parameters))
+            raise ConfigError(
+                f"{path}: target_parameters is {brief(config['target_parameters'])}: {target!r} is no parameter of "
+                f"this model's experts. {f'It has {known}' if known else MERGE_THERE}."
+            )
     base = config.get("base_model_name_or_path")
     return _Config(
         config,
@@ -343,7 +366,7 @@ def _selection(config: Mapping[str, Any], path: Path) -> Selection:
     return Selection(**{key: value for key, value in selected.items() if value is not None}, by_weight=by_weight)
 
 
-def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, config: _Config, parameters: Parameters) -> dict[str, Tensor]:
     """By name: matrices as `module.lora_A`, whole weights as in a checkpoint."""
     path = folder / TENSORS_FILE
     tensors: dict[str, Tensor] = {}
@@ -351,8 +374,9 @@ def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
         module = name.removesuffix(_SUFFIX)
         if module.endswith(_KINDS) and tensor.dim() == 2:
             holder, kind = module_of(module), module[-len(_KINDS[0]) :]
-            if parameter := experts.parameter_of(holder, config.options.lora_target_parameters):
-                stack, tensor = experts.in_run(f"{path}: {name}", kind, tensor, config.options.rank_of(parameter))
+            if parameter := experts.parameter_of(holder, config.options.lora_target_parameters, parameters):
+                rank, m = config.options.rank_of(parameter), parameters[parameter]
+                stack, tensor = experts.in_run(f"{path}: {name}", kind, tensor, rank, m)
                 tensors[parameter + stack] = tensor
                 continue
             _check_selected(path, module_of(module), config.selection)

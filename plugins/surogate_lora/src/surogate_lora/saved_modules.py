@@ -35,7 +35,7 @@ def check(forward: Program, weights: Sequence[WeightMap], names: Sequence[str]) 
         modules.update((HEAD, modules[module]) for module in shared if module.endswith(EMBEDDING))
     routers = {m.param for m in weights if m.kind == "router"}
     inside = {v.name for op in forward.ops if op.kind == "linear" for v in op.ins[1:]} - routers
-    inside.update(m.param for m in weights if len(m.tensors) > 1)  # experts, which are no modules in transformers
+    inside.update(m.param for m in weights if len(m.tensors) > 1 or m.parameter)  # experts, no modules of their own
     whole = [module for module, params in modules.items() if not inside.intersection(params)]
     _check_names(names, list(modules), whole)
     for module in shared:

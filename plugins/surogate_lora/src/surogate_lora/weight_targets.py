@@ -14,18 +14,22 @@ from typing import Any, TypeVar
 
 from surogate_core.api import ConfigError, read_json_object
 
-from .experts import COUNTS
-
 T = TypeVar("T")
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json that may hold the number of experts."""
 
 WEIGHT = ".weight"
 _TAKEN = ("gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3")
+_ROUTER = "router"
+"""A name of routers whose class in transformers is none of linear modules: PEFT adapts their weight alone."""
+
 _ALSO_WEIGHT = r"(\.weight)?"
 
 
 def named_by_weight(modules: Iterable[str], base_model: str) -> list[str]:
     """Return those of `modules` that PEFT must find by their weights in this base."""
-    found = [module for module in modules if module.rpartition(".")[2] in _TAKEN]
+    found = [module for module in modules if module.rpartition(".")[2] in (*_TAKEN, _ROUTER)]
     return found if found and any(_config(base_model).get(key) for key in COUNTS) else []
 
 

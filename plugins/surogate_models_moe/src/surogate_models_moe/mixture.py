@@ -136,7 +136,7 @@ def mixture_weights(d: MixtureDims, layer: str, source: str) -> list[WeightMap]:
     down = ((f"{expert}.down_proj.weight", d.d_model, d.d_expert) for expert in experts)
     return [
         weight_map(f"{name}.router", (f"{source}.mlp.gate.weight", d.n_experts, d.d_model), kind="router"),
-        weight_map(f"{name}.gate_up", *gate_up),
-        weight_map(f"{name}.down", *down),
+        weight_map(f"{name}.gate_up", *gate_up, parameter=f"{source}.mlp.experts.gate_up_proj"),
+        weight_map(f"{name}.down", *down, parameter=f"{source}.mlp.experts.down_proj"),
         norm,
     ]

@@ -17,10 +17,10 @@ from torch import Tensor
 from surogate.checkpoints.base_files import maps_in_files, stored_names
 from surogate.checkpoints.formed_weights import all_formed
 from surogate.checkpoints.hf import write_merged
+from surogate.checkpoints.matrix_codec import Matrices
 from surogate.checkpoints.quantize import codec_of, stored_tensors
 from surogate.checkpoints.stored_weights import locate
 from surogate.hub.config_json import QUANTIZATION, refused_quantized
-from surogate_core.api import HFTensor
 
 from .programs import Subject
 
@@ -55,13 +55,13 @@ def write_stored(subject: Subject, folder: Path) -> list[StoredMatrix]:
     layer_of = {t.name: layers[m.param] for m in assembly.weights for t in m.tensors}
     found: list[StoredMatrix] = []
 
-    def stored(tensor: HFTensor, weight: Tensor) -> Tensor:
-        matrix = codec.rounded(tensor, weight)
-        found.append(_compared(tensor.name, layer_of[tensor.name], weight, matrix))
-        return matrix
+    def stored(held: Matrices, weight: Tensor) -> Tensor:
+        tensor, rounded = held.tensor, codec.rounded(held, weight)
+        found.append(_compared(tensor.name, layer_of[tensor.name], tensor.load(weight), tensor.load(rounded)))
+        return rounded
 
     names = stored_names(subject.run, assembly.weights)
-    _write(subject, folder, {names.of(name): partial(stored, tensor) for name, tensor in tensors.items()})
+    _write(subject, folder, {names.of(name): partial(stored, held) for name, held in tensors.items()})
     order = list(tensors)
     return sorted(found, key=lambda matrix: (matrix.layer, order.index(matrix.name)))
 

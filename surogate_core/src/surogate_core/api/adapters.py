@@ -67,6 +67,9 @@ class AdapterDef(Definition, Generic[Options]):
     config_file the file of `save` that identifies an adapter folder. It is moved to its place last.
     with_head   (the adapter, a model with the head of a loss, `LossDef.model`) -> one that trains new weights, and
                 whose files hold them and name the class that loads the model. None: such models are refused.
+    of_model    (the adapter, the weight maps of a model) -> one whose save, load and merge know these, such as the
+                parameters of transformers that hold experts (`WeightMap.parameter`). Called for the model of a run, and
+                for the base of a merge if an installed package builds it. None: they need to know nothing of it.
     matches     (a folder with `config_file`) -> whether the adapter in it is one of these. Several kinds of adapters
                 may have files of one name. Never raises; false for a file that cannot be read.
     library     name on the hub of the library that loads such a folder ("peft")
@@ -93,6 +96,7 @@ class AdapterDef(Definition, Generic[Options]):
     start: Callable[[Mapping[str, Value], AdapterContext[Options]], None] | None = None
     fuse: Callable[[Program, Options], Program] = lambda program, options: program
     with_head: Callable[[AdapterDef[Options], ModelDef[Any]], AdapterDef[Options]] | None = None
+    of_model: Callable[[AdapterDef[Options], Sequence[WeightMap]], AdapterDef[Options]] | None = None
     matches: Callable[[Path], bool] = lambda folder: True
     trains_tokens: str = ""
 

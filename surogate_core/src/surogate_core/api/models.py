@@ -49,6 +49,11 @@ class Layout(Protocol):
 
     `load` and `save` are inverse to each other. They move elements and change none, so that they are also those of
     gradients. They get one torch tensor at a time, and may return a view. `str` of a layout says what the tensor is.
+
+    A layout may have an attribute `leading`, which is False where it lacks it. True: it works on each index of the
+    first dimension of the stored tensor alone, so that `load(stored[a:b])` is the rows of the indices a to b, and
+    `save` of these rows is `stored[a:b]`. A stack of experts is then read and written a few experts at a time, by each
+    process its own part. Adapters, files in a weight format, and several processes serve such layouts alone.
     """
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -77,6 +82,11 @@ class HFTensor(Declared):
         """The shape of its rows in the param."""
         return self.shape if self.layout is None else self.layout.shape(self.shape)
 
+    @property
+    def leading(self) -> bool:
+        """Whether it has a layout that works on each index of its first dimension alone (`Layout`)."""
+        return getattr(self.layout, "leading", False) is True
+
     def load(self, stored: Any) -> Any:
         """Return the stored tensor as rows of the param."""
         return stored if self.layout is None else self.layout.load(stored)
@@ -97,6 +107,13 @@ class WeightMap(Declared):
             it as it was read, in the dtype of the param.
     precise no recipe and no weight format quantizes the matrix, as a projection of a few rows, which would save little
             and lose much. Adapters adapt it.
+    matrices
+            how many matrices of equal rows the param consists of, where a tensor holds several, such as one of each
+            expert: recipes, weight formats and optimizers treat each by itself. 1: each tensor is a matrix.
+    parameter
+            of experts, the name of the parameter in the class of transformers that holds the whole param, as PEFT's
+            `target_parameters` names it ("model.layers.0.mlp.experts.gate_up_proj"). Adapters adapt experts by it. Maps
+            of parameters of a module are in the order of these in the class, in which PEFT wraps them.
     """
 
     param: str
@@ -106,11 +123,16 @@ class WeightMap(Declared):
     new: bool = False
     trained: bool = True
     precise: bool = False
+    matrices: int = 1
+    parameter: str = ""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A logical matrix of a param: `rows` consecutive rows. A fused param, such as [q; k; v], has several."""
+    """A logical matrix of a param: `rows` consecutive rows. A fused param, such as [q; k; v], has several.
+
+    name: of its tensor in a checkpoint; with ".0", ".1" and so on at its end if the tensor holds several.
+    """
 
     name: str
     rows: int

@@ -39,7 +39,19 @@ def logical_matrices(param: Value, stored: WeightMap | None, declared: int) -> t
     if stored is None:
         names = [f"{param.name}.{i}" for i in range(declared)] if declared > 1 else [param.name]
         return tuple(Matrix(name, param.shape[0] // declared) for name in names)
-    return tuple(Matrix(tensor.name, tensor.rows[0]) for tensor in stored.tensors)
+    return tuple(matrix for matrices in matrices_of(stored) for matrix in matrices)
+
+
+def matrices_of(stored: WeightMap) -> list[tuple[Matrix, ...]]:
+    """Return the matrices of each tensor of a weight map that `checked_weight_maps` has checked."""
+    rows = [tensor.rows[0] for tensor in stored.tensors]
+    each = sum(rows) // stored.matrices
+    found = []
+    for tensor, height in zip(stored.tensors, rows, strict=True):
+        count = 1 if stored.matrices == 1 else height // each
+        names = [f"{tensor.name}.{i}" for i in range(count)] if count > 1 else [tensor.name]
+        found.append(tuple(Matrix(name, height // count) for name in names))
+    return found
 
 
 def checked_weight_maps(
@@ -72,7 +84,8 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
     if mapped.keys() != params.keys():
         raise ProgramError(f"{model}: weight maps and params differ: {sorted(mapped.keys() ^ params.keys())}")
     sources = Counter(t.name for m in maps for t in m.tensors)
-    twice = [name for counts in (mapped, sources) for name, count in counts.items() if count > 1]
+    parameters = Counter(m.parameter for m in maps if m.parameter)
+    twice = [name for counts in (mapped, sources, parameters) for name, count in counts.items() if count > 1]
     if twice:
         raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
     for m in maps:
@@ -83,6 +96,8 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
             what = f"{list(shape)}" + ("" if params[m.param].block >= 0 else " outside of blocks")
             kind = "" if m.kind is None else f" of the kind {m.kind!r}"
             raise ProgramError(f"{model}: {m.param} {what}{kind} is precise=True, which matrices of blocks can be")
+        if m.parameter and len(shape) != 2:
+            raise ProgramError(f"{model}: {m.param} {list(shape)} is parameter={m.parameter!r}, which matrices can be")
         stored = [_rows(model, t) for t in m.tensors]
         if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
             parts = " + ".join(str(list(s)) for s in stored) or "nothing"
@@ -90,18 +105,38 @@ def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> N
 
 
 def _check_matrices(model: str, stored: WeightMap, param: Value, declared: int) -> None:
-    """Raise ProgramError if a param is declared as other matrices than the tensors of its weight map."""
-    rows = [tensor.rows[0] for tensor in stored.tensors]
-    if declared > 1 and rows != declared * [param.shape[0] // declared]:
+    """Raise ProgramError if a weight map does not make the matrices that it names, or the param is declared as other
+    ones."""
+    if stored.matrices == 1 and declared == 1:
+        return
+    rows, n = [tensor.rows[0] for tensor in stored.tensors], stored.matrices
+    held = f"its checkpoint tensors have {', '.join(map(str, rows))} rows"
+    shape = list(param.shape)
+    if n != 1:
+        if n < 1 or len(shape) != 2 or shape[0] % n:
+            raise ProgramError(
+                f"{model}: {param.name} {shape} has a weight map with matrices={n}, which does not divide its rows. "
+                "Name how many matrices of equal rows the param consists of."
+            )
+        if any(height % (shape[0] // n) for height in rows):
+            raise ProgramError(
+                f"{model}: {param.name} {shape} has a weight map with matrices={n}, which are of {shape[0] // n} rows, "
+                f"and {held}: a matrix would be in two tensors. Name a number of which each tensor holds whole ones."
+            )
+    found = [matrix.rows for matrices in matrices_of(stored) for matrix in matrices]
+    if declared > 1 and found != declared * [shape[0] // declared]:
         raise ProgramError(
-            f"{model}: {param.name} {list(param.shape)} is declared with matrices={declared}, and its checkpoint "
-            f"tensors have {', '.join(map(str, rows))} rows. Each tensor of a weight map is one matrix: leave matrices "
-            "out, or name one tensor for each."
+            f"{model}: {param.name} {shape} is declared with matrices={declared}, and {held}, which are "
+            f"{len(found)} matrices by its weight map. Leave matrices out of b.param, or say the number in the map: "
+            "WeightMap(..., matrices=)."
         )
 
 
 def _rows(model: str, tensor: HFTensor) -> tuple[int, ...]:
     try:
-        return tensor.rows
+        rows = tensor.rows
+        if tensor.leading and (len(rows) != 2 or rows[0] % tensor.shape[0]):
+            raise ProgramError(f"its layout has leading=True and {list(rows)}, which are no rows of each index")
+        return rows
     except ProgramError as error:
         raise ProgramError(f"{model}: {tensor.name} {list(tensor.shape)}: {error}") from None

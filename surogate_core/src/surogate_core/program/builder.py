@@ -59,7 +59,7 @@ class Builder:
         """Declare a model weight. It is trainable unless an adapter freezes it.
 
         `matrices`: how many equal ones it holds one above another (`ParamInfo.matrices`), such as one of each expert.
-        Of a param that checkpoints hold, its weight map says so, and another number is an error.
+        Of a param that checkpoints hold, `WeightMap.matrices` says so, and another number is an error.
         """
         if matrices != 1 and (matrices < 1 or len(shape) != 2 or shape[0] % matrices):
             raise ProgramError(f"{_caller()}: param {name!r} {list(shape)} cannot be {matrices} equal matrices")

@@ -14,5 +14,6 @@ from . import (  # noqa: F401
     optimizers,
     package,
     recipes,
+    stacks,
     weight_formats,
 )

@@ -62,13 +62,14 @@ def a_matrix_that_is_stored_again_keeps_its_states(definition: WeightFormatDef, 
     for keys in _runs(definition, bench):
         steps = bench.steps(**keys)
         codec = codec_of(_run_of(bench, keys), "bf16")
-        for tensor in list(stored_tensors(steps.assembly).values())[:3]:
+        for held in list(stored_tensors(steps.assembly).values())[:3]:
+            tensor = held.tensor
             weight = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)).bfloat16() * 0.02
-            once = codec.rounded(tensor, weight)
+            once = codec.rounded(held, weight)
             assert once.shape == weight.shape and once.dtype == weight.dtype, (
                 f"{tensor.name} comes back as {once.dtype} {list(once.shape)}"
             )
-            twice = codec.rounded(tensor, once).float()
+            twice = codec.rounded(held, once).float()
             first = float((once.float() - weight.float()).norm())
             second = float((twice - once.float()).norm())
             assert second <= first, (

@@ -22,7 +22,8 @@ def apply_adapters(draft: Draft) -> Draft:
     for adapter, options in draft.inputs.adapters:
         adapted = adapter.apply(forward, draft.scalars, _context(draft, options))
         changed = {*adapted.ops} - {*forward.ops}
-        refuse_layouts(adapter.name, {v.name for op in changed for v in op.ins}, draft.weights)
+        read = {v.name for op in changed for v in op.ins}
+        refuse_layouts(adapter.name, read, draft.weights, trained=False)
         forward = draft.verified(forward, adapted, (adapter, "apply"))
         if len(forward.outputs) != count:
             with blaming(adapter.origin, "apply"):
@@ -62,12 +63,25 @@ def start_adapters(draft: Draft) -> Draft:
     return replace(draft, programs={program.name: program, **draft.programs}) if program else draft
 
 
-def refuse_layouts(adapter: str, params: Collection[str], weights: Sequence[WeightMap]) -> None:
-    """Raise ConfigError if an adapter changes weights that checkpoints have in another order than params."""
-    for tensor in (tensor for m in weights if m.param in params for tensor in m.tensors if tensor.layout):
+def refuse_layouts(adapter: str, params: Collection[str], weights: Sequence[WeightMap], *, trained: bool) -> None:
+    """Raise ConfigError if an adapter changes weights that checkpoints have in another order than params.
+
+    trained: it trains them itself, so that its files would hold them. Beside stacks of experts that a parameter of
+    transformers holds it may have params of its own.
+    """
+    read = [m for m in weights if m.param in params]
+    for stored, tensor in [(m, tensor) for m in read for tensor in m.tensors if tensor.layout]:
+        if trained:
+            why = "and in adapters it would not be"
+        elif not tensor.leading:
+            why = "a layout without `leading`, and in adapters it would not be"
+        elif not stored.parameter:
+            why = "and its weight map names no `parameter` by which adapters find it"
+        else:
+            continue
         raise ConfigError(
-            f"adapter {adapter}: {tensor.name} is {tensor.layout} in checkpoints, and in adapters it would not be. "
-            "Leave its module out, or train without an adapter."
+            f"adapter {adapter}: {tensor.name} is {tensor.layout} in checkpoints, {why}. Leave its module out, or "
+            "train without an adapter."
         )
 
 

@@ -43,7 +43,7 @@ def append_backward(draft: Draft) -> Draft:
         with blaming(rule or last.origin, "vjp" if rule else function):
             raise error
     for adapter, _ in inputs.adapters:
-        refuse_layouts(adapter.name, {v.name for v in gradients}, draft.weights)
+        refuse_layouts(adapter.name, {v.name for v in gradients}, draft.weights, trained=True)
     draft = replace(draft.having(draft.verified(forward, program)), gradients=gradients)
     _refuse_trained_reference(inputs.loss.name, forward, gradients)
     return draft
