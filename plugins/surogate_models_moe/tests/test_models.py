@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from surogate_core.api import ConfigError
+from surogate_models_moe.api import Router
 
 QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3}
 OLMOE: dict[str, Any] = QWEN3_MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
@@ -81,14 +83,17 @@ def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
     theirs, dims = AutoConfig.for_model(**config), MODELS[family].dims(config)
     width = theirs.moe_intermediate_size if family == "qwen3_moe" else theirs.intermediate_size
     expected = (theirs.num_experts, theirs.num_experts_per_tok, width, theirs.norm_topk_prob)
-    assert (dims.n_experts, dims.k, dims.d_expert, dims.normalize) == expected
+    m = dims.mixture
+    assert (m.n_experts, m.k, m.d_expert, m.router.normalize) == expected and m == replace(
+        m, router=Router(normalize=m.router.normalize)
+    )
     assert (dims.n_kv_heads, dims.head_dim, dims.dense) == (theirs.num_key_value_heads, 12, frozenset())
 
 
 def test_transformers_5_names_the_number_of_experts_as_it_likes() -> None:
     config = tiny_config(**QWEN3_MOE)
     written = AutoConfig.for_model(**config).to_dict()
-    assert "num_experts" not in written and MODELS["qwen3_moe"].dims(written).n_experts == 5
+    assert "num_experts" not in written and MODELS["qwen3_moe"].dims(written).mixture.n_experts == 5
 
 
 @pytest.mark.parametrize(

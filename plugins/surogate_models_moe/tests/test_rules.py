@@ -1,4 +1,4 @@
-"""The rules of routers, biases and gates against formulas of their own, and their gradients against autograd, in fp64."""
+"""Rules of routers, biases and gates against formulas of their own, and their gradients against autograd, in fp64."""
 
 from __future__ import annotations
 
@@ -84,14 +84,18 @@ def test_of_equal_scores_the_lower_expert_and_the_lower_group_are_first() -> Non
 
 def rows_of(tokens: int, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return experts, order, place and ends. The last expert has no rows."""
-    chosen = torch.stack([torch.randperm(experts - 1, generator=torch.Generator().manual_seed(t))[:K] for t in range(tokens)])
+    chosen = torch.stack(
+        [torch.randperm(experts - 1, generator=torch.Generator().manual_seed(t))[:K] for t in range(tokens)]
+    )
     return chosen.int(), *run("expert_order", chosen.int(), n_experts=experts)
 
 
 def gradients(kind: str, ins: list[Tensor], dy: Tensor, **attrs: Any) -> list[Tensor | None]:
     """Return what the ops that `OpDef.vjp` emits compute, by their references."""
     definition = KINDS[kind]
-    values = tuple(Value(f"in{i}", tuple(x.shape), {torch.int32: "int32"}.get(x.dtype, "fp64"), "act") for i, x in enumerate(ins))
+    values = tuple(
+        Value(f"in{i}", tuple(x.shape), {torch.int32: "int32"}.get(x.dtype, "fp64"), "act") for i, x in enumerate(ins)
+    )
     outs = tuple(Value(s.label, s.shape, s.dtype, "act") for s in definition.infer(values, attrs))
     seed = Value("dy", tuple(dy.shape), "fp64", "act")
     builder, held = Builder(KINDS, "fp64"), dict(zip((*values, seed), (*ins, dy), strict=True))
@@ -107,7 +111,7 @@ def gradients(kind: str, ins: list[Tensor], dy: Tensor, **attrs: Any) -> list[Te
 def test_biases_of_both_products_and_all_gradients_are_those_of_autograd() -> None:
     """Experts without rows have a gradient of zero."""
     width, inner = 6, 4
-    experts, order, place, ends = rows_of(TOKENS, EXPERTS)
+    experts, order, _, ends = rows_of(TOKENS, EXPERTS)
     weights = draw(TOKENS, K, seed=3).abs()
     shapes = ((TOKENS * K, width), (EXPERTS * inner, width), (EXPERTS, inner))
     leaves = [draw(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
@@ -180,7 +184,7 @@ def test_what_a_backward_op_is_told_is_what_the_forward_op_was_told() -> None:
         assert dict(op.attrs) == {name: value for name, value in attrs.items() if name not in ("k", "groups")}
 
 
-F, B, I = "fp32", "bf16", "int32"
+F, B, INT = "fp32", "bf16", "int32"
 
 
 @pytest.mark.parametrize(
@@ -195,10 +199,10 @@ F, B, I = "fp32", "bf16", "int32"
         ("route", [(B, 4, 8)], {"epsilon": 0.1, "normalize": False}, "normalize is False"),
         ("route", [(B, 4, 8), (B, 8)], {}, r"bias must be fp32 \[8\], not"),
         ("route", [(B, 4, 8), (F, 7)], {}, r"bias must be fp32 \[8\], not"),
-        ("grouped_linear", [(B, 8, 6), (B, 12, 6), (I, 4), (B, 4, 4)], {}, r"bias must have the shape \[4, 3\]"),
-        ("add_expert_bias", [(B, 4, 6), (F, 4, 2), (I, 4, 2), (B, 5, 3)], {}, r"bias must have the shape \[5, 6\]"),
-        ("add_expert_bias", [(B, 4, 6), (B, 4, 2), (I, 4, 2), (B, 5, 6)], {}, "weights must be fp32 with 8 elements"),
-        ("weighted_swiglu", [(B, 8, 6), (F, 4, 2), (I, 8)], {"limit": -7.0}, "limit must be positive, or 0 for none"),
+        ("grouped_linear", [(B, 8, 6), (B, 12, 6), (INT, 4), (B, 4, 4)], {}, r"bias must have the shape \[4, 3\]"),
+        ("add_expert_bias", [(B, 4, 6), (F, 4, 2), (INT, 4, 2), (B, 5, 3)], {}, r"bias must have the shape \[5, 6\]"),
+        ("add_expert_bias", [(B, 4, 6), (B, 4, 2), (INT, 4, 2), (B, 5, 6)], {}, "weights must be fp32 with 8 elements"),
+        ("weighted_swiglu", [(B, 8, 6), (F, 4, 2), (INT, 8)], {"limit": -7.0}, "limit must be positive, or 0 for none"),
     ],
 )
 def test_what_no_op_computes_is_refused(

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from surogate import run
 from surogate_core.api import ConfigError, Value
-from surogate_models_moe.metrics import metrics
+from surogate_models_moe.api import Mixture, metrics
 
 KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "verify_outputs": False}
 KEYS |= {"eval_steps": 0, "validation_split_ratio": 0}
@@ -216,7 +216,7 @@ def test_a_router_has_collapsed_if_an_expert_gets_95_percent_of_32_tokens_or_mor
     """Of 4 experts, 2 for each token, in one of two layers."""
     table = np.array([[32.0, 32.0, 32.0, 32.0, 10.0], [*routes, 10.0]])
     load = Value("load", (2, 5), "fp32", "act")
-    (imbalance, *others) = metrics(SimpleNamespace(n_experts=4, k=2), load)
+    (imbalance, *others) = metrics(SimpleNamespace(mixture=Mixture(n_experts=4, k=2, d_expert=8)), load)
     assert bool(imbalance.doubt(table)) == collapsed and not any(metric.doubt(table) for metric in others)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, WeightMap
@@ -24,8 +25,10 @@ from surogate_models.api import (
     weight_map,
 )
 
+from .config_json import read_mixture
 from .metrics import metrics
-from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
+from .mixture import mixture_or_mlp, mixture_weights
+from .sizes import MixtureDims
 
 
 def dims(config: Mapping[str, Any]) -> MixtureDims:
@@ -55,7 +58,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
         qkv_bias=bias,
         o_bias=bias,
     )
-    return MixtureDims(**vars(sizes), **read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
+    return MixtureDims(**vars(sizes), mixture=read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
 
 
 def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
@@ -63,7 +66,7 @@ def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Residu
     name = f"layers.{i}.attn"
     norm, residual = add_norm(b, d, stream, f"{name}.norm")
     attn_out = attend(b, d, batch, name, normed_qkv(b, d, name, norm), rope=d.rope)
-    return mixture_or_mlp(b, d, batch, i, ResidualStream(residual, attn_out, stream.collected))
+    return mixture_or_mlp(b, d, batch, i, replace(stream, residual=residual, pending=attn_out))
 
 
 def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:

@@ -272,3 +272,15 @@ def weighted_swiglu_bwd(
     d_weights = torch.empty_like(weights)
     d_weights.view(-1)[order.long()] = (up(dy) * opened * value).sum(1)
     return both.to(gate_up.dtype), d_weights
+
+
+def gate_rows(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), of which each row has one."""
+    return (up(x) * torch.sigmoid(up(gate))).to(x.dtype)
+
+
+def gate_rows_bwd(dy: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the gate: with s = sigmoid(gate), dy s and s (1 - s) sum(dy x)."""
+    share = torch.sigmoid(up(gate))
+    d_gate = share * (1 - share) * (up(dy) * up(x)).sum(1, keepdim=True)
+    return (up(dy) * share).to(x.dtype), d_gate.to(gate.dtype)

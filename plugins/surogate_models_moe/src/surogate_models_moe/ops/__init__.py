@@ -8,9 +8,10 @@ in the order of their experts.
     expert_order      (experts int32 [T, k]; n_experts E) -> order int32 [R], place int32 [R], ends int32 [E]
     gather_rows       (x [T, D], order, place) -> [R, D]       the token of each row
     sum_rows          (y [R, D], order, place; k) -> [T, D]    the sum of the rows of each token
-    add_expert_bias   (y [T, D], weights, experts, bias [E, D]) -> [T, D]    y + the weighted biases of a token's experts
+    add_expert_bias   (y [T, D], weights, experts, bias [E, D]) -> [T, D]  + the weighted biases of each token's experts
     grouped_linear    (x [R, K], w [E N, K], ends, [bias [E, N]]) -> [R, N]  of each row with the weight of its expert
     weighted_swiglu   (gate_up [R, 2F], weights fp32 [T, k], order) -> [R, F]
+    gate_rows         (x [T, D], gate [T, 1]) -> [T, D]        x sigmoid(gate), as a shared expert may have it
     router_load       (logits [T, E], experts, targets int32 [T], [before]; layer, layers L) -> fp32 [L, E + 1]
 
 order[row] is the slot of a row, place[slot] the row of a slot, ends[e] the end of the rows of expert e. Weights of
@@ -46,8 +47,8 @@ from surogate_core.api import OpDef
 
 from .gate import GATE
 from .products import MOST_THIN, PRODUCTS
-from .rows import ROWS
 from .routes import ROUTES
+from .rows import ROWS
 
 __all__ = ["MOST_THIN", "OPS"]
 

@@ -1,4 +1,4 @@
-"""The gated activation between the two products of an expert, and the weight of the row."""
+"""Gates: the gated activation between the two products of an expert, and the gate of a shared expert."""
 
 from __future__ import annotations
 
@@ -43,6 +43,27 @@ def _weighted_swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("d_gate_up", gate_up.shape, gate_up.dtype), OutSpec("d_weights", weights.shape, weights.dtype)]
 
 
+def _gate_rows(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, gate = ins
+    tokens, _ = matrix(x, "x")
+    need(gate.shape == (tokens, 1), f"gate must have the shape [{tokens}, 1], not {gate!r}")
+    return [OutSpec("mlp_out", x.shape, x.dtype)]
+
+
+def _gate_rows_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    dx, d_gate = b.emit("gate_rows_bwd", dy, *op.ins, label=f"d_{op.ins[0].label}")
+    return dx, d_gate
+
+
+def _gate_rows_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x, gate = ins
+    (spec,) = _gate_rows((x, gate), attrs)
+    need(dy.shape == spec.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
+    return [OutSpec("d_x", x.shape, x.dtype), OutSpec("d_gate", gate.shape, gate.dtype)]
+
+
 GATE: tuple[OpDef, ...] = (
     define(
         "weighted_swiglu",
@@ -58,4 +79,6 @@ GATE: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 1},
         flops=lambda op: 9 * op.ins[0].size,
     ),
+    define("gate_rows", _gate_rows, vjp=_gate_rows_vjp, flops=lambda op: op.ins[0].size),
+    define("gate_rows_bwd", _gate_rows_bwd, flops=lambda op: 4 * op.ins[0].size),
 )
