@@ -62,20 +62,20 @@ def read_mixture(
     if chosen > experts:
         raise invalid("num_experts_per_tok", f"must be at most the number of experts {experts}", chosen)
     router = router or Router(normalize=read_normalize(config))
-    _check_groups(config, router, experts, chosen)
+    _check_groups(router, experts, chosen)
     return Mixture(n_experts=experts, k=chosen, d_expert=d_expert, router=router, **more)
 
 
-def _check_groups(config: Mapping[str, Any], router: Router, experts: int, k: int) -> None:
+def _check_groups(router: Router, experts: int, k: int) -> None:
     if router.groups == 1:
         return
     size, rest = divmod(experts, router.groups)
     if rest or size < 2:
         reason = f"must divide the number of experts {experts} into groups of two or more"
-        raise invalid("n_group", reason, config.get("n_group"))
+        raise invalid("n_group", reason, router.groups)
     if k > router.chosen_groups * size:
-        reason = f"must be at most {router.chosen_groups * size}, the experts of {router.chosen_groups} groups"
-        raise invalid("num_experts_per_tok", reason, k)
+        reason = f"must be at least {-(-k // size)}, since groups have {size} experts and a token goes to {k}"
+        raise invalid("topk_group", reason, router.chosen_groups)
 
 
 def read_normalize(config: Mapping[str, Any], *, default: bool = False) -> bool:
