@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from surogate_core.api import Builder, HFTensor, Init, Layout, Value, WeightMap
+from collections.abc import Callable
+
+from surogate_core.api import Builder, HFTensor, Init, Layout, ProgramError, Value, WeightMap
 from surogate_models.api import weight_map
 
 from .router import Routes
@@ -50,6 +52,10 @@ def expert_weights(
     projections: the names of gate, up and down in the module of an expert, as in `module`.0.gate_proj.weight.
     """
     m, (*both, last) = d.mixture, projections
+    if m.biased:
+        raise ProgramError(
+            f"{module}: biases of experts in a tensor for each are not supported: see stacked_expert_weights"
+        )
     experts = [f"{module}.{e}" for e in range(m.n_experts)]
     gate_up = ((f"{expert}.{x}.weight", m.d_expert, d.d_model) for expert in experts for x in both)
     down = ((f"{expert}.{last}.weight", d.d_model, m.d_expert) for expert in experts)
@@ -57,21 +63,21 @@ def expert_weights(
 
 
 def stacked_expert_weights(
-    d: MixtureDims, name: str, module: str, *, layout: Layout | None = None, transposed: bool = False
+    d: MixtureDims, name: str, module: str, *, layout: Callable[[int], Layout], transposed: bool = False
 ) -> list[WeightMap]:
     """Return the weight maps of `routed` for a checkpoint with the matrices of all experts in one tensor.
 
     They are `module`.gate_up_proj and `module`.down_proj, and with biases `..._proj_bias`, [n_experts, rows].
 
-    layout      of a tensor [n_experts, rows, columns] as rows of the param, one expert above another
-    transposed  tensors are [n_experts, columns, rows], and the layout is of these
+    layout      (rows of a matrix in the param) -> the layout of its tensor, [n_experts, rows, columns], as rows of the
+                param, one expert above another
+    transposed  tensors are [n_experts, columns, rows]
     """
-    m = d.mixture
-    maps = []
+    m, maps = d.mixture, []
     for which, rows, columns in (("gate_up", 2 * m.d_expert, d.d_model), ("down", d.d_model, m.d_expert)):
         shape = (m.n_experts, columns, rows) if transposed else (m.n_experts, rows, columns)
-        maps.append(WeightMap(f"{name}.{which}", (HFTensor(f"{module}.{which}_proj", shape, layout),)))
+        maps.append(WeightMap(f"{name}.{which}", (HFTensor(f"{module}.{which}_proj", shape, layout(rows)),)))
         if m.biased:
             bias = (f"{module}.{which}_proj_bias", m.n_experts, rows)
-            maps.append(weight_map(f"{name}.{which}_bias", bias, kind="vector"))
+            maps.append(weight_map(f"{name}.{which}_bias", bias))
     return maps
