@@ -134,6 +134,13 @@ def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoMode
     return model.train()
 
 
+def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return all that a checkpoint of a model of transformers has, each tensor once: parameters, then buffers."""
+    saved = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
+
+
 def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of a model of transformers by the names of its checkpoints, which have one matrix an expert."""
     stored: dict[str, Tensor] = {}

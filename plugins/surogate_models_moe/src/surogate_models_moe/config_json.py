@@ -74,7 +74,7 @@ def _check_groups(router: Router, experts: int, k: int) -> None:
         reason = f"must divide the number of experts {experts} into groups of two or more"
         raise invalid("n_group", reason, router.groups)
     if k > router.chosen_groups * size:
-        reason = f"must be at least {-(-k // size)}, since groups have {size} experts and a token goes to {k}"
+        reason = f"must be at least {-(-k // size)}, since groups have {size} experts and num_experts_per_tok is {k}"
         raise invalid("topk_group", reason, router.chosen_groups)
 
 
