@@ -152,9 +152,7 @@ def _requests(run: Run) -> list[tuple[str, str | None, str, str, str | None, Seq
         if run.config.merge_adapter:
             folders[output / MERGED_FOLDER] = None
     loaded_by, base, kept, plugins = run.model.loaded_by, str(run.model_dir), _kept(run), run.config.plugins
-    return [
-        (str(folder), name, loaded_by, base, device_for(folder), kept, plugins) for folder, name in folders.items()
-    ]
+    return [(str(folder), name, loaded_by, base, device_for(folder), kept, plugins) for folder, name in folders.items()]
 
 
 def device_for(folder: Path) -> str | None:

@@ -19,8 +19,9 @@ A block with attention of its own ends with `mixture_or_mlp`, which consists of 
 `collect`; `mixture_weights` consists of the functions that end so. A router of a family's own is an op that makes
 weights and experts, and `ordered`.
 
-A family may also emit the ops of this package by itself: all that docs/reference/package-ops.md lists. Their inputs
-and attributes change in the same way as this module does: only additions, and a new version for everything else.
+Ops that a family may emit: `route`, `expert_order`, `gather_rows`, `grouped_linear`, `weighted_swiglu`, `sum_rows`,
+`add_expert_bias`, `gate_rows` and `router_load`, which the functions emit. `docs/reference/package-ops.md` describes
+them.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from __future__ import annotations
 from .config_json import (
     CORRECTED_KEYS,
     read_corrected_router,
+    read_dense_layers,
     read_first_dense_layers,
     read_mixture,
     read_normalize,
-    read_sparse_layers,
 )
 from .experts import expert_weights, routed, stacked_expert_weights
 from .metrics import metrics
@@ -65,10 +66,10 @@ __all__ = [
     "pre_norm_mixture",
     "pre_norm_mixture_weights",
     "read_corrected_router",
+    "read_dense_layers",
     "read_first_dense_layers",
     "read_mixture",
     "read_normalize",
-    "read_sparse_layers",
     "routed",
     "router_weights",
     "shared",

@@ -7,7 +7,7 @@ from typing import Any
 
 from surogate_models.api import invalid, is_given, read_bool, read_int, read_positive, refuse_layer_types
 
-from .sizes import Mixture, Router
+from .sizes import SWIGLU, Gate, Mixture, Router
 
 _UNSERVED = {
     "shared_expert_intermediate_size": "shared experts",
@@ -35,8 +35,11 @@ def read_mixture(
     k: int = 8,
     count: str = "num_experts",
     router: Router | None = None,
+    gate: Gate = SWIGLU,
+    biased: bool = False,
+    d_shared: int = 0,
+    shared_gated: bool = False,
     reads: Collection[str] = (),
-    **more: Any,
 ) -> Mixture:
     """Read the experts of a layer. `n_experts` and `k` are the defaults of the family.
 
@@ -44,8 +47,7 @@ def read_mixture(
 
     count   the key of the number of experts, which may also be num_local_experts, as transformers 5 writes it
     router  as the family reads it; None: a softmax with `norm_topk_prob`, which is false if the key is missing
-    reads   keys that the family reads itself
-    more    further fields of `Mixture`
+    reads   keys that the family reads itself, for the arguments that are fields of `Mixture`
     """
     refuse_layer_types(config)
     for key, what in _UNSERVED.items():
@@ -63,7 +65,16 @@ def read_mixture(
         raise invalid("num_experts_per_tok", f"must be at most the number of experts {experts}", chosen)
     router = router or Router(normalize=read_normalize(config))
     _check_groups(router, experts, chosen)
-    return Mixture(n_experts=experts, k=chosen, d_expert=d_expert, router=router, **more)
+    return Mixture(
+        n_experts=experts,
+        k=chosen,
+        d_expert=d_expert,
+        router=router,
+        gate=gate,
+        biased=biased,
+        d_shared=d_shared,
+        shared_gated=shared_gated,
+    )
 
 
 def _check_groups(router: Router, experts: int, k: int) -> None:
@@ -114,7 +125,7 @@ def read_corrected_router(config: Mapping[str, Any], *, groups: int, chosen_grou
     )
 
 
-def read_sparse_layers(config: Mapping[str, Any], n_layers: int, *, without: str) -> frozenset[int]:
+def read_dense_layers(config: Mapping[str, Any], n_layers: int, *, without: str) -> frozenset[int]:
     """Read the layers that have an MLP: those of `mlp_only_layers`, and all but each `decoder_sparse_step`-th one.
 
     without: the family that a model is whose layers are all such, for the error.

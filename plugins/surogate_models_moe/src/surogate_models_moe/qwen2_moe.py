@@ -17,7 +17,7 @@ from surogate_models.api import (
     read_rope,
 )
 
-from .config_json import read_mixture, read_sparse_layers
+from .config_json import read_dense_layers, read_mixture
 from .metrics import metrics
 from .mixture import pre_norm_mixture, pre_norm_mixture_weights
 from .sizes import MixtureDims
@@ -46,9 +46,8 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
         d_shared=read_int(config, shared, default=5632),
         shared_gated=True,
     )
-    return MixtureDims(
-        **vars(sizes), mixture=mixture, dense=read_sparse_layers(config, sizes.n_layers, without="Qwen2")
-    )
+    dense = read_dense_layers(config, sizes.n_layers, without="Qwen2")
+    return MixtureDims(**vars(sizes), mixture=mixture, dense=dense)
 
 
 QWEN2_MOE = decoder(

@@ -16,7 +16,7 @@ from surogate_models.api import (
     read_rope,
 )
 
-from .config_json import read_mixture, read_sparse_layers
+from .config_json import read_dense_layers, read_mixture
 from .metrics import metrics
 from .mixture import pre_norm_mixture, pre_norm_mixture_weights
 from .sizes import MixtureDims
@@ -45,7 +45,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
     )
     d_expert = read_int(config, "moe_intermediate_size", default=768)
     mixture = read_mixture(config, n_experts=128, d_expert=d_expert)
-    dense = read_sparse_layers(config, sizes.n_layers, without="Qwen3")
+    dense = read_dense_layers(config, sizes.n_layers, without="Qwen3")
     return MixtureDims(**vars(sizes), mixture=mixture, dense=dense)
 
 

@@ -64,10 +64,11 @@ class Gate:
     @property
     def attrs(self) -> dict[str, Any]:
         """Attributes of the op `weighted_swiglu`. Those with the default of the op are left out."""
-        return {name: value for name, value in vars(self).items() if value != getattr(_SWIGLU, name)}
+        return {name: value for name, value in vars(self).items() if value != getattr(SWIGLU, name)}
 
 
-_SWIGLU = Gate()
+SWIGLU = Gate()
+"""The activation of most experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Mixture:
     k: int
     d_expert: int
     router: Router = field(default_factory=Router)
-    gate: Gate = field(default_factory=Gate)
+    gate: Gate = SWIGLU
     biased: bool = False
     d_shared: int = 0
     shared_gated: bool = False
