@@ -6,26 +6,32 @@ GLM-4-MoE and Qwen2-MoE, whole families of this package, are written with nothin
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import oss_mixture
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from fp8_model import Model, kinds
 from models import harness
+from oss_mixture import MODEL, Stack, dims
 from torch import Tensor, nn
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP, GptOssRMSNorm
 
 import surogate_models_moe
+from surogate import run
+from surogate.cli.unquantized import unquantized_matrices
 from surogate_core.api import ConfigError, ModelDef, PrecisionRequest, ProgramError, WeightMap
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
-from surogate_models.api import decoder, read_dims, read_int, read_rope, weight_map
+from surogate_models.api import decoder, weight_map
 from surogate_models_moe import api
 from surogate_models_moe.api import (
     Gate,
@@ -58,64 +64,6 @@ CONFIG = {
     "initializer_range": 0.1,
 }
 ROWS = [[[5, 9, 2, 7, 33], [3, 3, 8]], [[1, 6, 2, 40, 2, 11], [17, 4]]]
-
-
-# ----------------------------------------------------------------------------------------------------- a made-up family
-
-
-@dataclass(frozen=True)
-class Stack:
-    """[E, K, N] as rows [E N, K]."""
-
-    rows: int
-
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        return stored[0] * stored[2], stored[1]
-
-    def load(self, stored: Any) -> Any:
-        return stored.transpose(1, 2).reshape(-1, stored.shape[1])
-
-    def save(self, rows: Any) -> Any:
-        return rows.reshape(-1, self.rows, rows.shape[1]).transpose(1, 2)
-
-    def __str__(self) -> str:
-        return "a stack of transposed matrices"
-
-
-def dims(config: Mapping[str, Any]) -> MixtureDims:
-    sizes = read_dims(
-        config, n_kv_heads=2, head_dim=16, rope=read_rope(config, 16, default_theta=1e4), max_positions=64
-    )
-    mixture = read_mixture(
-        config,
-        n_experts=128,
-        k=4,
-        d_expert=read_int(config, "intermediate_size"),
-        router=Router(biased=True),
-        gate=Gate(alpha=1.702, limit=0.6, offset=1.0, interleaved=True),
-        biased=True,
-    )
-    return MixtureDims(**vars(sizes), mixture=mixture)
-
-
-def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:
-    mlp, module = f"{name}.mlp", f"{source}.mlp"
-    return [
-        weight_map(f"{mlp}.norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
-        *router_weights(d, mlp, f"{module}.router"),
-        *stacked_expert_weights(d, mlp, f"{module}.experts", layout=Stack, transposed=True),
-    ]
-
-
-MODEL = decoder(
-    name="oss_mixture",
-    summary="layers of mixtures as in gpt-oss, without attention",
-    architecture="OssMixtureForCausalLM",
-    dims=dims,
-    block=mixture_or_mlp,
-    block_weights=block_weights,
-    metrics=metrics,
-)
 
 
 class Theirs(nn.Module):
@@ -300,6 +248,14 @@ def test_a_router_that_is_read_gives_an_op_what_differs_from_its_defaults() -> N
 def test_what_a_router_is_not_is_an_error_that_names_the_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         glm(**changes)
+
+
+def test_the_plan_names_the_projection_with_biases_and_no_bias(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    keys = {"model": str(tmp_path), "plugins": [oss_mixture.__file__], "from_scratch": True, "recipe": "fp8-hybrid"}
+    keys |= {"datasets": [{"path": "x", "type": "text"}], "sequence_len": 32, "output_dir": str(tmp_path / "out")}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    assert unquantized_matrices(run.plan(run.load(tmp_path / "run.yaml"), "h200")) == ["gate_up_proj"]
 
 
 @pytest.mark.parametrize("first", [-1, 3, True, "1", None])

@@ -79,5 +79,5 @@ def stacked_expert_weights(
         maps.append(WeightMap(f"{name}.{which}", (HFTensor(f"{module}.{which}_proj", shape, layout(rows)),)))
         if m.biased:
             bias = (f"{module}.{which}_proj_bias", m.n_experts, rows)
-            maps.append(weight_map(f"{name}.{which}_bias", bias))
+            maps.append(weight_map(f"{name}.{which}_bias", bias, kind="vector"))
     return maps
