@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from surogate_models.api import invalid, is_given, read_bool, read_int, read_positive, refuse_layer_types
+from surogate_models.api import invalid, is_given, read_bool, read_int, read_positive
 
 from .sizes import SWIGLU, Gate, Mixture, Router
 
@@ -49,7 +49,6 @@ def read_mixture(
     router  as the family reads it; None: a softmax with `norm_topk_prob`, which is false if the key is missing
     reads   keys that the family reads itself, for the arguments that are fields of `Mixture`
     """
-    refuse_layer_types(config)
     for key, what in _UNSERVED.items():
         if config.get(key) and key not in (*reads, count):
             raise invalid(key, f"{what} are not supported by this model", config[key])

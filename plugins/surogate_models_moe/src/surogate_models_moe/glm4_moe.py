@@ -14,6 +14,7 @@ from surogate_models.api import (
     read_int,
     read_n_kv_heads,
     read_partial_rope,
+    refuse_layer_types,
 )
 
 from .config_json import CORRECTED_KEYS, read_corrected_router, read_first_dense_layers, read_mixture
@@ -37,6 +38,7 @@ class Glm4MoeDims(MixtureDims):
 
 def dims(config: Mapping[str, Any]) -> Glm4MoeDims:
     """Read the sizes from a parsed `config.json`. Missing keys have the defaults of transformers."""
+    refuse_layer_types(config)
     head_dim = read_head_dim(config)
     sizes = read_dims(
         {"rms_norm_eps": 1e-5, **config},

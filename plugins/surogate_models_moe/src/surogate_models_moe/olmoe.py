@@ -22,6 +22,7 @@ from surogate_models.api import (
     read_int,
     read_n_kv_heads,
     read_rope,
+    refuse_layer_types,
     weight_map,
 )
 
@@ -38,6 +39,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
     missing or invalid, or if the model needs an unsupported feature: clipped queries, keys and values, attention
     dropout, an activation other than SiLU, shared experts or another router.
     """
+    refuse_layer_types(config)
     if config.get("clip_qkv") is not None:
         raise invalid(
             "clip_qkv", "clipped queries, keys and values are not supported yet; must be null", config["clip_qkv"]

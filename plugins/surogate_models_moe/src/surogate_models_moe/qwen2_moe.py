@@ -15,6 +15,7 @@ from surogate_models.api import (
     read_int,
     read_n_kv_heads,
     read_rope,
+    refuse_layer_types,
 )
 
 from .config_json import read_dense_layers, read_mixture
@@ -25,6 +26,7 @@ from .sizes import MixtureDims
 
 def dims(config: Mapping[str, Any]) -> MixtureDims:
     """Read the sizes from a parsed `config.json`. Missing keys have the defaults of transformers."""
+    refuse_layer_types(config)
     if read_bool(config, "use_sliding_window"):
         raise invalid("use_sliding_window", "sliding windows are not supported by this model; must be false", True)
     head_dim = read_head_dim(config)

@@ -14,6 +14,7 @@ from surogate_models.api import (
     read_int,
     read_n_kv_heads,
     read_rope,
+    refuse_layer_types,
 )
 
 from .config_json import read_dense_layers, read_mixture
@@ -29,6 +30,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
     missing or invalid, or if the model needs an unsupported feature: sliding windows, attention dropout, an activation
     other than SiLU, shared experts or another router.
     """
+    refuse_layer_types(config)
     if read_bool(config, "use_sliding_window"):
         raise invalid("use_sliding_window", "sliding windows of all layers are not supported yet; must be false", True)
     bias = read_bool(config, "attention_bias")
