@@ -347,6 +347,15 @@ def test_a_layer_that_predicts_further_tokens_is_in_every_output_and_the_correct
     assert "expert_imbalance" in figure and "router_entropy" not in figure
 
 
+def test_a_router_with_a_correction_is_adapted_and_not_saved_whole(tmp_path: Path) -> None:
+    place = drawn(tmp_path, **GLM)
+    with pytest.raises(ConfigError, match=r"'gate' has model\.layers\.1\.mlp\.gate\.e_score_correction_bias, which is"):
+        run.plan(run.load(place.write(**LORA, lora_modules_to_save=["gate"]), mode="train"))
+    adapter = train(place, "gate", **LORA, lora_target_modules=["gate"], max_steps=1) / "adapter"
+    names = {name.split("layers.")[1] for name in weights(adapter, "adapter_model")}
+    assert names == {f"1.mlp.gate.lora_{which}.weight" for which in "AB"}
+
+
 def test_a_base_without_the_layer_that_its_config_names_is_refused(tmp_path: Path) -> None:
     place, behind = predicting(tmp_path)
     model = place.root / "model/model.safetensors"
