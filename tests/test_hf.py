@@ -24,7 +24,7 @@ from surogate.hub.config_json import read_config
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.runtime.pieces import Pieces
 
-from .models.harness import MODELS, as_stored, random_hf_model, tiny_config
+from .models.harness import MODELS, as_stored, random_hf_model, saved_tensors, tiny_config
 from .models.supported import FAMILIES
 
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
@@ -92,7 +92,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ministral3": {"model_type": "ministral3", "rope_parameters": None},
     "olmo3": {"model_type": "olmo3", "sliding_window": 6, "rope_parameters": None},
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12},
+    "glm4_moe": {
+        **{"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+        **{"num_nextn_predict_layers": 0},
+    },
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 
@@ -113,7 +118,7 @@ def test_import_of_save_pretrained_is_identical(variant: str, shard: str, tmp_pa
     assert (tmp_path / INDEX).exists() is (shard == "40KB")
     assert model.definition.dims(read_config(tmp_path)) == model.dims
     loaded = model.load(tmp_path)
-    expected = as_stored(dict(theirs.named_parameters()))
+    expected = as_stored(saved_tensors(theirs))
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
@@ -300,7 +305,7 @@ def test_an_invalid_config_is_refused(text: str | None, message: str, tmp_path: 
 def test_export_loads_in_transformers_with_equal_logits(variant: str, max_shard_bytes: int, tmp_path: Path) -> None:
     model = Model(**VARIANTS[variant])
     theirs = random_hf_model(model.config)
-    tensors = as_stored(dict(theirs.named_parameters()))
+    tensors = as_stored(saved_tensors(theirs))
     for name, part in model.by_tensor().items():
         part.copy_(tensors[name].detach())
     model.save(tmp_path, max_shard_bytes=max_shard_bytes)

@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "surogate_core/src/surogate_core"
 MODELS = ROOT / "surogate_models/src/surogate_models"
-FACADE = (CORE / "api", CORE / "reference", CORE / "testing", MODELS / "api.py")
+MIXTURES = ROOT / "plugins/surogate_models_moe/src/surogate_models_moe"
+FACADE = (CORE / "api", CORE / "reference", CORE / "testing", MODELS / "api.py", MIXTURES / "api.py")
 WIDTH = 120
 
 Place = tuple[Path, str]
@@ -44,7 +45,7 @@ def listing() -> str:
 
 
 def module_name(path: Path) -> str:
-    package = CORE if path.is_relative_to(CORE) else MODELS
+    package = next(package for package in (CORE, MODELS, MIXTURES) if path.is_relative_to(package))
     return ".".join([package.name, *path.relative_to(package).with_suffix("").parts]).removesuffix(".__init__")
 
 

@@ -21,7 +21,10 @@ import api
 
 DOCS = api.ROOT / "docs"
 
-SOURCES = {"surogate_core": api.CORE, "surogate_models": api.MODELS, "surogate": api.ROOT / "src/surogate"}
+SOURCES = {
+    **{folder.name: folder for folder in (api.CORE, api.MODELS, api.MIXTURES)},
+    "surogate": api.ROOT / "src/surogate",
+}
 """The folder of each package that pages show."""
 
 _PART = re.compile(r"^(<!-- docstrings: (?P<names>[\w. ]+) -->\n).*?^(?=<!-- end of docstrings -->$)", re.M | re.S)

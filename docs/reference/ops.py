@@ -181,10 +181,11 @@ def summary(definition: OpDef) -> str:
 
 def _attributes(definition: OpDef) -> Iterator[str]:
     if definition.attrs:
-        yield f"attributes: {', '.join(f'`{_attribute(*item)}`' for item in definition.attrs.items())}"
+        yield f"attributes: {', '.join(f'`{attribute(*item)}`' for item in definition.attrs.items())}"
 
 
-def _attribute(name: str, declared: Any) -> str:
+def attribute(name: str, declared: Any) -> str:
+    """Return an attribute as it is declared: "k: int" or "scale: float = 1.0"."""
     expected, *default = declared if isinstance(declared, tuple) else (declared,)
     kind = expected.__name__ if isinstance(expected, type) else str(expected)
     return f"{name}: {kind}" + (f" = {None if default[0] is IN_OUTPUTS else default[0]!r}" if default else "")

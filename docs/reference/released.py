@@ -25,6 +25,7 @@ _ATTENTION_BWD = (
     "chunks: int=1) -> Tensor"
 )
 _WEIGHT_MAP = "weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None=None) -> WeightMap"
+_LINEAR = "linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool=False) -> Value"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
@@ -32,6 +33,7 @@ ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Init: {_INIT}": "further kinds",
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
+    f"surogate_models.api.linear: def {_LINEAR}": "further keyword arguments",
     f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }

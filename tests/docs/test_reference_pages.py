@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import surogate_core.api
+import surogate_models.api
 from surogate_core import __version__
 from surogate_core.api import OpDef
 from surogate_core.plugins.discovery import load_registry
@@ -107,6 +108,23 @@ def test_the_page_of_the_standard_ops_is_that_of_their_definitions() -> None:
     assert (REFERENCE / "ops.md").read_text() == generator("ops").page(), (
         "run `python docs/reference/ops.py > docs/reference/ops.md`"
     )
+
+
+def test_the_page_of_the_ops_of_packages_is_that_of_their_definitions() -> None:
+    assert (REFERENCE / "package-ops.md").read_text() == generator("package_ops").page(), (
+        "run `python docs/reference/package_ops.py > docs/reference/package-ops.md`"
+    )
+
+
+def test_ops_that_others_may_emit_are_named_by_the_api_of_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of a package without such a module; and no name that the package has no op for."""
+    page = generator("package_ops")
+    may = {package: page.emitted(ops) for package, ops in page.packages().items()}
+    assert {package for package, kinds in may.items() if kinds} == {"surogate-models", "surogate-models-moe"}
+    assert "route" in may["surogate-models-moe"] and "route_bwd" not in may["surogate-models-moe"]
+    monkeypatch.setattr(surogate_models.api, "__doc__", f"{page.BEGINS} `rope` and `gone`.")
+    with pytest.raises(ValueError, match=r"surogate_models\.api names gone, no op of its package"):
+        page.emitted(page.packages()["surogate-models"])
 
 
 def test_the_page_of_what_is_supported_is_that_of_the_definitions_and_plans() -> None:

@@ -39,8 +39,10 @@ from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_mistral.ministral3 import MINISTRAL3
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
+from surogate_models_moe.glm4_moe import GLM4_MOE
 from surogate_models_moe.olmoe import OLMOE
 from surogate_models_moe.ops import OPS as MOE_OPS
+from surogate_models_moe.qwen2_moe import QWEN2_MOE
 from surogate_models_moe.qwen3_moe import QWEN3_MOE
 from surogate_models_olmo.olmo import OLMO2, OLMO3
 from surogate_models_phi.phi3 import PHI3
@@ -72,7 +74,7 @@ OPS = {
 }
 FAMILIES = (
     *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
-    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE),
+    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE),
 )
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
@@ -126,7 +128,17 @@ def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoMode
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0, 0.1)
     return model.train()
+
+
+def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return all that a checkpoint of a model of transformers has, each tensor once: parameters, then buffers."""
+    saved = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -231,6 +243,7 @@ class PlannedModel:
         return {
             t.name: t.save(part)
             for m in self.assembly.weights
+            if m.trained or m.param in by_param
             for t, part in zip(m.tensors, by_param[m.param].split([t.rows[0] for t in m.tensors]), strict=True)
         }
 

@@ -44,7 +44,9 @@ FAMILIES = (
     Family("OLMo 3", "olmo3", ("OLMo 3",)),
     Family("Phi-3, Phi-4", "phi3", ("phi-3", "phi-3.5", "phi-4", "Phi-4-mini")),
     Family("Qwen3-MoE", "qwen3_moe", ("qwen3", "Qwen3-Coder")),
+    Family("Qwen2-MoE", "qwen2_moe", ("qwen2.5",)),
     Family("OLMoE", "olmoe", ("OLMo 2, OLMoE",)),
+    Family("GLM-4-MoE", "glm4_moe", ()),
 )
 
 RUNS = (

@@ -80,6 +80,22 @@ GEMMA3_ROPE: dict[str, Any] = {
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_experts": 5, "num_hidden_layers": 2}
 QWEN3_MOE: dict[str, Any] = MOE | {"model_type": "qwen3_moe", "moe_intermediate_size": 20, "norm_topk_prob": True}
 OLMOE: dict[str, Any] = MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
+GLM4_MOE: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
+}
+QWEN2_MOE: dict[str, Any] = MOE | {
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_tied": {"tie_word_embeddings": True},
@@ -109,6 +125,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_moe_dense": QWEN3_MOE | {"norm_topk_prob": False, "mlp_only_layers": [0]},
     "olmoe": OLMOE,
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe_groups": GLM4_MOE | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0, "attention_bias": True},
+    "glm4_moe_plain": GLM4_MOE | {"norm_topk_prob": False, "use_qk_norm": True, "partial_rotary_factor": 0.25},
+    "qwen2_moe": QWEN2_MOE,
+    "qwen2_moe_dense": QWEN2_MOE | {"norm_topk_prob": True, "mlp_only_layers": [0], "qkv_bias": False},
     "ministral3": MINISTRAL3,
     "ministral3_tied": MINISTRAL3 | {"tie_word_embeddings": True, "sliding_window": 6, "num_key_value_heads": 1},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
@@ -126,6 +147,8 @@ FAMILIES = (
     "olmo3",
     "phi3",
     "qwen3_moe",
+    "glm4_moe",
+    "qwen2_moe",
 )
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
@@ -223,7 +246,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
-TRAINED += ("qwen3_moe", "olmoe", "ministral3")
+TRAINED += ("qwen3_moe", "olmoe", "ministral3", "glm4_moe", "qwen2_moe")
 TRAINED_OFTEN = ("qwen3", "qwen2_tied", "gemma3_text", "qwen3_moe")
 """Plain blocks, a tied head with biases, sliding windows with scaled embeddings, experts."""
 

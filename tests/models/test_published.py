@@ -101,6 +101,15 @@ PUBLISHED |= {
         False,
         30_532_122_624,
     ),
+    "Qwen1.5-MoE-A2.7B": (
+        QWEN
+        | {"model_type": "qwen2_moe", "vocab_size": 151936, "num_experts": 60, "num_experts_per_tok": 4}
+        | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "norm_topk_prob": False}
+        | {"decoder_sparse_step": 1},
+        (2048, 24, 16, 16, 5632),
+        False,
+        14_315_784_192,
+    ),
     "OLMoE-1B-7B-0924": (
         {"model_type": "olmoe", "vocab_size": 50304, "num_experts": 64, "num_experts_per_tok": 8, "clip_qkv": None},
         (2048, 16, 16, 16, 1024),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import Op, Target, Value
-from surogate_core.testing.binding import choose
+from surogate_core.api import KernelDef, Op, Target, Value
+from surogate_core.testing.binding import choose, refusal
 from surogate_core.testing.devices import DEVICES
 from surogate_models_moe.kernels import KERNELS, grouped
 from surogate_models_moe.ops import OPS
@@ -97,3 +97,54 @@ def test_what_a_kernel_does_not_serve_is_named() -> None:
     ):
         with pytest.raises(AssertionError, match=message):
             choose(KERNELS, wrong, h100)
+
+
+ROUTED = [("bf16", (8, 16))], {"k": 2, "normalize": True}
+BIASED = [("bf16", (8, 40)), ("bf16", (3 * 48, 40)), ("int32", (3,))]
+GATED = [("bf16", (8, 48)), ("fp32", (4, 2)), ("int32", (8,))]
+
+
+def refused(kernels: list[KernelDef], op: Op, message: str) -> None:
+    """Every kernel refuses the op, and those of its dtypes for this reason."""
+    reasons = [refusal(kernel, DEFINITIONS[op.kind], op, Target(DEVICES["h100"])) for kernel in kernels]
+    assert all(reasons) and {message} == {reason for reason in reasons if not reason.startswith("supports dtypes")}
+
+
+@pytest.mark.parametrize(
+    ("given", "further", "attrs", "message"),
+    [
+        (("route", *ROUTED), [("fp32", (16,))], {}, "does not take bias"),
+        (("route", *ROUTED), [], {"scoring": "sigmoid"}, "does not implement scoring='sigmoid'"),
+        (("route", *ROUTED), [], {"scale": 2.5}, "does not implement scale=2.5"),
+        (("route", *ROUTED), [], {"epsilon": 1e-20}, "does not implement epsilon=1e-20"),
+        (("route", *ROUTED), [], {"groups": 4, "chosen_groups": 2}, "does not implement groups=4, chosen_groups=2"),
+        (("grouped_linear", BIASED, {}), [("bf16", (3, 48))], {}, "does not take bias"),
+        (("weighted_swiglu", GATED, {}), [], {"alpha": 1.702}, "does not implement alpha=1.702"),
+        (("weighted_swiglu", GATED, {}), [], {"limit": 7.0}, "does not implement limit=7.0"),
+        (("weighted_swiglu", GATED, {}), [], {"offset": 1.0}, "does not implement offset=1.0"),
+        (("weighted_swiglu", GATED, {}), [], {"interleaved": True}, "does not implement interleaved=True"),
+    ],
+    ids=str,
+)
+def test_no_kernel_takes_what_it_does_not_compute(
+    given: tuple[str, list[Any], dict[str, Any]], further: list[Any], attrs: dict[str, Any], message: str
+) -> None:
+    """Without it, a kernel serves the op. Backward ops are refused for the same attributes."""
+    kind, ins, plain = given
+    h100, kernels = Target(DEVICES["h100"]), [kernel for kernel in KERNELS if kernel.op == kind]
+    assert choose(KERNELS, op(kind, *ins, **plain), h100) in kernels
+    wanted = op(kind, *ins, *further, **plain, **attrs)
+    refused(kernels, wanted, message)
+    backward = {"route": "route_bwd", "weighted_swiglu": "weighted_swiglu_bwd"}.get(kind)
+    if backward is None or not attrs or not attrs.keys() <= DEFINITIONS[backward].attrs.keys():
+        return
+    before, after = ([("fp32", (8, 2))], [("int32", (8, 2))]) if kind == "route" else ([("bf16", (8, 24))], [])
+    undone = op(backward, *before, *ins, *after, **{k: v for k, v in (plain | attrs).items() if k != "k"})
+    refused([kernel for kernel in KERNELS if kernel.op == backward], undone, message)
+
+
+@pytest.mark.parametrize(
+    "kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad", "gate_rows"]
+)
+def test_what_families_with_biases_and_gates_add_has_no_kernel_yet(kind: str) -> None:
+    assert kind in DEFINITIONS and not [kernel for kernel in KERNELS if kernel.op == kind]

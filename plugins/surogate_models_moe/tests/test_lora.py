@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ peft = pytest.importorskip("peft", reason="PEFT is what LoRA is compared with: p
 TOLERANCE = 1e-5
 QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3}
 OLMOE: dict[str, Any] = QWEN3_MOE | {"model_type": "olmoe", "head_dim": 12, "intermediate_size": 20}
+QWEN2_MOE: dict[str, Any] = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 28}
+GLM: dict[str, Any] = {"model_type": "glm4_moe", "n_routed_experts": 5, "num_experts_per_tok": 3}
+GLM |= {"moe_intermediate_size": 20, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "attention and experts": (QWEN3_MOE, {"lora_target_parameters": BOTH}),
+    "shared experts with a gate": (QWEN2_MOE, {"lora_target_parameters": BOTH}),
+    "shared experts behind a dense layer": (GLM, {"lora_target_parameters": BOTH}),
     "experts alone": (OLMOE, {"lora_target_modules": [], "lora_target_parameters": BOTH, "lora_use_rslora": True}),
     "a dense layer": (
         QWEN3_MOE | {"mlp_only_layers": [0]},
@@ -115,7 +121,8 @@ def test_branches_add_to_the_products_of_frozen_experts(pair: Pair) -> None:
     assert kinds["grouped_linear_pair"] == adapted and kinds["grouped_linear_wgrad"] == 2 * adapted
     in_front = not any(".self_attn." in name for name in pair.adapter)
     assert kinds["grouped_linear_dgrad_pair"] == adapted - in_front
-    assert not any(kinds[kind] for kind in ("add", "grouped_linear_add", "grouped_linear_dgrad_add"))
+    assert not any(kinds[kind] for kind in ("grouped_linear_add", "grouped_linear_dgrad_add"))
+    assert bool(kinds["add"]) == bool(pair.ours.dims.mixture.d_shared)  # of an expert that every token goes to
 
 
 def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
@@ -124,8 +131,10 @@ def test_what_is_saved_is_loaded_and_merged_as_by_peft(pair: Pair) -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in pair.adapter.items())
     base = as_stored(random_hf_model(pair.config).state_dict())
     if pair.options.lora_target_parameters:
-        of_six = MODELS[pair.config["model_type"]].dims({**pair.config, "num_experts": 6})
-        other = parameters_of(MODELS[pair.config["model_type"]].weights(of_six))
+        model = MODELS[pair.config["model_type"]]
+        sizes = model.dims(pair.config)
+        of_six = replace(sizes, mixture=replace(sizes.mixture, n_experts=6))
+        other = parameters_of(model.weights(of_six))
         with pytest.raises(
             ConfigError, match=r"_proj is of a weight \[.*\] of 5 experts; the base's is .* Name its own"
         ):

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from surogate import run
 from surogate_core.api import ConfigError, Value
-from surogate_models_moe.metrics import metrics
+from surogate_models_moe.api import Mixture, metrics
 
 KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "verify_outputs": False}
 KEYS |= {"eval_steps": 0, "validation_split_ratio": 0}
@@ -216,7 +216,7 @@ def test_a_router_has_collapsed_if_an_expert_gets_95_percent_of_32_tokens_or_mor
     """Of 4 experts, 2 for each token, in one of two layers."""
     table = np.array([[32.0, 32.0, 32.0, 32.0, 10.0], [*routes, 10.0]])
     load = Value("load", (2, 5), "fp32", "act")
-    (imbalance, *others) = metrics(SimpleNamespace(n_experts=4, k=2), load)
+    (imbalance, *others) = metrics(SimpleNamespace(mixture=Mixture(n_experts=4, k=2, d_expert=8)), load)
     assert bool(imbalance.doubt(table)) == collapsed and not any(metric.doubt(table) for metric in others)
 
 
@@ -304,3 +304,61 @@ def test_an_adapter_of_a_mixture_with_a_dense_layer_is_written_and_checked_by_lo
     adapter = train(dense, "dense", **LORA, max_steps=1, verify_outputs=True) / "adapter"
     adapted = {name.split("layers.")[1].split(".lora_")[0] for name in weights(adapter, "adapter_model")}
     assert {name for name in adapted if ".mlp." in name} == {f"0.mlp.{x}_proj" for x in ("gate", "up", "down")}
+
+
+GLM = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 2,
+    "n_routed_experts": 4,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def predicting(root: Path) -> tuple[Workplace, dict[str, Tensor]]:
+    """Return a workplace with a GLM-4-MoE, and the tensors of a layer that predicts further tokens, behind its last."""
+    place = drawn(root, **GLM)
+    model = place.root / "model"
+    tensors = weights(model)
+    behind = {name.replace(".layers.1.", ".layers.2."): x + 1 for name, x in tensors.items() if ".layers.1." in name}
+    behind["model.layers.2.eh_proj.weight"] = torch.randn(4, 8)
+    save_file({**tensors, **behind}, model / "model.safetensors", {"format": "pt"})
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"num_nextn_predict_layers": 0', '"num_nextn_predict_layers": 1'))
+    return place, behind
+
+
+@pytest.mark.slow
+def test_a_layer_that_predicts_further_tokens_is_in_every_output_and_the_correction_is_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Each output is loaded in transformers, which ignores such layers."""
+    place, behind = predicting(tmp_path)
+    base, correction = weights(place.root / "model"), "model.layers.1.mlp.gate.e_score_correction_bias"
+    checked = {"max_steps": 1, "verify_outputs": True}
+    whole = weights(train(place, "whole", **checked, model_dtype="bf16"))
+    merged = weights(train(place, "adapter", **checked, **LORA, merge_adapter=True) / "merged")
+    for tensors in (whole, merged):
+        assert tensors.keys() == base.keys()
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in behind.items())
+        assert torch.equal(tensors[correction], base[correction]) and tensors[correction].dtype == torch.float32
+    assert whole["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
+    (figure,) = {tuple(record) for record in figures(place.root / "whole")}
+    assert "expert_imbalance" in figure and "router_entropy" not in figure
+
+
+def test_a_router_with_a_correction_is_adapted_and_not_saved_whole(tmp_path: Path) -> None:
+    place = drawn(tmp_path, **GLM)
+    with pytest.raises(ConfigError, match=r"'gate' has model\.layers\.1\.mlp\.gate\.e_score_correction_bias, which is"):
+        run.plan(run.load(place.write(**LORA, lora_modules_to_save=["gate"]), mode="train"))
+    adapter = train(place, "gate", **LORA, lora_target_modules=["gate"], max_steps=1) / "adapter"
+    names = {name.split("layers.")[1] for name in weights(adapter, "adapter_model")}
+    assert names == {f"1.mlp.gate.lora_{which}.weight" for which in "AB"}
+
+
+def test_a_base_without_the_layer_that_its_config_names_is_refused(tmp_path: Path) -> None:
+    place, behind = predicting(tmp_path)
+    model = place.root / "model/model.safetensors"
+    save_file({name: x for name, x in load_file(model).items() if name not in behind}, model, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.2\.\*, .* the number of such layers to 0"):
+        train(place, "refused", max_steps=1)

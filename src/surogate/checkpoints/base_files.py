@@ -92,7 +92,8 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     if lacking := [pattern for pattern, found in matching.items() if not found]:
         raise ConfigError(
             f"{run.model_dir}: has no tensors {lacking[0]}, which {run.model.architectures[0]} has. Download the "
-            "checkpoint again, or name the class of the text model in its config.json, with the keys of text_config."
+            "checkpoint again, or change its config.json to that of a model without them: name the class of the text "
+            "model, with the keys of text_config, or set the number of such layers to 0."
         )
     wanted = set().union(*matching.values())
     tensors = read_tensors(path for path, found in files.items() if found & wanted)

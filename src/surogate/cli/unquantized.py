@@ -11,6 +11,8 @@ from surogate_core.program.opdef import OpDef
 from surogate_core.program.value import WEIGHT_LABEL, Value
 
 _WEIGHT = ".weight"
+_NO_MATRIX = ("router", "vector")
+"""Kinds of params with two dimensions that no recipe quantizes: routers, and biases of experts."""
 
 
 def unquantized_blocks(plan: Plan) -> list[int]:
@@ -27,11 +29,11 @@ def unquantized_matrices(plan: Plan) -> list[str]:
     if plan.inputs.precision.matmul == plan.inputs.precision.model:
         return []
     plain, kinds, modules = unquantized_blocks(plan), set[str](), dict[str, None]()
-    maps = {m.param: m for m in plan.assembly.weights if m.kind != "router"}
+    maps = {m.param: m for m in plan.assembly.weights if m.kind not in _NO_MATRIX}
     for name, op in _wide(plan).items():
         if op.block < 0 or op.block in plain or name not in maps:
             continue
-        if _always_quantizable(plan.inputs.ops[op.kind]):
+        if _has_form(op, plan.inputs.ops[op.kind]):
             modules |= dict.fromkeys(tensor.name.removesuffix(_WEIGHT).split(".")[-1] for tensor in maps[name].tensors)
         else:
             kinds.add(op.kind)
@@ -41,7 +43,7 @@ def unquantized_matrices(plan: Plan) -> list[str]:
 def _quantizable(assembly: Assembly) -> Mapping[str, int]:
     """Return {matrix that a recipe may quantize: its block}."""
     blocks = {v.name: v.block for v in assembly.declared if v.role == "param"}
-    maps = (m for m in assembly.weights if m.kind != "router" and not m.precise)
+    maps = (m for m in assembly.weights if m.kind not in _NO_MATRIX and not m.precise)
     return {m.param: blocks[m.param] for m in maps if len(m.tensors[0].rows) > 1}
 
 
@@ -70,6 +72,11 @@ def _wide(plan: Plan) -> Mapping[str, Op]:
     return {name: op for op, value in reading if (name := matrix(value))}
 
 
-def _always_quantizable(definition: OpDef) -> bool:
-    """Return whether every recipe of narrow products has a form of an op: it is a product, and not of groups."""
-    return definition.product is not None and definition.group_ends is None
+def _has_form(op: Op, definition: OpDef) -> bool:
+    """Return whether it is for the matrix, and not for the kind of op, that a recipe leaves it as it is.
+
+    Every recipe of narrow products has a form of a product that is not of groups. One of groups that adds a bias is
+    left whatever the recipe has (`quantized_weights`).
+    """
+    at = definition.group_ends
+    return definition.product is not None and (at is None or len(op.ins) > at + 1)

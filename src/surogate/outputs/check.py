@@ -70,7 +70,7 @@ class OutputCheck:
         assert self._process is not None and self._process.stdin is not None
         if self._prepared is None:
             library = [run.adapter[0].library] if run.adapter else []
-            line = json.dumps([run.model.loaded_by, str(run.model_dir), base, *library])
+            line = json.dumps([run.model.loaded_by, str(run.model_dir), _kept(run), base, *library])
             with suppress(BrokenPipeError):  # reported by `finish`
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
@@ -136,19 +136,23 @@ class OutputCheck:
         self._process = self._prepared = self._said = None
 
 
-def _requests(run: Run) -> list[tuple[str, str | None, str, str, str | None, Sequence[str]]]:
+def _kept(run: Run) -> Sequence[str]:
+    """Return the patterns of tensors that the run's outputs have of its base as they are."""
+    return list(run.model.kept_tensors(run.dims))
+
+
+def _requests(run: Run) -> list[tuple[str, str | None, str, str, str | None, Sequence[str], Sequence[str]]]:
     """Return for each folder to load: its path; the name of its adapter's plugin, maybe one in a file of the last, None
-    for a model; the class that loads a model; the folder of the base model; `device_for`; the files of plugins."""
+    for a model; the class that loads a model; the folder of the base model; `device_for`; `_kept`; the files of
+    plugins."""
     output = Path(run.config.output_dir)
     folders: dict[Path, str | None] = {output: None}
     if run.adapter is not None:
         folders = {output / ADAPTER_FOLDER: run.adapter[0].name}
         if run.config.merge_adapter:
             folders[output / MERGED_FOLDER] = None
-    base, plugins = str(run.model_dir), run.config.plugins
-    return [
-        (str(folder), name, run.model.loaded_by, base, device_for(folder), plugins) for folder, name in folders.items()
-    ]
+    loaded_by, base, kept, plugins = run.model.loaded_by, str(run.model_dir), _kept(run), run.config.plugins
+    return [(str(folder), name, loaded_by, base, device_for(folder), kept, plugins) for folder, name in folders.items()]
 
 
 def device_for(folder: Path) -> str | None:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,16 @@ def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> No
         ) from error
 
 
-def check_model(folder: Path, loaded_by: str, base: Path | None = None, device: str | None = None) -> None:
+def check_model(
+    folder: Path, loaded_by: str, base: Path | None = None, device: str | None = None, kept: Sequence[str] = ()
+) -> None:
     """Load a model with a class of transformers: configs, every weight by name and shape, tokenizer.
 
     Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape, and
     for a tokenizer with more tokens than the model. If the tokenizer of `base` has as many tokens, the output is as
     good as its base, and a run gives notice of it at its start. On the `device` "meta", names, shapes and files are
-    checked, but no data is read.
+    checked, but no data is read. `kept`: patterns of tensors of the base that the class need not have, such as layers
+    that predict further tokens.
     """
     import transformers
 
@@ -53,7 +57,7 @@ def check_model(folder: Path, loaded_by: str, base: Path | None = None, device: 
         ignore_mismatched_sizes=True,  # the report names them
     )
     model, report = loaded
-    refuse_incomplete(report)
+    refuse_incomplete(report, kept)
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         tokens, size = _tokens_of(folder), model.config.get_text_config().vocab_size
         if tokens > size and not (base and _tokens_of(base) == tokens):
@@ -66,10 +70,15 @@ def _tokens_of(folder: Path) -> int:
     return len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
-def refuse_incomplete(report: Any) -> None:
-    """Raise ValueError if transformers' loading report has missing, unexpected or mismatched weights, or errors."""
+def refuse_incomplete(report: Any, kept: Sequence[str] = ()) -> None:
+    """Raise ValueError if transformers' loading report has missing, unexpected or mismatched weights, or errors.
+
+    Those that match a pattern in `kept` are not unexpected.
+    """
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         found = sorted(map(str, report[kind]))
+        if kind == "unexpected_keys":
+            found = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in kept)]
         if found:
             raise ValueError(f"{kind.replace('_', ' ')}: {names_text(found)}")
 
@@ -92,11 +101,11 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def problem_of_base(folder: Path, loaded_by: str) -> str:
+def problem_of_base(folder: Path, loaded_by: str, kept: Sequence[str]) -> str:
     """Return what a base lacks or has too much, as transformers finds; "" if nothing. Reads no data."""
     try:
         with quiet():
-            check_model(folder, loaded_by, base=folder, device="meta")
+            check_model(folder, loaded_by, base=folder, device="meta", kept=kept)
     except Exception as error:  # libraries raise exceptions of many types
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"{folder}: does not load in transformers: {reason[:600]}. Download the checkpoint again."
@@ -114,9 +123,9 @@ def _serve() -> None:
     with suppress(Exception):  # if the import fails, the check fails too and reports it
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
     with suppress(Exception):
-        loaded_by, base, checks_base, *libraries = json.loads(sys.stdin.readline())
+        loaded_by, base, kept, checks_base, *libraries = json.loads(sys.stdin.readline())
         if checks_base:
-            print(json.dumps(problem_of_base(Path(base), loaded_by)), file=answers, flush=True)
+            print(json.dumps(problem_of_base(Path(base), loaded_by, kept)), file=answers, flush=True)
         _import_ahead(loaded_by, base, *libraries)
     requests = sys.stdin.read()
     if not requests:  # the run ended without asking
@@ -144,10 +153,16 @@ def _import_ahead(loaded_by: str, base: str, *libraries: str) -> None:
 
 
 def _check(
-    folder: str, name: str | None, loaded_by: str, base: str, device: str | None, plugins: Sequence[str]
+    folder: str,
+    name: str | None,
+    loaded_by: str,
+    base: str,
+    device: str | None,
+    kept: Sequence[str],
+    plugins: Sequence[str],
 ) -> None:
     if name is None:
-        check_loads(Path(folder), "transformers", lambda path: check_model(path, loaded_by, Path(base), device))
+        check_loads(Path(folder), "transformers", lambda path: check_model(path, loaded_by, Path(base), device, kept))
         return
     from surogate_core.plugins.discovery import load_registry
 

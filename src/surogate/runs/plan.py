@@ -65,7 +65,8 @@ def _refuse_undrawn(run: Run) -> None:
     if run.config.from_scratch and (kept := run.model.kept_tensors(run.dims)):
         raise ConfigError(
             f"from_scratch: true draws new weights, but {run.model.architectures[0]} also has {', '.join(kept)}, which "
-            "no run trains. Train the text model from scratch: name a config.json of the keys in text_config."
+            "no run trains. Train a model without them from scratch: name a config.json of the keys in text_config, or "
+            "one whose number of such layers is 0."
         )
 
 

@@ -14,6 +14,8 @@ A dense family is its sizes (a function from `config.json`, mostly `read_dims`),
     )
 
 A block is a function of the functions of `decoder.py`, in any order, and of ops of the family's own.
+
+Ops that a family may emit: `rope`, `qk_norm_rope` and `join_qkv`, besides those of core.
 """
 
 from __future__ import annotations

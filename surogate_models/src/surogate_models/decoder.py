@@ -209,10 +209,15 @@ def norm_weight(b: Builder, name: str, size: int, *, offset: float = 0.0) -> Val
     return b.param(name, (size,), Init(kind="zeros" if offset == 1 else "ones"))
 
 
-def linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool = False) -> Value:
-    """Emit a linear layer of x [T, C]: -> [T, rows]. Its params are `name` [rows, C] and `name`_bias [rows]."""
+def linear(
+    b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool = False, **attrs: Any
+) -> Value:
+    """Emit a linear layer of x [T, C]: -> [T, rows]. Its params are `name` [rows, C] and `name`_bias [rows].
+
+    attrs: attributes of the op, such as `dtype`.
+    """
     init = Init(kind="normal", std=d.init_std, residual_projection=label in ("attn_out", "mlp_out"))
     ins = [b.param(name, (rows, x.shape[1]), init)]
     if bias:
         ins.append(b.param(f"{name}_bias", (rows,), Init(kind="zeros")))
-    return b.apply("linear", x, *ins, label=label)
+    return b.apply("linear", x, *ins, label=label, **attrs)

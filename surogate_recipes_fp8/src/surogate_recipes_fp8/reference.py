@@ -83,12 +83,14 @@ class _Quantizer:
 def fp8_quantize(
     x: Tensor, *given: Tensor, dtype: str, scaling: str, transposed: bool = False, column_sums: bool = False
 ) -> tuple[Tensor, ...]:
+    """The FP8 codes of x, of its transpose if `transposed`, and what the scaling returns."""
     found = _Quantizer(x, scaling, given, dtype)
     sums = (up(x).sum(0),) if column_sums else ()
     return *found.copies(transposed), *sums, *found.outs, *found.changed
 
 
 def fp8_transpose(q: Tensor) -> Tensor:
+    """The transpose of codes."""
     return q.T.contiguous()
 
 

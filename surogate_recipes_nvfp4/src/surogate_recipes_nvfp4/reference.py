@@ -154,11 +154,13 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def nvfp4_swiglu(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """`swiglu`, and the magnitudes of what it writes."""
     out = standard.swiglu(gate_up)
     return out, magnitudes(out)
 
 
 def nvfp4_swiglu_bwd(dy: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """`swiglu_bwd`, and the magnitudes of what it writes."""
     out = standard.swiglu_bwd(dy, gate_up)
     return out, magnitudes(out)
 
@@ -272,4 +274,5 @@ def nvfp4_measure(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor) -> Ten
 
 
 def nvfp4_report(*figures: Tensor) -> Tensor:
+    """The figures of tensors, one after another."""
     return torch.stack(figures)

@@ -71,6 +71,7 @@ def apply(forward: Program, scalars: Scalars, context: AdapterContext[LoraOption
     """
     b, weights, options = context.builder, context.weights, context.options
     saved_modules.check(forward, weights, options.lora_modules_to_save)
+    saved_modules.refuse_untrained(context.untrained, options.lora_modules_to_save)
     of_experts = experts.chosen(b, forward, weights, options.lora_target_parameters)
     chosen = _chosen(forward, weights, options.lora_target_modules)
     _check_patterns(options, [*(p.module for found in chosen.values() for p in found), *of_experts.values()])

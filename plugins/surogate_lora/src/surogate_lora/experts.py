@@ -52,6 +52,9 @@ DOWN, UP = ".lora_A_experts", ".lora_B_experts"
 _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 """Products of experts. Each has a kind `..._add`, which adds to a base, and `..._pair`, the sum of two."""
 
+_UNBIASED = 3
+"""Inputs of a product that adds no bias. No op adds a branch to one that does."""
+
 _QUANTIZED = "fp8_grouped_linear"
 """Either product in FP8, the second one with `beside`. Further inputs are the operands of a product that it adds."""
 
@@ -105,13 +108,15 @@ class Stacks:
         The thin value is scaled, because it is smaller than B. A and B in the dtype of x are not thin: they have the
         label of the output, with which they are made again.
         """
-        b, (x, w, *groups), y = self.b, op.ins, op.outs[0]
+        b, (x, w), y, at = self.b, op.ins[:2], op.outs[0], self.b.ops[op.kind].group_ends
+        assert at is not None
+        groups, added = op.ins[2 : at + 1], op.ins[at + 1 :]  # a bias, which the branch does not add again
         if parameter not in self.made:
             self.made[parameter] = self._pair(op, parameter)
         down, up = (
             v if v.dtype == x.dtype else b.apply("cast", v, label=y.label, dtype=x.dtype) for v in self.made[parameter]
         )
-        base = b.apply(op.kind, x, w, *groups, label=y.label, **op.attrs)
+        base = b.apply(op.kind, x, w, *groups, *added, label=y.label, **op.attrs)
         inner = b.apply(op.kind, x, down, *groups, label=ADAPTER_LABEL, **op.attrs)
         packing = Packing()
         packing.add(inner.shape, [(inner, 0, 0, self.options.scale_of(parameter))])
@@ -141,6 +146,8 @@ def fuse_branches(program: Program) -> Program:
         if product is None or reads[op.ins[-1]] > 1:
             continue
         is_quantized = product.kind == _QUANTIZED
+        if not is_quantized and len(product.ins) > _UNBIASED:
+            continue
         kind = _PRODUCTS[product.attrs["beside"]] if is_quantized else product.kind
         if (op.kind, op.phase, op.block) == (f"{kind}_add", product.phase, product.block):
             pair = product.kind if is_quantized else f"{kind}_pair"

@@ -64,6 +64,17 @@ def _check_names(names: Sequence[str], modules: Sequence[str], whole: Sequence[s
             )
 
 
+def refuse_untrained(untrained: Sequence[WeightMap], names: Sequence[str]) -> None:
+    """Raise ConfigError for a module with a tensor that no run trains: PEFT loads modules whole, its buffers too."""
+    for tensor in (tensor for stored in untrained for tensor in stored.tensors):
+        for name in names:
+            if is_saved(module_of(tensor.name), name):
+                raise ConfigError(
+                    f"lora_modules_to_save: {name!r} has {tensor.name}, which is never trained, and PEFT trains "
+                    f"modules as a whole. Adapt its matrix, lora_target_modules: [{name}], or leave it out."
+                )
+
+
 def module_of(tensor: str) -> str:
     """The module that a tensor of a checkpoint belongs to."""
     return tensor.rpartition(".")[0]

@@ -8,6 +8,8 @@ from typing import Any
 
 from surogate_core.api import Metric, Value
 
+from .sizes import MixtureDims
+
 _ALL = 0.95
 """An expert with this share of a layer's tokens counts as one that gets all of them."""
 _ENOUGH_TOKENS = 32
@@ -18,25 +20,32 @@ _COLLAPSED = (
 )
 
 
-def metrics(d: Any, load: Value) -> Sequence[Metric]:
-    """Return the metrics of `load`, that `router_load` has collected of all layers: see docs/models.md."""
+def metrics(d: MixtureDims, load: Value) -> Sequence[Metric]:
+    """Return the metrics of `load`, that `router_load` has collected of all layers: see docs/models.md.
+
+    Sigmoids do not compete for a share of one, so that a router of them has no entropy: it reports the imbalance alone.
+    """
+    m = d.mixture
 
     def share(load: Any) -> float:
-        return entropy(load) / math.log(d.n_experts)
+        return entropy(load) / math.log(m.n_experts)
 
     def entropy(load: Any) -> float:
         """The mean over layers and tokens, of which each has k routes."""
-        return float(d.k * load[:, -1].sum() / load[:, :-1].sum())
+        return float(m.k * load[:, -1].sum() / load[:, :-1].sum())
 
     def doubt(load: Any) -> str:
-        tokens = load[:, :-1].sum(1).min() / d.k
-        collapsed = tokens >= _ENOUGH_TOKENS and imbalance(load) >= _ALL * d.n_experts / d.k > 1
+        tokens = load[:, :-1].sum(1).min() / m.k
+        collapsed = tokens >= _ENOUGH_TOKENS and imbalance(load) >= _ALL * m.n_experts / m.k > 1
         return _COLLAPSED if collapsed else ""
 
-    if d.n_experts == 1:
+    if m.n_experts == 1:
         return []
+    balance = Metric("expert_imbalance", load, of=imbalance, doubt=doubt)
+    if m.router.scoring != "softmax":
+        return [balance]
     return [
-        Metric("expert_imbalance", load, of=imbalance, doubt=doubt),
+        balance,
         Metric("router_entropy", load, of=entropy),
         Metric("router_entropy_share", load, of=share),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, WeightMap
@@ -21,11 +22,14 @@ from surogate_models.api import (
     read_int,
     read_n_kv_heads,
     read_rope,
+    refuse_layer_types,
     weight_map,
 )
 
+from .config_json import read_mixture
 from .metrics import metrics
-from .mixture import MixtureDims, mixture_or_mlp, mixture_weights, read_mixture
+from .mixture import mixture_or_mlp, mixture_weights
+from .sizes import MixtureDims
 
 
 def dims(config: Mapping[str, Any]) -> MixtureDims:
@@ -35,6 +39,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
     missing or invalid, or if the model needs an unsupported feature: clipped queries, keys and values, attention
     dropout, an activation other than SiLU, shared experts or another router.
     """
+    refuse_layer_types(config)
     if config.get("clip_qkv") is not None:
         raise invalid(
             "clip_qkv", "clipped queries, keys and values are not supported yet; must be null", config["clip_qkv"]
@@ -55,7 +60,7 @@ def dims(config: Mapping[str, Any]) -> MixtureDims:
         qkv_bias=bias,
         o_bias=bias,
     )
-    return MixtureDims(**vars(sizes), **read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
+    return MixtureDims(**vars(sizes), mixture=read_mixture(config, n_experts=64, d_expert=sizes.d_ff))
 
 
 def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
@@ -63,7 +68,7 @@ def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Residu
     name = f"layers.{i}.attn"
     norm, residual = add_norm(b, d, stream, f"{name}.norm")
     attn_out = attend(b, d, batch, name, normed_qkv(b, d, name, norm), rope=d.rope)
-    return mixture_or_mlp(b, d, batch, i, ResidualStream(residual, attn_out, stream.collected))
+    return mixture_or_mlp(b, d, batch, i, replace(stream, residual=residual, pending=attn_out))
 
 
 def block_weights(d: MixtureDims, name: str, source: str) -> list[WeightMap]:

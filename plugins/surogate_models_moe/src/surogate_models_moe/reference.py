@@ -13,25 +13,88 @@ from surogate_core.reference.ops import add, linear_wgrad, up
 # ------------------------------------------------------------------------------------------------------------- routes
 
 
-def route(logits: Tensor, *, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor,
+    bias: Tensor | None = None,
+    *,
+    k: int,
+    normalize: bool,
+    scoring: str = "softmax",
+    scale: float = 1.0,
+    epsilon: float = 0.0,
+    groups: int = 1,
+    chosen_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
     """The k experts of each token with the largest logits, and their shares of the softmax over all experts.
 
     Experts of a token are in the order of falling logits, of equal logits the lower number first. With `normalize`,
     the shares are divided by their sum, which makes them the softmax over these k.
+
+    With a bias or groups, experts are compared by score + bias: first groups, by the sum of their two best, then the
+    experts of the `chosen_groups` best. Of equal ones the lower number is first there too.
     """
-    experts = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
-    wide = up(logits)
-    weights = F.softmax(wide.gather(1, experts), 1) if normalize else F.softmax(wide, 1).gather(1, experts)
-    return weights, experts.int()
+    compared = logits
+    if bias is not None or groups > 1:
+        compared = _scores(logits, scoring)
+        compared = compared if bias is None else compared + bias
+    if groups > 1:
+        compared = _in_best_groups(compared, groups, chosen_groups)
+    experts = torch.sort(compared, dim=1, descending=True, stable=True).indices[:, :k]
+    return _weights(logits, experts, normalize, scoring, epsilon) * scale, experts.int()
 
 
-def route_bwd(d_weights: Tensor, logits: Tensor, experts: Tensor, *, normalize: bool) -> Tensor:
-    """p (dp - sum(p dp)), p the shares of all experts or, with `normalize`, of the k. dp = 0 for the others."""
-    experts, wide = experts.long(), up(logits)
-    p = F.softmax(wide.gather(1, experts), 1) if normalize else F.softmax(wide, 1).gather(1, experts)
-    mean = (p * d_weights).sum(1, keepdim=True)
-    result = torch.zeros_like(wide) if normalize else -F.softmax(wide, 1) * mean
-    return result.scatter(1, experts, p * (d_weights - mean)).to(logits.dtype)
+def _scores(logits: Tensor, scoring: str) -> Tensor:
+    """The scores of all experts, of which the weights of the chosen ones are made."""
+    return torch.sigmoid(up(logits)) if scoring == "sigmoid" else F.softmax(up(logits), 1)
+
+
+def _in_best_groups(compared: Tensor, groups: int, chosen: int) -> Tensor:
+    """-inf for all experts but those of the `chosen` groups with the largest sum of their two best."""
+    by_group = compared.unflatten(1, (groups, -1))
+    judged = by_group.topk(2, dim=2).values.sum(2)
+    best = torch.sort(judged, dim=1, descending=True, stable=True).indices[:, :chosen]
+    left_out = torch.ones_like(judged, dtype=torch.bool).scatter(1, best, False)
+    return by_group.masked_fill(left_out[:, :, None], -torch.inf).flatten(1)
+
+
+def _weights(logits: Tensor, experts: Tensor, normalize: bool, scoring: str, epsilon: float) -> Tensor:
+    """The weights of `experts`, before `scale`."""
+    if scoring == "softmax" and normalize and not epsilon:
+        return F.softmax(up(logits).gather(1, experts), 1)  # the same without the logits of the others
+    scores = _scores(logits, scoring).gather(1, experts)
+    return scores / (scores.sum(1, keepdim=True) + epsilon) if normalize else scores
+
+
+def route_bwd(
+    d_weights: Tensor,
+    logits: Tensor,
+    experts: Tensor,
+    *,
+    normalize: bool,
+    scoring: str = "softmax",
+    scale: float = 1.0,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """p (dp - sum(p dp)), p the shares of all experts or, with `normalize`, of the k. dp = 0 for the others.
+
+    In general ds = (dp - sum(p dp)) / sum of the k scores s, or dp without `normalize`, and the gradient of the scores:
+    s (1 - s) ds of a sigmoid, s (ds - sum(s ds)) of a softmax.
+    """
+    experts, wide, g = experts.long(), up(logits), d_weights * scale
+    if scoring == "softmax" and not epsilon:
+        p = _weights(logits, experts, normalize, scoring, epsilon)
+        mean = (p * g).sum(1, keepdim=True)
+        result = torch.zeros_like(wide) if normalize else -F.softmax(wide, 1) * mean
+        return result.scatter(1, experts, p * (g - mean)).to(logits.dtype)
+    every = _scores(logits, scoring)
+    scores = every.gather(1, experts)
+    if normalize:
+        total = scores.sum(1, keepdim=True) + epsilon
+        g = (g - (g * scores).sum(1, keepdim=True) / total) / total
+    if scoring == "sigmoid":
+        return torch.zeros_like(wide).scatter(1, experts, g * scores * (1 - scores)).to(logits.dtype)
+    mean = (scores * g).sum(1, keepdim=True)
+    return (-every * mean).scatter(1, experts, scores * (g - mean)).to(logits.dtype)
 
 
 def expert_order(experts: Tensor, *, n_experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,6 +133,25 @@ def sum_rows(y: Tensor, order: Tensor, place: Tensor, *, k: int) -> Tensor:
     return total.to(y.dtype)
 
 
+def add_expert_bias(y: Tensor, weights: Tensor, experts: Tensor, bias: Tensor) -> Tensor:
+    """y + the sum of the biases of each token's experts, multiplied by their weights."""
+    total = up(y)
+    for weight, expert in zip(weights.unbind(1), experts.long().unbind(1), strict=True):
+        total = total + weight[:, None] * up(bias)[expert]
+    return total.to(y.dtype)
+
+
+def expert_bias_dgrad(dy: Tensor, experts: Tensor, bias: Tensor) -> Tensor:
+    """The gradient of the weights of `add_expert_bias`: the product of dy and the bias of each expert of a token."""
+    return torch.stack([(up(dy) * up(bias)[expert]).sum(1) for expert in experts.long().unbind(1)], dim=1)
+
+
+def expert_bias_grad(dy: Tensor, weights: Tensor, experts: Tensor, *, n_experts: int) -> Tensor:
+    """The gradient of the bias of `add_expert_bias`: of each expert, the weighted sum of the dy of its tokens."""
+    shares = torch.zeros(dy.shape[0], n_experts, dtype=weights.dtype).scatter_add(1, experts.long(), weights)
+    return shares.T @ up(dy)
+
+
 # ----------------------------------------------------------------------------------------------------------- products
 
 
@@ -81,10 +163,12 @@ def _groups(ends: Tensor) -> Iterator[slice]:
         start = end
 
 
-def grouped_linear(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-    """x w^T of the rows of each expert with its weight."""
+def grouped_linear(x: Tensor, w: Tensor, ends: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x w^T of the rows of each expert with its weight, + its bias."""
     of_experts = w.view(ends.numel(), -1, w.shape[1])
     y = [up(x[rows]) @ up(of_experts[e]).T for e, rows in enumerate(_groups(ends))]
+    if bias is not None:
+        y = [product + up(own) for product, own in zip(y, bias, strict=True)]
     return torch.cat(y).to(x.dtype)
 
 
@@ -120,6 +204,11 @@ def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: str | No
     return torch.cat([linear_wgrad(dy[rows], x[rows], dtype=dtype) for rows in _groups(ends)])
 
 
+def grouped_linear_bgrad(dy: Tensor, ends: Tensor) -> Tensor:
+    """The sum of the rows of each expert; zeros for an expert without rows."""
+    return torch.stack([up(dy[rows]).sum(0) for rows in _groups(ends)])
+
+
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
 
 
@@ -127,18 +216,71 @@ def _of_rows(weights: Tensor, order: Tensor) -> Tensor:
     return weights.flatten()[order.long(), None]
 
 
-def weighted_swiglu(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
-    """silu(gate) * up * the weight of the row."""
-    gate, value = up(gate_up).chunk(2, dim=1)
-    return (F.silu(gate) * value * _of_rows(weights, order)).to(gate_up.dtype)
+def _halves(gate_up: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """The gate and the value."""
+    wide = up(gate_up)
+    return (wide[:, ::2], wide[:, 1::2]) if interleaved else tuple(wide.chunk(2, dim=1))  # type: ignore[return-value]
 
 
-def weighted_swiglu_bwd(dy: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up, and of the weights: sum(dy * silu(gate) * up)."""
-    gate, value = up(gate_up).chunk(2, dim=1)
-    sigmoid = torch.sigmoid(gate)
-    silu, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
-    d_gate_up = torch.cat((g * value * sigmoid * (1 + gate * (1 - sigmoid)), g * silu), dim=1).to(gate_up.dtype)
+def _clamped(gate: Tensor, value: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    return (gate.clamp(max=limit), value.clamp(-limit, limit)) if limit else (gate, value)
+
+
+def weighted_swiglu(
+    gate_up: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    *,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> Tensor:
+    """silu(gate) * up * the weight of the row.
+
+    In general gate * sigmoid(alpha * gate) * (up + offset) * the weight, of a gate of at most `limit` and up from
+    -`limit` to `limit`; 0: without limit.
+    """
+    gate, value = _clamped(*_halves(gate_up, interleaved), limit)
+    opened = F.silu(gate) if alpha == 1 else gate * torch.sigmoid(alpha * gate)
+    value = value + offset if offset else value
+    return (opened * value * _of_rows(weights, order)).to(gate_up.dtype)
+
+
+def weighted_swiglu_bwd(
+    dy: Tensor,
+    gate_up: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    *,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up, and of the weights: sum(dy * silu(gate) * up). A clamped element has none."""
+    given_gate, given_value = _halves(gate_up, interleaved)
+    gate, value = _clamped(given_gate, given_value, limit)
+    value = value + offset if offset else value
+    sigmoid = torch.sigmoid(gate if alpha == 1 else alpha * gate)
+    opened, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
+    slope = gate * (1 - sigmoid)
+    d_gate, d_value = g * value * sigmoid * (1 + (slope if alpha == 1 else alpha * slope)), g * opened
+    if limit:
+        d_gate, d_value = d_gate * (given_gate <= limit), d_value * (given_value.abs() <= limit)
+    both = torch.stack((d_gate, d_value), dim=2).flatten(1) if interleaved else torch.cat((d_gate, d_value), dim=1)
     d_weights = torch.empty_like(weights)
-    d_weights.view(-1)[order.long()] = (up(dy) * silu * value).sum(1)
-    return d_gate_up, d_weights
+    d_weights.view(-1)[order.long()] = (up(dy) * opened * value).sum(1)
+    return both.to(gate_up.dtype), d_weights
+
+
+def gate_rows(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), of which each row has one."""
+    return (up(x) * torch.sigmoid(up(gate))).to(x.dtype)
+
+
+def gate_rows_bwd(dy: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the gate: with s = sigmoid(gate), dy s and s (1 - s) sum(dy x)."""
+    share = torch.sigmoid(up(gate))
+    d_gate = share * (1 - share) * (up(dy) * up(x)).sum(1, keepdim=True)
+    return (up(dy) * share).to(x.dtype), d_gate.to(gate.dtype)

@@ -33,12 +33,14 @@ class AdapterContext(Generic[Options]):
     precision  the dtypes of the run
     weights    the model's weight maps, without those of what is never trained
     options    the adapter's validated options
+    untrained  the weight maps of what is never trained
     """
 
     builder: Builder
     precision: Precision
     weights: Sequence[WeightMap]
     options: Options
+    untrained: Sequence[WeightMap] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

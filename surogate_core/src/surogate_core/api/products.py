@@ -8,7 +8,8 @@ quantizes each x and each dy once, where it is computed, and multiplies. All oth
     micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
 
 Products of groups of rows (`OpDef.group_ends`) are among them if the recipe asks for `groups`, all but their dw: it
-sums over the rows of a group, whose number only the device knows.
+sums over the rows of a group, whose number only the device knows. Those with a bias for each group stay as they are,
+forward and backward, because no op of a recipe adds one.
 """
 
 from __future__ import annotations
@@ -152,6 +153,12 @@ def _weight(op: Op, definition: OpDef, weights: QuantizedWeights) -> Value | Non
     return op.ins[1] if op.ins[1] in weights.params and op.ins[1] not in plain else None
 
 
+def _added(op: Op, product: Product, definition: OpDef) -> Value | None:
+    """Return what an op adds to the product of its first two inputs."""
+    at = 2 if definition.group_ends is None else definition.group_ends + 1
+    return op.ins[at] if product.adds and len(op.ins) > at else None
+
+
 class _Lowering:
     def __init__(
         self, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer, operands: Mapping[Value, Operand]
@@ -193,7 +200,7 @@ class _Lowering:
         if product.of == "wgrad":
             self._quantizer.wgrad(op, left, self._quantized_operand(op.ins[1]))
             return
-        added = op.ins[2] if product.adds and len(op.ins) > 2 else None
+        added = _added(op, product, self._b.ops[op.kind])
         if product.second:
             added = self._b.apply(product.second, *op.ins[2:], label=op.outs[0].label, dtype=op.outs[0].dtype)
         base, bias = (None, added) if product.adds == "bias" else (added, None)
@@ -242,6 +249,7 @@ def quantized_weights(
     ops = context.builder.ops
     multiplies = [op for op in programs.evaluate.ops if ops[op.kind].product is not None]
     multiplies = [op for op in multiplies if groups or ops[op.kind].group_ends is None]
+    multiplies = [op for op in multiplies if not _has_group_bias(op, ops[op.kind])]
     read = {op.ins[1] for op in multiplies}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
     if not infos:
@@ -272,6 +280,12 @@ def quantized_weights(
         grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
+
+
+def _has_group_bias(op: Op, definition: OpDef) -> bool:
+    """Return whether an op adds a bias of its group to each row."""
+    product = definition.product
+    return product is not None and definition.group_ends is not None and _added(op, product, definition) is not None
 
 
 def is_block_matrix(info: ParamInfo) -> bool:

@@ -23,7 +23,8 @@ def special_kinds(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Par
     kinds: dict[Value, ParamKind] = {}
     for op in program.ops:
         for i, kind in ops[op.kind].param_kinds.items():
-            kinds.setdefault(op.ins[i], kind)
+            if i < len(op.ins):  # an optional input may be absent
+                kinds.setdefault(op.ins[i], kind)
     return kinds
 
 

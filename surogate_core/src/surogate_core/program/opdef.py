@@ -31,8 +31,9 @@ IN_OUTPUTS: Final = object()
 """Default of an attribute whose whole effect is on the shapes and dtypes of the outputs, where kernels see it."""
 
 ParamKind = Literal["matrix", "embedding", "head", "vector", "router"]
-"""Kind of a param: "embedding" and "head" have a row for each token, "vector" at most one dimension. A "router" chooses
-what other params multiply, so that rounding it changes more than its product: it is neither quantized nor adapted."""
+"""Kind of a param: "embedding" and "head" have a row for each token, "vector" at most one dimension, or a row of biases
+for each expert. A "router" chooses what other params multiply, so that rounding it changes more than its product: it is
+neither quantized nor adapted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class Product(Declared):
     """The matrix product that an op computes of its first two inputs.
 
     of      "forward": x [T, K] w [N, K]^T. "dgrad": dy [T, N] w [N, K]. "wgrad": dy [T, N]^T x [T, K]
-    adds    what the op adds to it, if it has a third input: a "bias" of one row, or a "base" of the product's shape
+    adds    what the op adds to it, if it has one more input after its operands and the ends of groups: a "bias" of one
+            row, for groups of one row each, or a "base" of the product's shape
     second  the kind of the op whose result it adds, with the inputs after the first two; ""
     """
 
@@ -151,7 +153,8 @@ class OpDef(Definition):
     elementwise op -> whether it may read a part of its first input, in one dimension, and then writes that part of what
                 it would write, its only output: of ranks that have a part of the input each makes its own, and they
                 gather these (`assembly/passes/quantize_parts.py`)
-    param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
+    param_kinds {index of an input, which may be an optional one: the kind of a param that the op reads there}; "matrix"
+                or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
     group_ends  of a product x [R, K] w [G N, K]^T in which G groups of rows meet N rows of w each, and of its dgrad and
                 wgrad: the index of the input with the ends of the groups. Adapters emit the forward op again, with

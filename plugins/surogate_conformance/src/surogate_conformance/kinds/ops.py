@@ -213,8 +213,10 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         weights = [b[part] for part in rows] if product.of == "wgrad" else b.chunk(len(rows))
         of = {"forward": lambda a, b: a @ b.T, "dgrad": lambda a, b: a @ b, "wgrad": lambda a, b: a.T @ b}[product.of]
         out = torch.cat([of(a[part], weight) for part, weight in zip(rows, weights, strict=True)])
-        if product.adds and more:
-            out = out + more[0]
+        added = more if definition.group_ends is None else more[definition.group_ends - 1 :]
+        if product.adds and added:
+            of_groups = product.adds == "bias" and definition.group_ends is not None
+            out = out + (_of_rows(added[0], rows) if of_groups else added[0])
         if product.second:
             continue
         ours = call(definition.kind, bench.registry.ops, sample.ins, sample.op.attrs)[0].double()
@@ -222,6 +224,11 @@ def the_product_that_it_declares_is_what_it_computes(definition: OpDef, bench: B
         assert error <= 1e-2, (
             f"its reference is off by {error:.1e} from the {product.of} product of its first two inputs"
         )
+
+
+def _of_rows(biases: Tensor, groups: Sequence[slice]) -> Tensor:
+    """Return the bias of each row, which is that of its group."""
+    return torch.cat([bias.expand(part.stop - part.start, -1) for bias, part in zip(biases, groups, strict=True)])
 
 
 @proves("op", remedy="Remove OpDef.moves: recipes quantize what the op reads in place of what it writes.")
@@ -285,7 +292,8 @@ def what_it_declares_of_its_inputs_and_outputs_holds(definition: OpDef, bench: B
         for out, i in definition.may_overwrite(op).items():
             one, other = op.outs[out], op.ins[i]
             assert one.nbytes == other.nbytes, f"output {out} may overwrite input {i}, but has another size"
-        wrong = [i for i in definition.param_kinds if i >= len(op.ins)]
+        optional = definition.optional.values()
+        wrong = [i for i in definition.param_kinds if i >= len(op.ins) and i not in optional]
         assert not wrong, f"param_kinds names input {wrong[0] if wrong else ''}, but it has {len(op.ins)} inputs"
         if definition.training_only:
             same = len(op.outs) == 1 and op.outs[0].shape == op.ins[0].shape

@@ -86,5 +86,9 @@ def refuse_layouts(adapter: str, params: Collection[str], weights: Sequence[Weig
 
 
 def _context(draft: Draft, options: BaseModel) -> AdapterContext[BaseModel]:
-    precision, weights = draft.inputs.precision, tuple(m for m in draft.weights if m.trained)
-    return AdapterContext(builder=draft.builder, precision=precision, weights=weights, options=options)
+    trained = tuple(m for m in draft.weights if m.trained)
+    untrained = tuple(m for m in draft.weights if not m.trained)
+    precision = draft.inputs.precision
+    return AdapterContext(
+        builder=draft.builder, precision=precision, weights=trained, options=options, untrained=untrained
+    )
