@@ -11,17 +11,15 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from surogate_core.api import OpDef
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.reference.ops import load
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from ops import attribute, summary
 
 BEGINS = "Ops that a family may emit:"
 
@@ -37,6 +35,16 @@ They change only by additions: a new attribute has a default, and a new input ma
 of them refuses the op. The other ops are listed so that a plan or a profile can be read: they may change without
 notice.
 """
+
+
+@cache
+def standard() -> ModuleType:
+    """Return the script of the page of standard ops, which is in no package."""
+    spec = spec_from_file_location("reference_ops", Path(__file__).parent / "ops.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def page() -> str:
@@ -83,9 +91,11 @@ def package(definitions: Sequence[OpDef]) -> str:
 
 def line(definition: OpDef) -> str:
     """Return the entry of an op."""
-    attrs = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", ", ".join(attribute(*item) for item in definition.attrs.items()))
+    attrs = re.sub(
+        r"\b(?:\w+\.)+(?=[A-Z])", "", ", ".join(standard().attribute(*item) for item in definition.attrs.items())
+    )
     given = "; ".join(filter(None, (", ".join(inputs(definition)), attrs)))
-    return f"- `{definition.kind}({given})`: {summary(definition)}"
+    return f"- `{definition.kind}({given})`: {standard().summary(definition)}"
 
 
 def inputs(definition: OpDef) -> Iterator[str]:
