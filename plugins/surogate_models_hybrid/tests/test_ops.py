@@ -232,3 +232,21 @@ def test_costs_are_those_of_the_algorithm_by_chunks() -> None:
     assert backward.flops(reverse) / tokens == pytest.approx(12.7e6, rel=0.01)
     states = Op("gated_delta_states", ins, outs[1:], sizes, phase="recompute")
     assert KINDS["gated_delta_states"].flops(states) / forward.flops(op) == pytest.approx(0.62, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["gated_delta_rule", "causal_conv"])
+def test_no_bit_of_a_document_depends_on_the_tokens_of_another(kind: str) -> None:
+    """In fp32 too, where sums over several documents would be rounded by the values of all."""
+    *inputs, sizes = delta_inputs(150, 2)
+    qkv, ba, a_log, dt_bias = (x.float() for x in inputs)
+    where, cut = positions([30, 77, 43]), slice(30, 107)
+    others = [x.clone() for x in (qkv, ba)]
+    for x in others:
+        x[:30], x[107:] = 3 * x[:30].flip(0), x[107:].flip(0) - 1
+    if kind == "causal_conv":
+        w = normal(qkv.shape[1], 1, 4, seed=5).float()
+        found = [reference.causal_conv(x, w, where)[cut] for x in (qkv, others[0])]
+    else:
+        every = ((qkv, ba), others)
+        found = [reference.gated_delta_rule(*x, a_log, dt_bias, where, **sizes)[0][cut] for x in every]
+    assert torch.equal(*found)

@@ -1,7 +1,7 @@
 """Torch references of the ops in `ops.py`. They compute in fp32 (fp64 for fp64 inputs) and round each output once.
 
-The gated delta rule is computed by chunks of C = 64 tokens on a fixed grid. With G the cumulative sum of g in a chunk,
-D_ij = exp(G_i - G_j) for j <= i, and S the state in front of it:
+The gated delta rule is computed by chunks of C = 64 tokens on a fixed grid. With G the sum of g over the tokens of the
+document in the chunk up to each, D_ij = exp(G_i - G_j) for j <= i, and S the state in front of the chunk:
 
     A  = (I + tril(beta K K^T * D, -1))^-1
     V' = A (beta (V - e^G K S))
@@ -10,7 +10,7 @@ D_ij = exp(G_i - G_j) for j <= i, and S the state in front of it:
 
 Boundaries of documents are masks: D_ij is 0 unless both tokens are of one document. Only tokens of the document in
 which the chunk before ended read S. Only those of the last document of the chunk write S, and the old S is dropped if
-that document began in the chunk.
+that document began in the chunk. G begins anew in each document, so that not even its rounding depends on another one.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _masks(positions: Tensor) -> _Masks:
 
 def _chunk(x: _Tokens, mask: _Masks, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of a chunk, [HV, 64, DV], and the state behind it. The tensors are those of one chunk."""
-    decay = x.g.cumsum(1)
+    decay = (mask.same.to(x.g.dtype) @ x.g[..., None])[..., 0]
     end = decay[:, -1:]
     between = (decay[:, :, None] - decay[:, None]).masked_fill(~mask.same, -torch.inf).exp()
     reads, writes = decay.exp() * mask.reads, (end - decay).exp() * mask.writes
