@@ -55,11 +55,16 @@ def by_token(qkv: Tensor, ba: Tensor, a_log: Tensor, dt_bias: Tensor, lengths: S
     return torch.stack(outs)
 
 
+@pytest.mark.parametrize("a_log", [SLOW, 0.0, 4.0])
 @pytest.mark.parametrize("share", [1, 2, 3, 4])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_the_delta_rule_is_the_recurrence_of_each_document(lengths: tuple[int, ...], share: int) -> None:
-    """Outputs and gradients, the backward op from the states that the forward op returns."""
+def test_the_delta_rule_is_the_recurrence_of_each_document(lengths: tuple[int, ...], share: int, a_log: float) -> None:
+    """Outputs and gradients, the backward op from the states that the forward op returns.
+
+    With a_log of 4 a state keeps e^-70 of itself, so that inverse decays would be infinite.
+    """
     *inputs, sizes = delta_inputs(sum(lengths), share)
+    inputs[2] = inputs[2] - SLOW + a_log
     where = positions(lengths)
     leaves = [x.clone().requires_grad_() for x in inputs]
     truth = by_token(*leaves, lengths, sizes)

@@ -11,6 +11,7 @@ document in the chunk up to each, D_ij = exp(G_i - G_j) for j <= i, and S the st
 Boundaries of documents are masks: D_ij is 0 unless both tokens are of one document. Only tokens of the document in
 which the chunk before ended read S. Only those of the last document of the chunk write S, and the old S is dropped if
 that document began in the chunk. G begins anew in each document, so that not even its rounding depends on another one.
+Differences of G are masked before exp: between documents, or for j > i, it may be infinite.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def _chunk(x: _Tokens, mask: _Masks, state: Tensor) -> tuple[Tensor, Tensor]:
     decay = (mask.same.to(x.g.dtype) @ x.g[..., None])[..., 0]
     end = decay[:, -1:]
     between = (decay[:, :, None] - decay[:, None]).masked_fill(~mask.same, -torch.inf).exp()
-    reads, writes = decay.exp() * mask.reads, (end - decay).exp() * mask.writes
+    reads, writes = decay.exp() * mask.reads, (end - decay).masked_fill(~mask.writes, -torch.inf).exp()
     carried = end.exp() * mask.reads[-1]
     system = x.beta[..., None] * (x.k @ x.k.mT) * between
     wanted = x.beta[..., None] * (x.v - reads[..., None] * (x.k @ state))
