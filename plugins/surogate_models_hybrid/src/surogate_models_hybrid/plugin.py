@@ -19,6 +19,7 @@ _TEXT = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-3,  # of heads whose outputs are near 0, as at first tokens, norms would enlarge rounding errors
 }
 _TOWER = {
     "depth": 1,

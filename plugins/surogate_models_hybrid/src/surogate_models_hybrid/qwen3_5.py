@@ -241,5 +241,6 @@ QWEN3_5_OUTER = outer(
     model_type="qwen3_5",
     text_types=("qwen3_5_text",),
     towers={"vision_config": ("model.visual.*",)},
+    may_lack=("mtp.*",),
     tied=False,
 )
