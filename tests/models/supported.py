@@ -45,6 +45,7 @@ FAMILIES = (
     Family("Phi-3, Phi-4", "phi3", ("phi-3", "phi-3.5", "phi-4", "Phi-4-mini")),
     Family("Qwen3-MoE", "qwen3_moe", ("qwen3", "Qwen3-Coder")),
     Family("OLMoE", "olmoe", ("OLMo 2, OLMoE",)),
+    Family("Qwen3.5", "qwen3_5_text", ()),
 )
 
 RUNS = (
