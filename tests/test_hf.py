@@ -26,6 +26,7 @@ from surogate_core.runtime.pieces import Pieces
 
 from .models.harness import MODELS, as_stored, random_hf_model, tiny_config
 from .models.supported import FAMILIES
+from .outer_models import HYBRID
 
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
 SMALL_SHARDS = 40_000
@@ -93,6 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmo3": {"model_type": "olmo3", "sliding_window": 6, "rope_parameters": None},
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12},
+    "qwen3_5_text": {"model_type": "qwen3_5_text", "full_attention_interval": 2, **HYBRID},
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 
