@@ -21,6 +21,14 @@ TEXT: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
+HYBRID: dict[str, Any] = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+"""Sizes of the layers with a gated delta rule."""
 _VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -69,6 +77,10 @@ OUTER: dict[str, dict[str, Any]] = {
         "text_config": TEXT
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2]}},
         "vision_config": {**_QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+    "qwen3_5": {
+        "text_config": TEXT | {"layer_types": ["linear_attention", "full_attention"], **HYBRID},
+        "vision_config": {**_QWEN, "num_position_embeddings": 16},
     },
 }
 """{`model_type`, or what the text is: keys of its config.json}"""

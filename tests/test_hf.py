@@ -26,6 +26,7 @@ from surogate_core.runtime.pieces import Pieces
 
 from .models.harness import MODELS, as_stored, random_hf_model, saved_tensors, tiny_config
 from .models.supported import FAMILIES
+from .outer_models import HYBRID
 
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
 SMALL_SHARDS = 40_000
@@ -98,6 +99,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
         **{"num_nextn_predict_layers": 0},
     },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", "full_attention_interval": 2, **HYBRID},
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 

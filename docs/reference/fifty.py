@@ -154,7 +154,7 @@ def mismatches(found: Run, held: Shapes) -> Iterator[str]:
     model, dims = found.model, found.dims
     maps = {tensor.name: tensor.shape for m in model.weights(dims) for tensor in m.tensors}
     published = getattr(model, "published_names", lambda dims: ())
-    kept = getattr(model, "kept_tensors", lambda dims: ())(dims)
+    kept, may_lack = (getattr(model, name, lambda dims: ())(dims) for name in ("kept_tensors", "may_lack"))
     form = max(({}, *published(dims)), key=lambda begins: sum(renamed(name, begins) in held for name in maps))
     wanted = {renamed(name, form): shape for name, shape in maps.items()}
     besides = [renamed(name, form) for name in (*model.ignored_tensors(dims), *model.tied_copies(dims), *kept)]
@@ -166,7 +166,7 @@ def mismatches(found: Run, held: Shapes) -> Iterator[str]:
         "another shape has": sorted(name for name in held.keys() & wanted.keys() if held[name] != wanted[name]),
         "no tensor is called": [
             pattern
-            for pattern in (renamed(name, form) for name in kept)
+            for pattern in (renamed(name, form) for name in kept if name not in may_lack)
             if not any(fnmatchcase(n, pattern) for n in held)
         ],
     }

@@ -185,7 +185,7 @@ def families() -> str:
     columns = [*supported.EVERY, *ways, supported.DIVIDED]
     lines = [f"| | {' | '.join(columns)} | chat templates |", "|---" * (len(columns) + 2) + "|"]
     for family in supported.FAMILIES:
-        lines.append(f"| {family.name} |" + " yes |" * len(columns) + f" {', '.join(family.templates)} |")
+        lines.append(f"| {family.name} |" + " yes |" * len(columns) + f" {', '.join(family.templates) or 'none yet'} |")
     return "\n".join(lines) + "\n"
 
 

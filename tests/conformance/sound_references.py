@@ -57,6 +57,14 @@ def across_documents(x: Tensor) -> Tensor:
     return x + x.mean(0, keepdim=True)
 
 
+def remembers(x: Tensor, a_log: Tensor) -> Tensor:
+    """A state that keeps exp(-exp(a_log)) of itself from one token to the next, and that nothing resets."""
+    rows, keeps = [torch.zeros_like(x[0])], (-a_log.exp()).exp()
+    for row in x:
+        rows.append(keeps * rows[-1] + row)
+    return torch.stack(rows[1:])
+
+
 def unclipped_lion(clip_coef: Tensor, grad: Tensor, master: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Lion whose first step is right, since it is a sign."""
     if not torch.isfinite(clip_coef):

@@ -150,6 +150,22 @@ def test_a_published_config_with_the_keys_of_the_text_at_its_top_is_read(place: 
     assert config_of(output) == flat | {"torch_dtype": "float32"}
 
 
+def test_heads_that_predict_further_tokens_are_kept_where_a_base_has_them(place: Workplace) -> None:
+    """transformers ignores those of Qwen3.5, so that what it writes lacks them. Both kinds of base train."""
+    assert not any(name.startswith("mtp.") for name in weights(base(place, "qwen3_5")))
+    folder = place.root / "with heads"
+    shutil.copytree(base(place, "qwen3_5"), folder)
+    heads = {f"mtp.{name}": torch.randn(8, 8).bfloat16() for name in ("fc.weight", "layers.0.mlp.up_proj.weight")}
+    save_file(weights(folder) | heads, folder / "model.safetensors", {"format": "pt"})
+    full = train(place, "full with heads", "qwen3_5", model=str(folder))
+    adapter = train(place, "adapter with heads", "qwen3_5", model=str(folder), **LORA)
+    run.merge(adapter / "adapter", place.root / "merged with heads", notice=lambda line: None)
+    for output in (full, full / "step_00000002", place.root / "merged with heads"):
+        found = weights(output)
+        assert all(torch.equal(found[name], head) and found[name].dtype == head.dtype for name, head in heads.items())
+    assert losses(full) == losses(train(place, "full qwen3_5", "qwen3_5"))
+
+
 # ------------------------------------------------------------------------------------------------------------ adapters
 
 
@@ -224,6 +240,19 @@ def test_a_checkpoint_of_the_text_alone_is_refused(place: Workplace) -> None:
     folder = without(place, "text alone", r"vision_tower|multi_modal")
     keys = {"model": str(folder), "output_dir": str(place.root / "none"), "verify_outputs": False}
     with pytest.raises(ConfigError, match=r"has no tensors vision_tower\.\*, which Gemma3ForConditionalGeneration has"):
+        run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
+
+
+def test_a_text_model_with_tensors_of_another_part_is_refused(place: Workplace) -> None:
+    """A text model of Qwen3.5 has no head for further tokens, and would lose one."""
+    folder = place.root / "text with heads"
+    shutil.copytree(base(place, "qwen3_5"), folder)
+    text = {name.replace("language_model.", ""): x for name, x in weights(folder).items() if is_text(name)}
+    save_file(text | {"mtp.fc.weight": torch.zeros(8, 8)}, folder / "model.safetensors", {"format": "pt"})
+    config = {"architectures": ["Qwen3_5ForCausalLM"], **config_of(folder)["text_config"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    keys = {"model": str(folder), "output_dir": str(place.root / "none"), "verify_outputs": False}
+    with pytest.raises(ConfigError, match=r"mtp\.fc\.weight"):
         run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
 
 

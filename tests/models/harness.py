@@ -37,6 +37,8 @@ from surogate_models.qwen3 import QWEN3
 from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
+from surogate_models_hybrid.ops import OPS as HYBRID_OPS
+from surogate_models_hybrid.qwen3_5 import QWEN3_5
 from surogate_models_mistral.ministral3 import MINISTRAL3
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
 from surogate_models_moe.glm4_moe import GLM4_MOE
@@ -63,6 +65,7 @@ OPS = {
         *MODEL_OPS,
         *GEMMA_OPS,
         *MOE_OPS,
+        *HYBRID_OPS,
         *LORA_OPS,
         *DORA_OPS,
         *FP8_OPS,
@@ -74,7 +77,7 @@ OPS = {
 }
 FAMILIES = (
     *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
-    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE),
+    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5),
 )
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
@@ -114,7 +117,8 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoModelForCausalLM) -> PreTrainedModel:
     """Return the model of transformers in fp32 with random weights, of the class `by`.
 
-    Norm weights vary around 1 and biases around 0, so that an error in either changes the results.
+    Norm weights vary around 1 and biases around 0, so that an error in either changes the results. Decays of a
+    recurrence are slow, so that a state that leaks into the next document does, and convolutions are not near 0.
     """
     torch.manual_seed(seed)
     model: PreTrainedModel = by.from_config(
@@ -128,6 +132,10 @@ def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoMode
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.1)
+            elif name.endswith("A_log"):
+                parameter.normal_(-3, 1)
+            elif name.endswith("conv1d.weight"):
+                parameter.normal_(0, 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0, 0.1)

@@ -89,7 +89,8 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     files = locate(run.model_dir)
     held = [name for found in files.values() for name in found]
     matching = {pattern: [name for name in held if fnmatchcase(name, pattern)] for pattern in patterns}
-    if lacking := [pattern for pattern, found in matching.items() if not found]:
+    optional = {names.of(pattern) for pattern in run.model.may_lack(run.dims)}
+    if lacking := [pattern for pattern, found in matching.items() if not found and pattern not in optional]:
         raise ConfigError(
             f"{run.model_dir}: has no tensors {lacking[0]}, which {run.model.architectures[0]} has. Download the "
             "checkpoint again, or change its config.json to that of a model without them: name the class of the text "

@@ -40,6 +40,7 @@ def outer(
     towers: Mapping[str, Sequence[str]],
     tied: bool,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    may_lack: Sequence[str] = (),
     published_names: Sequence[Mapping[str, str]] = (),
     dims: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> ModelDef:
@@ -51,6 +52,7 @@ def outer(
     tied        the default of `tie_word_embeddings` of the outer class. Embedding and LM head are one unless that key
                 or that of the text is false: transformers ties no tensors that differ in the files.
     defaults    of keys that published files leave out of `text_config`
+    may_lack    patterns of further tensors that are kept where files have them: `ModelDef.may_lack`
     published_names  see `ModelDef`
     dims        reads the sizes of the text, if not `text.dims`
     """
@@ -92,7 +94,8 @@ def outer(
         weights=lambda d: [_renamed(m) for m in text.weights(d)],
         ignored_tensors=lambda d: [_name(pattern) for pattern in text.ignored_tensors(d)],
         tied_copies=lambda d: {_name(copy): _name(original) for copy, original in text.tied_copies(d).items()},
-        kept_tensors=lambda d: [pattern for patterns in towers.values() for pattern in patterns],
+        kept_tensors=lambda d: [*(pattern for patterns in towers.values() for pattern in patterns), *may_lack],
+        may_lack=lambda d: may_lack,
         published_names=lambda d: published_names,
         row_choice=row_choice,
         loaded_by=IMAGE_TEXT_TO_TEXT,

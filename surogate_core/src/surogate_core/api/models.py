@@ -212,7 +212,9 @@ class ModelDef(Definition, Generic[ModelDims]):
                     checkpoint in which the two differ is refused.
     kept_tensors    (dims) -> fnmatch patterns of checkpoint tensors that the program does not compute with, such as a
                     vision tower. Every output of the model has them, byte for byte. A base without a match of each
-                    pattern is refused.
+                    pattern is refused, but of those that it `may_lack`.
+    may_lack        (dims) -> patterns of `kept_tensors` that published files have, and that files may be without: those
+                    that transformers writes lack what it ignores, as heads that predict further tokens
     published_names (dims) -> other names that checkpoints may have for tensors and patterns: {beginning of a name: what
                     files have in its place}, for each form that is published. Outputs have the names of their base.
     in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
@@ -238,6 +240,7 @@ class ModelDef(Definition, Generic[ModelDims]):
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
     kept_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
+    may_lack: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     published_names: Callable[[ModelDims], Sequence[Mapping[str, str]]] = lambda dims: ()
     in_transformers: bool = True
     loaded_by: str = CAUSAL_LM

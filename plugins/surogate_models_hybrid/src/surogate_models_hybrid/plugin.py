@@ -1,0 +1,38 @@
+"""Hooks of `surogate-models-hybrid`."""
+
+from __future__ import annotations
+
+from surogate_core.api import provides
+from surogate_models.api import TINY_CONFIG
+
+from .ops import OPS
+from .qwen3_5 import QWEN3_5, QWEN3_5_OUTER
+
+SUROGATE_API = {"models": 1, "ops": 1}
+_TEXT = {
+    **TINY_CONFIG,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-3,  # of heads whose outputs are near 0, as at first tokens, norms would enlarge rounding errors
+}
+_TOWER = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+SUROGATE_EXAMPLES = {
+    "model qwen3_5_text": [_TEXT],
+    "model qwen3_5": [{"text_config": _TEXT, "vision_config": _TOWER, "tie_word_embeddings": False}],
+}
+surogate_ops = provides(OPS)
+surogate_models = provides([QWEN3_5, QWEN3_5_OUTER])
