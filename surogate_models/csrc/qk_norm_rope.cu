@@ -3,18 +3,19 @@
 //   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * (w + offset)     for each head of D elements
 //   y[i] = u[i] cos - u[i + D/2] sin,  y[i + D/2] = u[i + D/2] cos + u[i] sin,   angle = position * inv_freq[i]
 //
-// cos and sin denote attention_factor times the cosine and sine of the angle.
+// cos and sin denote attention_factor times the cosine and sine of the angle. If only the first rotary_dim elements of a
+// head turn, they do as if they were the head, and of the others y = u.
 //
 // rope: without the norm, u = x. rope_bwd: rope with the opposite angles, applied to dy. All of them may work in place
 // (out is the same buffer as the input); then the v heads are neither read nor written. rope and rope_bwd rotate the first
-// rotary_dim elements of a head as if they were the head (D above), and copy the others one element at a time. With a
+// rotary_dim elements of a head as the norm's ops do, and copy the others one element at a time. With a
 // query_beta above 0, both multiply all elements of the H query heads by 1 + query_beta ln(1 + floor(position /
 // query_length)), in fp32 before the output is rounded: one factor for each token, by a kernel of its own.
 //
 //   qkv, out, dy, d_qkv  [tokens, (H + 2G) D], columns [q; k; v], fp32 or bf16; D even, 2 to 256
 //   q_norm, k_norm       [D] in the dtype of qkv
 //   positions            [tokens] int32
-//   inv_freq             [D / 2] fp32, theta^(-2i/D), optionally scaled. The caller computes it by the operations of
+//   inv_freq             [rotary_dim / 2] fp32, theta^(-2i/D), optionally scaled. The caller computes it by the operations of
 //                        transformers, because it must have the same bits.
 //
 // Arithmetic is fp32, with accurate sincosf; each output is rounded once. Accesses are 16 bytes wide if pointers are
@@ -207,11 +208,11 @@ void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void*
 }
 
 void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const void* positions, const void* inv_freq,
-                  void* out, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, double eps,
-                  double offset, double attention_factor, int dtype, cudaStream_t stream) {
+                  void* out, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, int64_t rotary_dim,
+                  double eps, double offset, double attention_factor, int dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope";
-    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
-    s.offset = static_cast<float>(offset);
+    const RopeShape s =
+        checked_norm_shape(op, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, eps, offset, attention_factor, dtype);
     const uintptr_t element = bytes_of(dtype);
     check_pointer(qkv, op, "qkv", element);
     check_pointer(q_norm, op, "q_norm", element);

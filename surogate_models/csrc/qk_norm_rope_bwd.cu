@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(rope_threads, with_dw ? 4 : 8)
         for (int i = 0; i < E; ++i) {
             const int element = run_start<N>(i / N, place, s) + i % N;
             if (element < half) {
-                float* sum = sums + (threadIdx.x >> s.group_bits) * s.head_dim + element;
-                sum[0] = dwa[i];
-                sum[half] = dwb[i];
+                float* sum = sums + (threadIdx.x >> s.group_bits) * s.head_dim;
+                sum[s.first_of(element)] = dwa[i];
+                sum[s.second_of(element)] = dwb[i];
             }
         }
         __syncthreads();
@@ -259,11 +259,11 @@ void check_destination(const char* op, const char* argument, const Destination& 
 void qk_norm_rope_bwd(const void* dy, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                       const void* inv_freq, void* d_qkv, void* d_q_norm, void* d_k_norm, void* partials,
                       int64_t partial_blocks, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
-                      double eps, double offset, double attention_factor, bool accumulate_q, bool accumulate_k, int dtype,
-                      int d_q_norm_dtype, int d_k_norm_dtype, cudaStream_t stream) {
+                      int64_t rotary_dim, double eps, double offset, double attention_factor, bool accumulate_q,
+                      bool accumulate_k, int dtype, int d_q_norm_dtype, int d_k_norm_dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope_bwd";
-    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
-    s.offset = static_cast<float>(offset);
+    const RopeShape s =
+        checked_norm_shape(op, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, eps, offset, attention_factor, dtype);
     const Buffers buffers{dy, qkv, q_norm, k_norm, positions, inv_freq, d_qkv, partials};
     const Destination q_out{d_q_norm, d_q_norm_dtype, accumulate_q};
     const Destination k_out{d_k_norm, d_k_norm_dtype, accumulate_k};
@@ -284,10 +284,11 @@ void qk_norm_rope_bwd(const void* dy, const void* qkv, const void* q_norm, const
 
 void qk_norm_rope_dgrad(const void* dy, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                         const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
-                        int64_t head_dim, double eps, double offset, double attention_factor, int dtype, cudaStream_t stream) {
+                        int64_t head_dim, int64_t rotary_dim, double eps, double offset, double attention_factor, int dtype,
+                        cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope_dgrad";
-    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
-    s.offset = static_cast<float>(offset);
+    const RopeShape s =
+        checked_norm_shape(op, tokens, n_heads, n_kv_heads, head_dim, rotary_dim, eps, offset, attention_factor, dtype);
     const Buffers buffers{dy, qkv, q_norm, k_norm, positions, inv_freq, d_qkv, nullptr};
     check_buffers(op, buffers, dtype);
     const auto launch_typed = dtype == FP32 ? launch<float> : launch<__nv_bfloat16>;

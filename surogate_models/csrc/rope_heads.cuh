@@ -7,9 +7,10 @@
 // as floats in shared memory. The last chunk copies the v heads; it is not launched if the output is in place.
 //
 // A group of lanes (a power of two) processes a head; the groups of a warp process consecutive heads. A lane holds P runs
-// of N consecutive elements of the first half of the head, and the corresponding elements of the second half, so that it
-// holds both elements of each pair. A warp issues its first loads before it waits for the weight and the position, and the
-// kernels keep registers few, because latency, not arithmetic, keeps them from the bandwidth.
+// of N consecutive pairs of elements. Elements i and i + D/2 are a pair; if only the first R elements of a head with a norm
+// turn, i and i + R/2 of these, and of the others, whose angle is 0, each of the first half and the one (D - R) / 2 behind.
+// A warp issues its first loads before it waits for the weight and the position, and the kernels keep registers few,
+// because latency, not arithmetic, keeps them from the bandwidth.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,7 +38,8 @@ struct RopeShape {
     int keys;      // heads with the weight k_norm
     int values;    // heads that are copied
     int head_dim;  // D: elements of a head that the kernels process
-    int stride;    // from one head to the next: D, or more where only the first D elements of a head are rotated
+    int stride;    // from one head to the next: D, or more where only the first D elements of a head are processed
+    int turning;   // R/2: pairs of a head that turn, the first ones
     int chunk_heads;
     int query_chunks;
     int key_chunks;
@@ -51,6 +53,9 @@ struct RopeShape {
     float query_beta;
 
     __host__ __device__ int group() const { return 1 << group_bits; }
+    // The elements of pair i.
+    __device__ __forceinline__ int first_of(int i) const { return i < turning ? i : i + turning; }
+    __device__ __forceinline__ int second_of(int i) const { return i < turning ? i + turning : i + head_dim / 2; }
     __host__ __device__ int64_t row_size() const { return static_cast<int64_t>(queries + keys + values) * stride; }
 };
 
@@ -72,7 +77,7 @@ struct Chunk {
     }
 };
 
-// First element of a lane's run, in its half of the head. `place` is the lane's number in its group.
+// First pair of a lane's run. `place` is the lane's number in its group.
 template <int N>
 __device__ __forceinline__ int run_start(int run, int place, const RopeShape& s) {
     return (place + (run << s.group_bits)) * N;
@@ -81,7 +86,7 @@ __device__ __forceinline__ int run_start(int run, int place, const RopeShape& s)
 // A lane's elements of a head. Elements beyond D/2 are 0 and not stored.
 template <class T, int N, int P>
 struct Head {
-    Packed<T, N> a[P], b[P];  // of the first and the second half
+    Packed<T, N> a[P], b[P];  // the first and the second elements of pairs
 
     // Without `active`, all elements are 0 and nothing is read.
     __device__ __forceinline__ void load(const T* head, int place, const RopeShape& s, bool active) {
@@ -91,8 +96,8 @@ struct Head {
             const int first = run_start<N>(p, place, s);
             a[p] = b[p] = {};
             if (first < half) {
-                a[p] = Packed<T, N>::load(head + first);
-                b[p] = Packed<T, N>::load(head + s.head_dim / 2 + first);
+                a[p] = Packed<T, N>::load(head + s.first_of(first));
+                b[p] = Packed<T, N>::load(head + s.second_of(first));
             }
         }
     }
@@ -103,8 +108,8 @@ struct Head {
         for (int p = 0; p < P; ++p) {
             const int first = run_start<N>(p, place, s);
             if (first < half) {
-                a[p].store(head + first);
-                b[p].store(head + s.head_dim / 2 + first);
+                a[p].store(head + s.first_of(first));
+                b[p].store(head + s.second_of(first));
             }
         }
     }
@@ -126,8 +131,8 @@ struct Head {
     }
 };
 
-// Two floats for each pair of a head, in shared memory: cosines and sines, or the weights of both halves. Beyond D/2 they
-// are 0.
+// Two floats for each pair of a head, in shared memory: cosines and sines, or the weights of both elements. Beyond D/2
+// they are 0.
 struct Pairs {
     alignas(16) float a[max_head_dim / 2];
     alignas(16) float b[max_head_dim / 2];
@@ -157,10 +162,10 @@ __device__ __forceinline__ void compute_angles(Pairs& pairs, int32_t position, c
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < N * P << s.group_bits; i += 32) {
         float sine = 0, cosine = 0;
-        if (i < s.head_dim / 2) {
+        if (i < s.turning) {
             sincosf(__fmul_rn(static_cast<float>(position), inv_freq[i]), &sine, &cosine);
         }
-        pairs.a[i] = cosine * s.cos_scale;
+        pairs.a[i] = i < s.turning ? cosine * s.cos_scale : 1.0f;
         pairs.b[i] = sine * s.sin_scale;
     }
     __syncwarp();
@@ -171,8 +176,8 @@ template <class T, int N, int P>
 __device__ __forceinline__ void load_weight(Pairs& pairs, const T* weight, const RopeShape& s) {
     const int half = s.head_dim / 2;
     for (int i = threadIdx.x; i < N * P << s.group_bits; i += rope_threads) {
-        pairs.a[i] = i < half ? to_float(weight[i]) + s.offset : 0;
-        pairs.b[i] = i < half ? to_float(weight[half + i]) + s.offset : 0;
+        pairs.a[i] = i < half ? to_float(weight[s.first_of(i)]) + s.offset : 0;
+        pairs.b[i] = i < half ? to_float(weight[s.second_of(i)]) + s.offset : 0;
     }
     __syncthreads();
 }
@@ -242,6 +247,7 @@ inline RopeShape checked_rope_shape(const char* op, int64_t tokens, int64_t n_he
     s.queries = static_cast<int>(n_heads);
     s.keys = s.values = static_cast<int>(n_kv_heads);
     s.head_dim = s.stride = static_cast<int>(head_dim);
+    s.turning = s.head_dim / 2;
     s.chunk_heads = std::max(1, chunk_elements / s.head_dim);
     s.query_chunks = static_cast<int>(ceil_div(s.queries, s.chunk_heads));
     s.key_chunks = static_cast<int>(ceil_div(s.keys, s.chunk_heads));
@@ -250,13 +256,26 @@ inline RopeShape checked_rope_shape(const char* op, int64_t tokens, int64_t n_he
     return s;
 }
 
-// Whether 16-byte accesses are possible: all buffers are aligned, and D/2 and the stride are multiples of the vector size.
+// The shape of ops with a norm. rotary_dim: R, the elements of a head that turn, the first ones.
+inline RopeShape checked_norm_shape(const char* op, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
+                                    int64_t head_dim, int64_t rotary_dim, double eps, double offset,
+                                    double attention_factor, int dtype) {
+    RopeShape s = checked_rope_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
+    SUROGATE_REQUIRE(rotary_dim >= 2 && rotary_dim <= head_dim && rotary_dim % 2 == 0, op,
+                     "rotary_dim must be even and from 2 to head_dim, got " + std::to_string(rotary_dim));
+    s.turning = static_cast<int>(rotary_dim / 2);
+    s.offset = static_cast<float>(offset);
+    return s;
+}
+
+// Whether 16-byte accesses are possible: all buffers are aligned, and D/2, R/2 and the stride are multiples of the vector
+// size.
 // Sets the group to the smallest power of two of lanes that hold a head.
 template <class T>
 bool choose_vectors(RopeShape& s, std::initializer_list<const void*> buffers) {
     constexpr int n = Vec<T>::size;
     const bool vectors =
-        s.head_dim / 2 % n == 0 && s.stride % n == 0 &&
+        s.head_dim / 2 % n == 0 && s.turning % n == 0 && s.stride % n == 0 &&
         std::all_of(buffers.begin(), buffers.end(), [](const void* buffer) { return is_aligned(buffer, 16); });
     s.group_bits = vectors ? 0 : 5;
     while (vectors && s.group() * n < s.head_dim / 2) {

@@ -83,6 +83,7 @@ def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
         _frequencies(op, ctx),
         op.outs[0],
         *_sizes(op),
+        _rotary_dim(op),
         *_norm(op),
         _attention_factor(op),
         DTYPES[op.outs[0].dtype].code,
@@ -100,6 +101,7 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
         ctx.workspace,
         _partial_blocks(op),
         *_sizes(op),
+        _rotary_dim(op),
         *_norm(op),
         _attention_factor(op),
         1 in op.accumulate,
@@ -170,7 +172,7 @@ def _supports_bwd(op: Op, target: Target) -> Support:
 
 
 _ROTATION = ("scaling", "attention_factor")
-_NORM = (*_ROTATION, "offset")
+_NORM = (*_ROTATION, "rotary_dim", "offset")
 _ALONE = (*_ROTATION, "rotary_dim", "query_scaling")
 """Attributes of RoPE without a norm."""
 

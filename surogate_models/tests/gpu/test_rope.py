@@ -143,8 +143,9 @@ def term_sizes(case: Case) -> tuple[Tensor, Tensor]:
     x, dy = (case.contents[v].double().view(-1, case.dy.shape[1] // head_dim, head_dim) for v in (case.qkv, case.dy))
     x, dy = x[:, : case.n_qk], dy[:, : case.n_qk]
     normed = x / x.square().mean(-1, keepdim=True).sqrt()
-    a, b = dy.chunk(2, dim=-1)
-    length = (a.square() + b.square()).sqrt().repeat(1, 1, 2) * case.attrs.get("attention_factor", 1.0)
+    half = (case.attrs.get("rotary_dim") or head_dim) // 2
+    turned = (dy[..., :half].square() + dy[..., half : 2 * half].square()).sqrt()
+    length = torch.cat((turned, turned, dy[..., 2 * half :].abs()), dim=-1) * case.attrs.get("attention_factor", 1.0)
     terms = (normed * length).abs().sum(0)
     return terms[:n_heads].sum(0), terms[n_heads:].sum(0)
 
@@ -235,8 +236,22 @@ def test_rope_of_unaligned_buffers_matches_the_reference(dtype: str) -> None:
     check_rope(Case((37, 4, 2, 128), dtype, seed=7), skew=1)
 
 
-PARTIAL = [((33, 6, 2, 128), 96), ((70, 24, 8, 128), 32), ((37, 5, 1, 96), 36), ((9, 3, 3, 80), 2)]
+PARTIAL = [
+    *(((33, 6, 2, 128), 96), ((70, 24, 8, 128), 32), ((37, 5, 1, 96), 36), ((9, 3, 3, 80), 2)),
+    *(((130, 16, 2, 256), 64), ((33, 2, 1, 64), 62)),
+]
 """Shapes and rotated elements of a head: 16 bytes at a time, and one element at a time."""
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "rotary_dim"), PARTIAL, ids=str)
+def test_norms_with_partial_rope_match_the_reference(
+    shape: tuple[int, int, int, int], rotary_dim: int, dtype: str, skew: int
+) -> None:
+    case = Case(shape, dtype, seed=12, rotary_dim=rotary_dim, offset=1.0, attention_factor=1.25)
+    check_forward(case, skew)
+    check_backward(case, skew=skew)
 
 
 @pytest.mark.parametrize("skew", [0, 1])
