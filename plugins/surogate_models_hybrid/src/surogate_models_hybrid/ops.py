@@ -3,7 +3,7 @@
     causal_conv       (x [T, C], w [C, 1, W], positions int32 [T]; silu) -> [T, C]
     gated_delta_rule  (qkv [T, 2 HK DK + HV DV], ba [T, 2 HV], a_log [HV], dt_bias [HV], positions int32 [T];
                        n_k_heads HK, n_v_heads HV, k_dim DK, v_dim DV)
-                                     -> out [T, HV DV], states [T / 64, HV, DK, DV]
+                                     -> out [T, HV DV], states [T / 64, HV, DV, DK]
     gated_rmsnorm     (x [T, H D], gate [T, H D], w [D]; eps) -> y [T, H D], rstd [T, H]
     split_gate        (x [T, 2 H D + R]; n_heads H, head_dim D) -> qkv [T, H D + R], gate [T, H D]
     sigmoid_gate      (x [T, N], gate [T, N]) -> [T, N]
@@ -18,8 +18,9 @@ The last weight is that of the token itself. Taps in front of the document count
 S = exp(g) S, then S = S + k (beta (v - S^T k))^T, then out = S^T q. Columns of qkv are [q; k; v], those of ba [b; a].
 q and k are divided by their L2 norms (eps 1e-6), q also by sqrt(DK); beta = sigmoid(b), and
 g = -exp(a_log) softplus(a + dt_bias). HV / HK consecutive value heads share a key head. It is computed by chunks of 64
-tokens at multiples of 64, whatever the documents are (`reference.py`). `states` has S in front of each chunk, the last
-chunk may be shorter. They have the dtype of qkv and are for the backward op, which computes everything else again.
+tokens at multiples of 64, whatever the documents are (`reference.py`). `states` has the transpose of S in front of each
+chunk; the last chunk may be shorter. They have the dtype of qkv and are for the backward op, which computes everything
+else again.
 `gated_delta_out` and `gated_delta_states` are the op with one of the two outputs.
 
 `gated_rmsnorm` is x rstd w silu(gate) of each head. `split_gate` divides the outputs of a projection whose rows are,
@@ -134,7 +135,7 @@ def _delta(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _positions(positions, tokens)
     return [
         OutSpec("delta_out", (tokens, heads * v_dim), qkv.dtype),
-        OutSpec("delta_states", (-(-tokens // CHUNK), heads, k_dim, v_dim), qkv.dtype),
+        OutSpec("delta_states", (-(-tokens // CHUNK), heads, v_dim, k_dim), qkv.dtype),
     ]
 
 

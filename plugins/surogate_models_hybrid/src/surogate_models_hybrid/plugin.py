@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 from surogate_models.api import TINY_CONFIG
 
+from .kernels import KERNELS
 from .ops import OPS
 from .qwen3_5 import QWEN3_5, QWEN3_5_OUTER
 
-SUROGATE_API = {"models": 1, "ops": 1}
+SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 _TEXT = {
     **TINY_CONFIG,
     "num_hidden_layers": 3,
@@ -36,3 +38,4 @@ SUROGATE_EXAMPLES = {
 }
 surogate_ops = provides(OPS)
 surogate_models = provides([QWEN3_5, QWEN3_5_OUTER])
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models_hybrid", KERNELS)

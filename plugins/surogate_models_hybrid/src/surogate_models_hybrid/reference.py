@@ -111,13 +111,13 @@ def gated_delta_rule(
     k_dim: int,
     v_dim: int,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of all tokens, and the state in front of each chunk."""
+    """The outputs of all tokens, and the transpose of the state in front of each chunk."""
     tokens = _tokens(up(qkv), up(ba), up(a_log), up(dt_bias), (n_k_heads, n_v_heads, k_dim, v_dim))
     masks = _masks(positions)
     state = tokens.k.new_zeros(n_v_heads, k_dim, v_dim)
     outs, states = [], []
     for i in range(len(masks.same)):
-        states.append(state)
+        states.append(state.mT)
         out, state = _chunk(_Tokens(*(x[:, i] for x in tokens)), _Masks(*(mask[i] for mask in masks)), state)
         outs.append(out)
     every = torch.cat(outs, dim=1)[:, : len(qkv)].transpose(0, 1)
@@ -183,11 +183,11 @@ def gated_delta_rule_bwd(
     masks, n = _masks(positions), len(states)
     short = n * CHUNK - len(qkv)
     douts = F.pad(up(dout).view(len(qkv), n_v_heads, v_dim).transpose(0, 1), (0, 0, 0, short))
-    d_state = torch.zeros_like(up(states[0]))
+    d_state = torch.zeros_like(up(states[0]).mT)
     gradients: list[tuple[Tensor, ...]] = []
     for i in reversed(range(n)):
         chunk = _Tokens(*(x[:, i].detach().requires_grad_() for x in tokens))
-        state = up(states[i]).detach().requires_grad_()
+        state = up(states[i]).mT.detach().requires_grad_()
         made = _chunk(chunk, _Masks(*(mask[i] for mask in masks)), state)
         given = douts[:, i * CHUNK : (i + 1) * CHUNK], d_state
         *of_chunk, d_state = torch.autograd.grad(made, (*chunk, state), given)
