@@ -1,0 +1,2 @@
+def text_of(context, name):
+    return f"FROM ./{name}\n"

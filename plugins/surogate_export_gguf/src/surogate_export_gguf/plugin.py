@@ -1,0 +1,45 @@
+"""The plugin. All else is imported when a model is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pluggy
+
+from surogate_core.api import ExportContext, ExportFormatDef
+
+hookimpl = pluggy.HookimplMarker("surogate")
+SUROGATE_API = {"export_formats": 1}
+
+
+def check(context: ExportContext) -> None:
+    """Raise ConfigError for a model that llama.cpp does not load, or computes otherwise."""
+    from .writer import prepare
+
+    prepare(replace(context, notice=lambda line: None))  # `write` tells them
+
+
+def write(context: ExportContext, folder: Path) -> None:
+    """Write the model and a Modelfile for Ollama."""
+    from . import modelfile, writer
+
+    path = folder / f"{context.name}-{context.type}.gguf"
+    writer.write(context, path)
+    (folder / "Modelfile").write_text(modelfile.text_of(context, path.name), encoding="utf-8")
+
+
+GGUF = ExportFormatDef(
+    name="gguf",
+    summary="one file for llama.cpp, Ollama and LM Studio",
+    types=("bf16", "f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    check=check,
+    write=write,
+    identified_by="*.gguf",
+)
+
+
+@hookimpl
+def surogate_export_formats() -> Sequence[ExportFormatDef]:
+    return [GGUF]

@@ -1,0 +1,136 @@
+"""The tensors of a GGUF file and what each is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gguf import TensorNameMap, get_tensor_name_map
+from surogate_core.api import ConfigError, ExportContext
+
+from .families import TOWERS, Family
+from .rope import Floats, Rotation
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A tensor of the file.
+
+    name     in the file
+    shape    in the order of torch
+    sources  stored tensors, of several the first is expert 0
+    heads    heads whose rows are paired; 0: rows stay where they are
+    offset   what is added to the values
+    values   instead of sources: the values
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+    heads: int = 0
+    offset: float = 0.0
+    values: Floats | None = None
+
+
+def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotation) -> list[Target]:
+    """Return the tensors of the file in the order of the layers. Raises ConfigError for one that llama.cpp does not have."""
+    text = config.get_text_config()
+    names = get_tensor_name_map(family.arch, text.num_hidden_layers)
+    stored = stored_names(context, text)
+    shapes = {name: tuple(context.tensors[of].shape) for name, of in stored.items()}
+    if getattr(config, "tie_word_embeddings", False):
+        stored.pop(HEAD, None)
+        if family.own_head:
+            stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
+    elif HEAD not in stored:
+        raise ConfigError(f"the model has no tensor {HEAD}, and tie_word_embeddings of config.json is false")
+    targets = [
+        target(name, [stored[part] for part in parts], shapes[parts[0]], names, text, family)
+        for name, parts in joined(stored).items()
+    ]
+    check_complete(targets, text)
+    made = [Target(name=name, shape=x.shape, values=x) for name, x in rope.divisors.items()]
+    return [*targets, *made]
+
+
+def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
+    """Return {name in the class of the text: stored name} in the order of the layers, and tell what is left out."""
+    architecture = (context.config.get("architectures") or [""])[0]
+    towers = TOWERS.get(architecture, ())
+    found, left = {}, set()
+    for name in context.tensors:
+        plain = name.removeprefix("model.").removeprefix("language_model.")
+        part = name.removeprefix("model.").split(".")[0]
+        if part in towers:
+            left.add(part)
+        else:
+            inner = plain.removeprefix("model.")
+            found[inner if inner.startswith("lm_head.") else f"model.{inner}"] = name
+    if left:
+        line = f"the file holds the text of {architecture}, without {' and '.join(sorted(left))}:"
+        context.notice(f"{line} for images, give llama.cpp the mmproj file of the base (--mmproj)")
+    embedding = context.tensors[found[EMBEDDING]].shape if EMBEDDING in found else (0,)
+    if embedding[0] != text.vocab_size:
+        raise ConfigError(
+            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is this the config.json of the model?"
+        )
+    return dict(sorted(found.items(), key=lambda item: order(item[0])))
+
+
+def order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return what sorts names: the embedding, the layers by number, the rest."""
+    rank = 0 if name == EMBEDDING else 1 if name.startswith("model.layers.") else 2
+    return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def joined(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return {name: names that it is stacked from}: those of experts are one, all others themselves."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        expert = EXPERT.fullmatch(name)
+        found.setdefault(expert[1] + expert[3] if expert else name, []).append(name)
+    return found
+
+
+def target(
+    name: str, sources: list[str], shape: tuple[int, ...], names: TensorNameMap, text: Any, family: Family
+) -> Target:
+    """Return the tensor of the file for a name of transformers."""
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    part = name.removesuffix(".weight").removesuffix(".bias")
+    biased = name.endswith(".bias") and not part.endswith(family.biases or ("none",))
+    if found is None or biased:
+        arch = family.arch.name.lower()
+        raise ConfigError(f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf")
+    several = ".experts." in name
+    if several and len(sources) != text.num_experts:
+        raise ConfigError(f"{name}: there are {len(sources)} experts, num_experts says {text.num_experts}")
+    heads = {"q_proj": text.num_attention_heads, "k_proj": text.num_key_value_heads or text.num_attention_heads}
+    return Target(
+        name=found,
+        shape=(len(sources), *shape) if several else shape,
+        sources=tuple(sources),
+        heads=heads.get(part.rsplit(".", 1)[-1], 0) if family.paired else 0,
+        offset=family.norm_offset if part.endswith("norm") else 0.0,
+    )
+
+
+def check_complete(targets: Iterable[Target], text: Any) -> None:
+    """Raise ConfigError if a layer lacks what the others have: llama.cpp would not load the file."""
+    layers: list[set[str]] = [set() for _ in range(text.num_hidden_layers)]
+    for found in targets:
+        if found.name.startswith("blk."):
+            _, number, kind = found.name.split(".", 2)
+            layers[int(number)].add(kind)
+    every = set[str]().union(*layers)
+    for number, kinds in enumerate(layers):
+        if kinds != every:
+            raise ConfigError(f"layer {number} of the model has no tensor for {', '.join(sorted(every - kinds))}")
+
+
