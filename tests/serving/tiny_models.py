@@ -142,7 +142,13 @@ MODELS: Mapping[str, Tiny] = {
         "gemma3",
         "gemma",
         "gemma-2",
-        {"num_hidden_layers": 7, "head_dim": 64, "query_pre_attn_scalar": 64, "rope_parameters": BY_LAYER},
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 64,
+            "query_pre_attn_scalar": 64,
+            "tie_word_embeddings": True,
+            "rope_parameters": BY_LAYER,
+        },
         {**VISION, "image_size": 28, "patch_size": 14},
     ),
     "mistral3-vision": Tiny(

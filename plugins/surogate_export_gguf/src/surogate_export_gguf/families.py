@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gguf import MODEL_ARCH as ARCH
 from surogate_core.api import ConfigError
@@ -20,7 +20,7 @@ class Family:
     arch           its name there
     paired         the two rows of a head that RoPE rotates together are next to each other
     norm_offset    what a norm adds to its weight here, and the file has added
-    own_head       embeddings that are tied are stored a second time as the head
+    head           own: a tied embedding is stored a second time as the head; tied: there is no other; either
     frequencies    reads a factor for each frequency of RoPE, as the rescaled RoPE of Llama 3 needs
     full_every     layers have windows, but for each of this number; 0: all tokens see all before them
     square         all heads together are as wide as the model
@@ -31,7 +31,7 @@ class Family:
     arch: ARCH
     paired: bool = False
     norm_offset: float = 0.0
-    own_head: bool = False
+    head: Literal["either", "own", "tied"] = "either"
     frequencies: bool = False
     full_every: int = 0
     square: bool = False
@@ -115,12 +115,12 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(arch=ARCH.QWEN3),
     "qwen3_vl_text": Family(arch=ARCH.QWEN3VL),
     "qwen3_moe": Family(arch=ARCH.QWEN3MOE, refuse=(normalized,)),
-    "gemma2": Family(arch=ARCH.GEMMA2, norm_offset=1.0, full_every=2, refuse=(gemma2,)),
+    "gemma2": Family(arch=ARCH.GEMMA2, norm_offset=1.0, head="tied", full_every=2, refuse=(gemma2,)),
     "gemma3_text": Family(arch=ARCH.GEMMA3, norm_offset=1.0, full_every=6, refuse=(gemma3,)),
     "phi3": Family(arch=ARCH.PHI3, square=True),
-    "olmo2": Family(arch=ARCH.OLMO2, own_head=True, square=True),
-    "olmo3": Family(arch=ARCH.OLMO2, own_head=True, square=True, full_every=4),
-    "olmoe": Family(arch=ARCH.OLMOE, own_head=True, square=True, refuse=(olmoe,)),
+    "olmo2": Family(arch=ARCH.OLMO2, head="own", square=True),
+    "olmo3": Family(arch=ARCH.OLMO2, head="own", square=True, full_every=4),
+    "olmoe": Family(arch=ARCH.OLMOE, head="own", square=True, refuse=(olmoe,)),
 }
 """By `model_type` of the text."""
 

@@ -27,7 +27,7 @@ def write(context: ExportContext, folder: Path) -> None:
 
     path = folder / f"{context.name}-{context.type}.gguf"
     writer.write(context, path)
-    (folder / "Modelfile").write_text(modelfile.text_of(context, path.name), encoding="utf-8")
+    (folder / "Modelfile").write_text(modelfile.write_modelfile(context, path.name), encoding="utf-8")
 
 
 GGUF = ExportFormatDef(

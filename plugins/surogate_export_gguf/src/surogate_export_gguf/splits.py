@@ -8,7 +8,7 @@ characters as the tokenizer does.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -147,15 +147,23 @@ def nearest(pieces: Callable[[str], Sequence[str]], ignore_merges: bool | None) 
 
     ignore_merges: None if it makes no difference, as where merges make every token of the vocabulary.
     """
-    texts = random_texts()
-    wanted = [list(pieces(text)) for text in texts]
-    found = []
-    for known in SPLITS:
-        differs = [t for t, w in zip(texts, wanted, strict=True) if w != split(t, known.expressions)]
-        meant = known.published and all(
-            w == split(t, [known.published]) for t, w in zip(texts, wanted, strict=True)
-        )
-        merges = ignore_merges is None or known.ignore_merges is ignore_merges
-        right = merges and (not differs or bool(meant))
-        found.append(Match(known.name, right, tuple(sorted(differs, key=len))))
-    return min(found, key=lambda match: (not match.right, len(match.differs)))
+    wanted = {text: list(pieces(text)) for text in random_texts()}
+    able = [known for known in SPLITS if ignore_merges is None or known.ignore_merges is ignore_merges]
+    for known in able:
+        if agrees(wanted, known.expressions):
+            return Match(known.name, True, ())
+    for known in able:
+        if known.published and agrees(wanted, (known.published,)):
+            return Match(known.name, True, differing(wanted, known.expressions))
+    found = [Match(known.name, False, differing(wanted, known.expressions)) for known in SPLITS]
+    return min(found, key=lambda match: len(match.differs))
+
+
+def agrees(wanted: Mapping[str, list[str]], expressions: Sequence[str]) -> bool:
+    """Whether expressions make the wanted pieces of every text."""
+    return all(split(text, expressions) == pieces for text, pieces in wanted.items())
+
+
+def differing(wanted: Mapping[str, list[str]], expressions: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts of which expressions make other pieces, the shortest first."""
+    return tuple(sorted((t for t, pieces in wanted.items() if split(t, expressions) != pieces), key=len))

@@ -10,7 +10,7 @@ from typing import Any
 from gguf import TensorNameMap, get_tensor_name_map
 from surogate_core.api import ConfigError, ExportContext
 
-from .families import TOWERS, Family
+from .families import TOWERS, Family, refused
 from .rope import Floats, Rotation
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
@@ -46,8 +46,10 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
     shapes = {name: tuple(context.tensors[of].shape) for name, of in stored.items()}
     if getattr(config, "tie_word_embeddings", False):
         stored.pop(HEAD, None)
-        if family.own_head:
+        if family.head == "own":
             stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
+    elif family.head == "tied":
+        raise refused("tie_word_embeddings", f"llama.cpp has no other head in its {family.arch.name.lower()}", False)
     elif HEAD not in stored:
         raise ConfigError(f"the model has no tensor {HEAD}, and tie_word_embeddings of config.json is false")
     targets = [
