@@ -52,7 +52,8 @@ def no_modules() -> LinearModules:
 def context_of(folder: Path, kind: str, notice: Callable[[str], None] = nothing, **changes: Any) -> ExportContext:
     """Return the argument for a folder with `model.safetensors`."""
     config = json.loads((folder / "config.json").read_text())
-    file = safe_open(folder / "model.safetensors", "pt")
+    file: Any = safe_open(folder / "model.safetensors", "pt")
+    names = file.keys()
     end = config["text_config"]["eos_token_id"] if "text_config" in config else config["eos_token_id"]
     given: dict[str, Any] = {
         "source": folder,
@@ -60,7 +61,7 @@ def context_of(folder: Path, kind: str, notice: Callable[[str], None] = nothing,
         "type": kind,
         "config": config,
         "folder": folder,
-        "tensors": {name: Stored(name, file) for name in file.keys()},
+        "tensors": {name: Stored(name, file) for name in names},
         "linear": no_modules,
         "stops": [end],
         "turn_ends": [end],

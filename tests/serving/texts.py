@@ -1,5 +1,7 @@
 """Texts and conversations whose tokens servers must make as training does."""
 
+# ruff: noqa: RUF001  (texts of six scripts)
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Models of a million random weights, one for each family and kind of RoPE that GGUF files are written of.
 
-Weights are random but not small: norms differ from 1, biases from 0, and logits spread over some nats, so that a permuted row, a
-forgotten offset or another rotary base shows. Windows and original contexts are shorter than the text that is compared.
+Weights are random but not small: norms differ from 1, biases from 0, and logits spread over some nats, so that a
+permuted row, a forgotten offset or another rotary base shows. Windows and original contexts are shorter than the text
+that is compared.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ def rope(theta: float, kind: str = "default", **more: Any) -> dict[str, Any]:
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
-LLAMA_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 LONG = {"long_factor": [1.0 + 0.5 * i for i in range(12)], "short_factor": [1.0 + 0.05 * i for i in range(12)]}
 BY_LAYER = {"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(2e4)}
 
@@ -75,7 +81,9 @@ MODELS: Mapping[str, Tiny] = {
         },
     ),
     "qwen2.5": Tiny("qwen2", "qwen", "qwen2.5", {"tie_word_embeddings": True, "rope_parameters": rope(1e6)}),
-    "qwen3": Tiny("qwen3", "qwen", "qwen3", {"head_dim": 64, "tie_word_embeddings": True, "rope_parameters": rope(1e6)}),
+    "qwen3": Tiny(
+        "qwen3", "qwen", "qwen3", {"head_dim": 64, "tie_word_embeddings": True, "rope_parameters": rope(1e6)}
+    ),
     "qwen3-yarn": Tiny("qwen3", "qwen", "qwen3", {"head_dim": 64, "rope_parameters": rope(1e6, "yarn", **YARN)}),
     "qwen3-moe": Tiny(
         "qwen3_moe",
@@ -178,7 +186,9 @@ def config_of(tiny: Tiny, size: int, eos: int) -> Any:
     made = CONFIG_MAPPING[tiny.model_type]
     if not tiny.vision:
         return made(**text)
-    return made(text_config=text, vision_config=dict(tiny.vision), tie_word_embeddings=bool(text.get("tie_word_embeddings")))
+    return made(
+        text_config=text, vision_config=dict(tiny.vision), tie_word_embeddings=bool(text.get("tie_word_embeddings"))
+    )
 
 
 def randomize(model: PreTrainedModel, seed: int = 0) -> None:
@@ -215,4 +225,6 @@ def write_tokenizer(folder: Path, kind: str, template: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(
+        (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"), encoding="utf-8"
+    )

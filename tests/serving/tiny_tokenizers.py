@@ -1,5 +1,7 @@
 """Tokenizers of a thousand tokens, as the families that servers load have them."""
 
+# ruff: noqa: RUF001  (texts of six scripts)
+
 from __future__ import annotations
 
 import json
@@ -59,9 +61,7 @@ def byte_level(pre: Any, added: tuple[str, ...], *, normalizer: Any = None, igno
     tokenizer.pre_tokenizer = pre
     tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000, initial_alphabet=alphabet, show_progress=False, max_token_length=16
-    )
+    trainer = trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False, max_token_length=16)
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([special(text) for text in added])
     tokenizer.decoder = decoders.ByteLevel()

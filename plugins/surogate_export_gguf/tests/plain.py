@@ -43,7 +43,9 @@ def file_of(
     for name, x in tensors.items():
         x = x.float()
         short = name.replace("language_model.", "").removeprefix("model.")
-        if short.startswith(("vision_tower", "multi_modal_projector", "visual")) or (short == "lm_head.weight" and tied):
+        if short.startswith(("vision_tower", "multi_modal_projector", "visual")) or (
+            short == "lm_head.weight" and tied
+        ):
             continue
         part, kind = short.rsplit(".", 1)
         if not short.startswith("layers."):

@@ -11,10 +11,10 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
-
 from serving.contexts import context_of
 from serving.tiny_models import MODELS, write_model
+from torch import Tensor
+
 from surogate_export_gguf import writer
 
 from .plain import file_of, served
@@ -65,9 +65,10 @@ def test_a_file_holds_the_numbers_of_the_model(models: Any, tmp_path: Path, name
     assert found.keys() - made == wanted.keys()
     assert all(torch.equal(found[key], x) for key, x in wanted.items())
     assert set(types.values()) == {"f32"}
-    assert made == {"llama3": {"rope_freqs.weight"}, "phi4-mini": {f"rope_factors_{x}.weight" for x in ("long", "short")}}.get(
-        name, set()
-    )
+    assert made == {
+        "llama3": {"rope_freqs.weight"},
+        "phi4-mini": {f"rope_factors_{x}.weight" for x in ("long", "short")},
+    }.get(name, set())
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
@@ -109,9 +110,7 @@ class Narrow:
         return self.values if rows is ... else self.values[rows]
 
 
-def test_threads_and_pieces_change_no_byte(
-    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_and_pieces_change_no_byte(models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.write(context_of(models("llama3"), "q4_0", threads=1), tmp_path / "one.gguf")
     monkeypatch.setattr(writer, "CHUNK", 300)
     writer.write(context_of(models("llama3"), "q4_0", threads=4), tmp_path / "four.gguf")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gguf import MODEL_ARCH as ARCH
+
 from surogate_core.api import ConfigError
 
 Refusal = Callable[[Any], None]
@@ -57,7 +58,9 @@ def query_scale(text: Any, deepest: int) -> None:
     last = text.num_hidden_layers == deepest
     scale = text.hidden_size // text.num_attention_heads if last else text.head_dim
     if text.query_pre_attn_scalar != scale:
-        reason = f"llama.cpp divides queries by the square root of {scale} in a model of {text.num_hidden_layers} layers"
+        reason = (
+            f"llama.cpp divides queries by the square root of {scale} in a model of {text.num_hidden_layers} layers"
+        )
         raise refused("query_pre_attn_scalar", reason, text.query_pre_attn_scalar)
 
 
@@ -137,7 +140,7 @@ def read_config(config: Mapping[str, Any]) -> Any:
     """Return the config as transformers reads it, with every default. Raises ConfigError."""
     from transformers import CONFIG_MAPPING
 
-    architecture, model_type = (config.get("architectures") or ["none"])[0], config.get("model_type")
+    architecture, model_type = (config.get("architectures") or ["none"])[0], str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"model_type: {model_type} is not known to transformers; config.json must name a model")
     if architecture not in TOWERS and not architecture.endswith("ForCausalLM"):

@@ -61,8 +61,10 @@ def describe_rope(writer: GGUFWriter, rope: Rotation, notice: Notice) -> None:
     if rope.attention != 1:
         writer.add_rope_scaling_attn_factors(rope.attention)
     if rope.scaling == "longrope":
-        line = f"llama.cpp uses the long factors of RoPE as soon as its context is larger than {rope.original} tokens (-c),"
-        notice(f"{line} transformers as soon as the text is; below that give -c {rope.original} for equal results")
+        notice(
+            f"llama.cpp uses the long factors of RoPE as soon as its context is larger than {rope.original} tokens, "
+            f"transformers as soon as the text is: give llama.cpp -c {rope.original} if texts are shorter"
+        )
 
 
 def describe_windows(
@@ -80,7 +82,7 @@ def describe_windows(
         raise refused("rope_parameters", "llama.cpp does not scale RoPE in layers with windows", sliding.scaling)
     if family.arch is ARCH.OLMO2 and sliding.base != full.base:
         raise refused("rope_theta", "llama.cpp takes one base for all layers of an OLMo 3", (full.base, sliding.base))
-    writer.add_sliding_window(window)
+    writer.add_sliding_window(int(text.sliding_window))
     if family.arch is ARCH.GEMMA3:
         writer.add_rope_freq_base_swa(sliding.base)
     usual = [(i + 1) % family.full_every != 0 for i in range(text.num_hidden_layers)]

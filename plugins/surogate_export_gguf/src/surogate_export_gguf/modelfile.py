@@ -1,4 +1,7 @@
-"""The Modelfile beside a GGUF file: Ollama renders chats by a template of its own, so it says the turns that were trained."""
+"""The Modelfile beside a GGUF file: the turns that were trained, in the language of Ollama's templates.
+
+Ollama does not render the chat template of the file. It chooses one of its own unless the Modelfile has one.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Tokenizers that were made of SentencePiece models: BPE with bytes as a fallback, as llama.cpp's type `llama` computes it.
+"""BPE with bytes as a fallback, as converters make it of SentencePiece models and llama.cpp computes it (type `llama`).
 
-llama.cpp joins the two neighbours whose piece has the highest score; the file of Hugging Face has merges in an order. A score of
-minus the rank of the first merge that makes a piece says the same, if merges are ordered by what they make and no pair that makes
-a piece is missing. That it does is proven on random texts.
+llama.cpp joins the two neighbours whose piece has the highest score; the file of Hugging Face has merges in an order.
+A score of minus the rank of the first merge that makes a piece says the same, if merges are ordered by what they make
+and no pair that makes a piece is missing. That it does is proven on random texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 
 from .splits import random_texts
 
@@ -39,7 +40,7 @@ def encode(text: str, vocabulary: Mapping[str, int], scores: Mapping[str, float]
     """Return the ids that llama.cpp's type `llama` gives to text without special tokens, slowly and plainly."""
     parts = list(text)
     while True:
-        joined = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
+        joined = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
         if not joined:
             break
         at = -max(joined)[1]
@@ -57,5 +58,13 @@ def ids_of(part: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]:
 @cache
 def proof_texts() -> tuple[str, ...]:
     """Return random texts and some of words."""
-    words = ("the model", "It's 42, isn't it?", "naïve café", "def f(x):\n    return x", "  two  spaces ", "a\tb", "你好 world")
+    words = (
+        "the model",
+        "It's 42, isn't it?",
+        "naïve café",
+        "def f(x):\n    return x",
+        "  two  spaces ",
+        "a\tb",
+        "你好 world",
+    )
     return *words, *random_texts()[:500]

@@ -53,7 +53,9 @@ def rotation_of(text: Any, family: Family, layer_type: str | None = None) -> Rot
         found = Rotation(**plain, scaling="linear", factor=float(rope["factor"]))
     elif kind == "yarn":
         given = float(rope["factor"])
-        found = Rotation(**plain, scaling="yarn", factor=given, original=original, attention=attention / yarn_scale(given))
+        found = Rotation(
+            **plain, scaling="yarn", factor=given, original=original, attention=attention / yarn_scale(given)
+        )
     elif kind == "llama3" and family.frequencies:
         divided = frequencies(Rotation(**plain)) / wanted
         found = Rotation(**plain, divisors={"rope_freqs.weight": divided.astype(np.float32)})
@@ -64,7 +66,9 @@ def rotation_of(text: Any, family: Family, layer_type: str | None = None) -> Rot
         raise refused("rope_type", f"llama.cpp has no such RoPE in its {family.arch.name.lower()}", kind)
     error = np.abs(served_frequencies(found) / wanted - 1).max()
     if error > 1e-5:
-        reason = f"llama.cpp would rotate by frequencies that differ by up to {error:.1%}; it knows yarn with beta_fast 32, "
+        reason = (
+            f"llama.cpp would rotate by frequencies that differ by up to {error:.1%}; it knows yarn with beta_fast 32, "
+        )
         raise refused("rope_parameters", reason + "beta_slow 1 and truncate: true", dict(rope))
     return found
 

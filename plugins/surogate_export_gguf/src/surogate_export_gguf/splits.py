@@ -1,9 +1,11 @@
 """Pre-tokenizers of llama.cpp by name, found by what a tokenizer does to random texts.
 
-A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`); the expressions are in llama.cpp. Its own converter finds the name by
-a hash that published tokenizers have and own ones do not. Here a name is right if its expressions split texts of all classes of
-characters as the tokenizer does.
+A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`); the expressions are in llama.cpp. Its own converter finds
+the name by a hash that published tokenizers have and own ones do not. Here a name is right if its expressions split
+texts of all classes of characters as the tokenizer does.
 """
+
+# ruff: noqa: RUF001  (characters that look alike are told apart here)
 
 from __future__ import annotations
 
@@ -82,17 +84,13 @@ SPLITS = (
         ),
     ),
     Split("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-    Split(
-        "bailingmoe",
-        (rf"{CONTRACTED}|{WORD}|\p{{N}}|{SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",),
-    ),
     Split("seed-coder", (llama3(r"\p{N}", signs=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
 )
 
 CHARACTERS = (
     *("a", "b", "A", "S", "T", "é", "Ö", "ß", "ǅ", "ʰ", "я", "Я"),  # cases in and outside of ASCII
     *("你", "あ", "カ", "क", "ि", "́", "1", "2", "٣", "²"),  # letters without a case, marks, numbers
-    *(" ", " ", "\u00a0", "\t", "\n", "\r\n"),
+    *(" ", "\u2003", "\u00a0", "\t", "\n", "\r\n"),
     *("'", "'s", "'LL", "’", ".", "/", "_", "-", "€", "🙂", "\u200d", "、", "<", "+"),
 )
 """One or more of every class that a known expression tells apart."""
@@ -142,20 +140,21 @@ class Match:
     differs: tuple[str, ...]
 
 
-def nearest(pieces: Callable[[str], Sequence[str]], ignore_merges: bool | None) -> Match:
+def nearest(pieces: Callable[[str], Sequence[str]], *, ignore_merges: bool, either: bool = False) -> Match:
     """Return the pre-tokenizer that splits as `pieces` does, or the one that comes nearest.
 
-    ignore_merges: None if it makes no difference, as where merges make every token of the vocabulary.
+    either: it makes no difference whether merges are ignored, as where they make every token of the vocabulary.
     """
     wanted = {text: list(pieces(text)) for text in random_texts()}
-    able = [known for known in SPLITS if ignore_merges is None or known.ignore_merges is ignore_merges]
+    ordered = sorted(SPLITS, key=lambda known: known.ignore_merges is not ignore_merges)
+    able = [known for known in ordered if either or known.ignore_merges is ignore_merges]
     for known in able:
         if agrees(wanted, known.expressions):
             return Match(known.name, True, ())
     for known in able:
         if known.published and agrees(wanted, (known.published,)):
             return Match(known.name, True, differing(wanted, known.expressions))
-    found = [Match(known.name, False, differing(wanted, known.expressions)) for known in SPLITS]
+    found = [Match(known.name, False, differing(wanted, known.expressions)) for known in ordered]
     return min(found, key=lambda match: len(match.differs))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf import TensorNameMap, get_tensor_name_map
+
 from surogate_core.api import ConfigError, ExportContext
 
 from .families import TOWERS, Family, refused
@@ -39,7 +40,7 @@ class Target:
 
 
 def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotation) -> list[Target]:
-    """Return the tensors of the file in the order of the layers. Raises ConfigError for one that llama.cpp does not have."""
+    """Return the tensors of the file in the order of the layers. Raises ConfigError for one that llama.cpp has not."""
     text = config.get_text_config()
     names = get_tensor_name_map(family.arch, text.num_hidden_layers)
     stored = stored_names(context, text)
@@ -80,7 +81,7 @@ def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
     embedding = context.tensors[found[EMBEDDING]].shape if EMBEDDING in found else (0,)
     if embedding[0] != text.vocab_size:
         raise ConfigError(
-            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is this the config.json of the model?"
+            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is config.json that of the model?"
         )
     return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
@@ -109,7 +110,9 @@ def target(
     biased = name.endswith(".bias") and not part.endswith(family.biases or ("none",))
     if found is None or biased:
         arch = family.arch.name.lower()
-        raise ConfigError(f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf")
+        raise ConfigError(
+            f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf"
+        )
     several = ".experts." in name
     if several and len(sources) != text.num_experts:
         raise ConfigError(f"{name}: there are {len(sources)} experts, num_experts says {text.num_experts}")
@@ -128,11 +131,9 @@ def check_complete(targets: Iterable[Target], text: Any) -> None:
     layers: list[set[str]] = [set() for _ in range(text.num_hidden_layers)]
     for found in targets:
         if found.name.startswith("blk."):
-            _, number, kind = found.name.split(".", 2)
-            layers[int(number)].add(kind)
+            _, layer, kind = found.name.split(".", 2)
+            layers[int(layer)].add(kind)
     every = set[str]().union(*layers)
     for number, kinds in enumerate(layers):
         if kinds != every:
             raise ConfigError(f"layer {number} of the model has no tensor for {', '.join(sorted(every - kinds))}")
-
-

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gguf import GGUFWriter
-from surogate_core.api import ConfigError, ExportContext
 from tokenizers import Tokenizer, models
+
+from surogate_core.api import ConfigError, ExportContext
 
 from . import pieces, splits
 from .vocabulary import Tokens, read_json, tokens_of
@@ -24,7 +25,9 @@ def describe(writer: GGUFWriter, context: ExportContext, size: int) -> bool:
     settings = read_json(context.folder / "tokenizer_config.json")
     kind = (parsed.get("model") or {}).get("type")
     if kind != "BPE":
-        raise ConfigError(f"tokenizer.json: llama.cpp's form of a tokenizer of type {kind} is not known, only that of BPE")
+        raise ConfigError(
+            f"tokenizer.json: llama.cpp's form of a tokenizer of type {kind} is not known, only that of BPE"
+        )
     tokens = tokens_of(parsed, size)
     writer.add_token_list(tokens.texts)
     writer.add_token_types([int(x) for x in tokens.types])
@@ -70,8 +73,8 @@ def pre_of(parsed: Mapping[str, Any], notice: Callable[[str], None]) -> str:
         exact = all(piece == "".join(letters[b] for b in text[a:z].encode()) for piece, (a, z) in found)
         return [text[a:z] for _, (a, z) in found] if exact else [piece for piece, _ in found]
 
-    ignore_merges = None if merges_make_all(model) else bool(model.get("ignore_merges"))
-    match = splits.nearest(cut, ignore_merges)
+    ignores = bool(model.get("ignore_merges"))
+    match = splits.nearest(cut, ignore_merges=ignores, either=merges_make_all(model))
     share = f"{len(match.differs)} of {len(splits.random_texts())} random texts"
     if not match.right:
         how = f"splits {share} otherwise, the shortest is {match.differs[0]!r}" if match.differs else "merges otherwise"
@@ -95,7 +98,9 @@ def check_alphabet(vocabulary: Mapping[str, int]) -> None:
     """Refuse a vocabulary that lacks a byte."""
     if lacks := [byte for byte, letter in enumerate(byte_letters()) if letter not in vocabulary]:
         byte = f"0x{lacks[0]:02X}"
-        raise ConfigError(f"tokenizer.json has no token for the byte {byte}; llama.cpp reads byte-level BPE with all 256")
+        raise ConfigError(
+            f"tokenizer.json has no token for the byte {byte}; llama.cpp reads byte-level BPE with all 256"
+        )
 
 
 def byte_letters() -> list[str]:
@@ -108,9 +113,7 @@ def byte_letters() -> list[str]:
 # ----------------------------------------------------------------------------------- BPE with bytes as a fallback
 
 
-def describe_pieces(
-    writer: GGUFWriter, parsed: dict[str, Any], tokens: Tokens, notice: Callable[[str], None]
-) -> None:
+def describe_pieces(writer: GGUFWriter, parsed: dict[str, Any], tokens: Tokens, notice: Callable[[str], None]) -> None:
     """Add scores of pieces. Raises ConfigError if llama.cpp would make other tokens of them."""
     model = parsed["model"]
     vocabulary, merges = model["vocab"], merges_of(model)
@@ -125,12 +128,12 @@ def describe_pieces(
     writer.add_token_scores([scores.get(text, 0.0) for text in tokens.texts])
     writer.add_add_space_prefix(prefix == "always")
     if prefix == "first":
-        notice("text that does not begin with a special token gets no space in front of it, unlike in training; chats do not differ")
+        notice("text without a special token before it gets no space in front, unlike in training; chats are equal")
     notice_normalizer(steps(parsed.get("normalizer"), "normalizers"), notice)
 
 
 def prove_pieces(parsed: dict[str, Any], scores: Mapping[str, float]) -> str:
-    """Return when a space is put in front of text: always, first or never. Raises ConfigError if tokens differ otherwise."""
+    """Return when a space is put in front of text: always, first or never. Raises ConfigError if other tokens differ."""
     model = parsed["model"]
     bare = copy.deepcopy({**parsed, "post_processor": None, "added_tokens": []})
     kept = [s for s in steps(bare.get("normalizer"), "normalizers") if s["type"] not in UNICODE_FORMS]
@@ -146,7 +149,9 @@ def prove_pieces(parsed: dict[str, Any], scores: Mapping[str, float]) -> str:
         for text in pieces.proof_texts():
             spaced = text.replace(" ", pieces.SPACE)
             lead = "" if first and spaced.startswith(pieces.SPACE) else prefix
-            if whole.encode(text, add_special_tokens=False).ids != pieces.encode(lead + spaced, model["vocab"], scores, unknown):
+            if whole.encode(text, add_special_tokens=False).ids != pieces.encode(
+                lead + spaced, model["vocab"], scores, unknown
+            ):
                 differs.append(text)
         if not differs:
             return name
@@ -179,7 +184,8 @@ def notice_normalizer(normalizers: Sequence[Mapping[str, Any]], notice: Callable
     """Tell that text in another Unicode form has other tokens."""
     for step in normalizers:
         if step["type"] in UNICODE_FORMS:
-            notice(f"llama.cpp does not normalize text to {step['type']}: a letter and an accent that are two characters stay two")
+            form = step["type"]
+            notice(f"llama.cpp does not normalize text to {form}: a letter and an accent of two characters stay two")
 
 
 def strips(parsed: Mapping[str, Any]) -> bool:
@@ -219,14 +225,18 @@ def describe_added(writer: GGUFWriter, whole: Tokenizer, settings: Mapping[str, 
         if i is not None:
             add(i)
     if len(before) > 1 or len(after) > 1:
-        raise ConfigError(f"tokenizer.json puts {before} before and {after} after text; llama.cpp puts one token at most")
+        raise ConfigError(
+            f"tokenizer.json puts {before} before and {after} after text; llama.cpp puts one token at most"
+        )
     writer.add_add_bos_token(bool(before))
     writer.add_add_eos_token(bool(after))
 
 
 def describe_template(writer: GGUFWriter, folder: Path, settings: Mapping[str, Any]) -> None:
     """Add the chat templates."""
-    named = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    named = {
+        path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
+    }
     given = settings.get("chat_template")
     if isinstance(given, list):
         named |= {entry["name"]: entry["template"] for entry in given}

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType, quants
 from numpy.typing import NDArray
-from surogate_core.api import ConfigError
 from torch import Tensor
+
+from surogate_core.api import ConfigError
 
 from .tensors import Target
 
@@ -98,4 +99,3 @@ def check_finite(x: Tensor, name: str) -> None:
 def odd(targets: list[Target], form: Form) -> list[str]:
     """Return the names of tensors that are in F16 because blocks do not divide their rows."""
     return [t.name for t in targets if type_of(t, form) is Type.F16 and Type.F16 not in (form.type, form.outer)]
-

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf import TokenType
+
 from surogate_core.api import ConfigError
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -32,7 +33,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path.parent} has no {path.name}, from which a GGUF file has its tokens. Copy that of the base") from None
+        raise ConfigError(
+            f"{path.parent} has no {path.name}, from which a GGUF file has its tokens. Copy that of the base"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -74,7 +77,9 @@ def check_added(token: Mapping[str, Any]) -> None:
     for rule in ("lstrip", "single_word"):
         if token.get(rule):
             name = token["content"]
-            raise ConfigError(f"{name!r} has {rule}: true in tokenizer.json, which llama.cpp does not know. Set it to false there")
+            raise ConfigError(
+                f"{name!r} has {rule}: true in tokenizer.json, which llama.cpp does not know. Set it to false there"
+            )
 
 
 def unused(i: int, ids: Mapping[str, int]) -> str:

@@ -12,8 +12,9 @@ from typing import IO
 import gguf
 import numpy as np
 import torch
-from surogate_core.api import ExportContext
 from torch import Tensor
+
+from surogate_core.api import ExportContext
 
 from . import hyperparameters, tokenizer
 from .families import family_of, read_config
@@ -39,7 +40,7 @@ class Prepared:
 
 
 def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
-    """Return all of a file but its numbers. Raises ConfigError for what llama.cpp cannot load or would compute otherwise."""
+    """Return all of a file but its numbers. Raises ConfigError for what llama.cpp cannot load or computes otherwise."""
     form, config = FORMS[context.type], read_config(context.config)
     text = config.get_text_config()
     family = family_of(text)
@@ -55,12 +56,17 @@ def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
         writer.add_tensor_info(target.name, target.shape, np.dtype(np.float32), bytes_of(target, kind), raw_dtype=kind)
     if names := odd(targets, form):
         block = gguf.GGML_QUANT_SIZES[form.type][0]
-        context.notice(f"{len(names)} matrices stay in F16 because {block} does not divide their rows, such as {names[0]}")
+        context.notice(
+            f"{len(names)} matrices stay in F16 because {block} does not divide their rows, such as {names[0]}"
+        )
     return Prepared(writer, targets, form)
 
 
 def name_of(name: str, strips: bool) -> str:
-    """Return the name of the model in the file: llama.cpp drops spaces after special tokens of those named phi-3, and only those."""
+    """Return the name of the model in the file.
+
+    llama.cpp drops spaces after special tokens if the name has phi-3 or phi3, and only then.
+    """
     if strips:
         return name if "phi-3" in name or "phi3" in name else f"{name} (phi-3)"
     return name.replace("phi-3", "phi 3").replace("phi3", "phi 3")
@@ -92,9 +98,9 @@ def write_numbers(file: IO[bytes], context: ExportContext, prepared: Prepared) -
             for rows in chunks(target, context):
                 waiting.append(pool.submit(encoded, rows, kind, target.offset, target.name))
                 if len(waiting) > 2 * context.threads:
-                    file.write(memoryview(waiting.popleft().result()).cast("B"))
+                    file.write(waiting.popleft().result().data)
             while waiting:
-                file.write(memoryview(waiting.popleft().result()).cast("B"))
+                file.write(waiting.popleft().result().data)
             pad(file, alignment)
     context.progress(len(prepared.targets), len(prepared.targets))
 
