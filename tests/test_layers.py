@@ -111,7 +111,15 @@ MAY_IMPORT_TORCH = (
     *(f"checkpoints/{name}.py" for name in ("hf", "saved_tensors", "stored_weights", "tensor_file", "matrix_codec")),
     *(
         f"checkpoints/{name}.py"
-        for name in ("quantize", "stored_base", "checked_form", "formed_weights", "weights_file")
+        for name in (
+            "quantize",
+            "stored_base",
+            "checked_form",
+            "formed_weights",
+            "weights_file",
+            "model_tensors",
+            "rewriting",
+        )
     ),
 )
 NEVER_TORCH = {"program", "memory"}

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from surogate_core.api import WeightMap
-from surogate_core.api.destination import MANIFEST, STATE
+from surogate_core.api.destination import STATE
 from surogate_core.errors import ConfigError
 from surogate_core.runtime.pieces import Pieces
 
 from ..reporting.text import names_text
-from .folders import list_checkpoints
 from .hf import CONFIG, ModelExport, save_files, saved_dtype, shards_of, stored_tensors, weight_index, write_rest
-from .manifest import DamagedCheckpoint, read_manifest, verify_files
+from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
+from .model_tensors import FileTensor, ModelTensor
 from .saved_tensors import SavedTensor, read_tensors
 from .states import write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
@@ -86,27 +86,31 @@ def _tensors(directory: Path) -> dict[str, SavedTensor]:
     return tensors
 
 
-def export_model(folder: Path, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
-    """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
-
-    Raises ConfigError for a folder that is no checkpoint, is damaged, or holds an adapter.
-    """
-    if checkpoints := list_checkpoints(folder):
-        raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
-    if not (folder / MANIFEST).is_file():
-        fault = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
-        raise ConfigError(f"{folder}: {fault}. Name one that a run has saved, such as output/step_00000050.")
+def open_checkpoint(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint, all of whose files are as it says. Raises ConfigError otherwise."""
     try:
         manifest = read_manifest(folder)
-        if CONFIG not in manifest.files:
-            raise ConfigError(
-                f"{folder}: holds an adapter, not a model. Merge it into its base: surogate merge {folder} OUTPUT"
-            )
         verify_files(folder, manifest)
     except DamagedCheckpoint as damage:
         raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
+    return manifest
+
+
+def export_model(folder: Path, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+    """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
+
+    Raises ConfigError for one that is damaged.
+    """
+    manifest = open_checkpoint(folder)
     files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
     save_files(output, lambda fresh: join_files(folder, files, fresh), CONFIG, make_room=make_room)
+
+
+def range_tensors(folder: Path) -> dict[str, ModelTensor]:
+    """Return the tensors of a model in ranges, and the files that they are to be in."""
+    tensors, weight_map = _tensors(folder), read_weight_map(folder / RANGES_FOLDER / INDEX)
+    order = sorted(weight_map, key=lambda name: (weight_map[name], name))
+    return {name: FileTensor(tensors[name], folder / weight_map[name]) for name in order}
 
 
 def join_files(folder: Path, files: Iterable[str], output: Path) -> None:

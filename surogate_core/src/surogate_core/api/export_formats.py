@@ -8,6 +8,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..dtypes import DtypeName
 from ..origin import Definition, Name
 from .models import HFTensor
 
@@ -77,8 +78,9 @@ class ExportContext:
     stops        ids of the tokens at which generation stops, as generation_config.json in `folder` lists them
     turn_ends    those of them that end a turn in the chat template
     threads      how many threads to use
-    options      the options of `ExportFormatDef.weight_format`; None without one
-    progress     (how many are done, of how many): tensors, or what the format counts
+    model_dtype  the dtype that weights are rounded to before they are stored in a weight format, as in a run
+    options      the options of `ExportFormatDef.weight_format`; None for its defaults, and without one
+    progress     (how many tensors are done, of how many). Any thread may call it.
     notice       tells the user a line
     write_model  (empty folder, tensors in another form, quantization_config): writes the files of a Hugging Face
                  checkpoint. Tensors that no `Rewritten` names are copied as they are; an empty config is left out.
@@ -94,6 +96,7 @@ class ExportContext:
     stops: Sequence[int]
     turn_ends: Sequence[int]
     threads: int
+    model_dtype: DtypeName
     options: Any
     progress: Callable[[int, int], None]
     notice: Callable[[str], None]
