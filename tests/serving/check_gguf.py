@@ -1,4 +1,4 @@
-"""What llama.cpp makes of the GGUF files of all families: `make test-serving`, or this file with --help.
+"""The GGUF files of all families in llama.cpp: `make test-serving`, or this file with --help.
 
 Writes tiny models of every family in every type, loads them in the llama.cpp of the npm package node-llama-cpp, and
 compares with transformers in fp32: the tokens of texts and conversations, and the log probabilities of 200 positions.

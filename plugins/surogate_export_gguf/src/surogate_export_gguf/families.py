@@ -1,4 +1,4 @@
-"""The table of families: what the graph that llama.cpp builds of each expects of its file."""
+"""The table of families: the files that the graphs of llama.cpp expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Refusal = Callable[[Any], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What llama.cpp expects of a family.
+    """A family in the form that llama.cpp expects.
 
     arch           its name there
     paired         the two rows of a head that RoPE rotates together are next to each other

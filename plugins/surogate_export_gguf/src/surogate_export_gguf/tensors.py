@@ -81,7 +81,7 @@ def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
     embedding = context.tensors[found[EMBEDDING]].shape if EMBEDDING in found else (0,)
     if embedding[0] != text.vocab_size:
         raise ConfigError(
-            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is config.json that of the model?"
+            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is config.json the model's?"
         )
     return dict(sorted(found.items(), key=lambda item: order(item[0])))
 

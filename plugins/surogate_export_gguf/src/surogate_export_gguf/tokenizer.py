@@ -133,7 +133,7 @@ def describe_pieces(writer: GGUFWriter, parsed: dict[str, Any], tokens: Tokens, 
 
 
 def prove_pieces(parsed: dict[str, Any], scores: Mapping[str, float]) -> str:
-    """Return when a space is put in front of text: always, first or never. Raises ConfigError if other tokens differ."""
+    """Return when a space is put in front of text: always, first or never. Raises ConfigError if tokens differ."""
     model = parsed["model"]
     bare = copy.deepcopy({**parsed, "post_processor": None, "added_tokens": []})
     kept = [s for s in steps(bare.get("normalizer"), "normalizers") if s["type"] not in UNICODE_FORMS]
