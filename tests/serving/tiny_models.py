@@ -117,6 +117,18 @@ MODELS: Mapping[str, Tiny] = {
             "rope_parameters": BY_LAYER,
         },
     ),
+    "gemma3-windows": Tiny(
+        "gemma3_text",
+        "gemma",
+        "gemma-2",
+        {
+            "head_dim": 64,
+            "query_pre_attn_scalar": 64,
+            "sliding_window": 64,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "rope_parameters": BY_LAYER,
+        },
+    ),
     "phi3": Tiny("phi3", "phi3", "phi-3", {"sliding_window": None}),
     "phi4-mini": Tiny(
         "phi3",

@@ -21,7 +21,7 @@ from .plain import file_of, served
 
 PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision"}
 OWN_HEAD = {"olmo2", "olmo3", "olmoe"}
-TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-vision", "olmoe-tied"}
+TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-windows", "gemma3-vision"}
 OUTER = ("token_embd.weight", "output.weight")
 
 
