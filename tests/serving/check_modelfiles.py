@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.tiny_models import TEMPLATES
 from serving.tiny_tokenizers import tokenizer_of
+
 from surogate_export_gguf.modelfile import go_template
 from surogate_export_gguf.turns import Message, turns_of
 

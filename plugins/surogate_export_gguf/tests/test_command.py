@@ -10,9 +10,8 @@ import torch
 from end_to_end.product import assert_refused, invoke
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
-
 from serving.tiny_models import write_model
+from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture(scope="module")
