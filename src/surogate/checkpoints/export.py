@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from surogate_core.api import ExportContext, ExportFormatDef, LinearModules, Rewritten
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins.registry import Registry
 
 from ..hub.config_json import QUANTIZATION, read_config, read_json
 from ..machine.progress import Progress
 from .export_source import CONFIG, Source, copy_beside, stops_of
-from .folders import SAVING
+from .folders import SAVING, refused_by_disk
 from .hf import save_files, write_json
 from .linear_modules import linear_modules, refuse_other_shapes
 from .model_tensors import ModelTensor, finite
@@ -34,7 +34,12 @@ class Chosen:
     """A format and one of its types."""
 
     format: ExportFormatDef
-    type: str = ""
+    type: str
+
+    @classmethod
+    def of(cls, format: ExportFormatDef) -> Chosen:
+        """Return a format and its first type, if it has types."""
+        return cls(format, next(iter(format.types), ""))
 
     def __str__(self) -> str:
         return f"{self.format.name}:{self.type}" if self.type else self.format.name
@@ -45,7 +50,7 @@ def chosen_format(registry: Registry, text: str) -> Chosen:
     name, colon, kind = text.partition(":")
     format = registry.export_format(name)
     if not colon:
-        return Chosen(format, next(iter(format.types), ""))
+        return Chosen.of(format)
     if kind not in format.types:
         types = ", ".join(f"{format.name}:{each}" for each in format.types)
         raise ConfigError(
@@ -84,7 +89,12 @@ class Export:
             format.check(context)
 
             def write(fresh: Path) -> None:
-                format.write(context, fresh)
+                try:
+                    format.write(context, fresh)
+                except PluginError as error:
+                    if error.__cause__ is not None and refused_by_disk(error.__cause__):  # no fault of the package
+                        raise error.__cause__ from None
+                    raise
                 names[:] = sorted(path.name for path in fresh.iterdir())
                 if not any(fresh.glob(format.identified_by)):
                     wrote = ", ".join(names) or "nothing"

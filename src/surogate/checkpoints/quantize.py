@@ -88,7 +88,7 @@ def quantize_checkpoint(
     Export(
         named=Path(run.config.model),
         source=Source(run.model_dir, formed),
-        chosen=Chosen(_export_format(run.registry, codec, form)),
+        chosen=Chosen.of(_export_format(run.registry, codec, form)),
         registry=run.registry,
         notice=notice,
         linear=lambda tensors: linear,
