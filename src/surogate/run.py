@@ -305,21 +305,25 @@ def export(
                 raise ConfigError(f"{option} {value}: {found.folder} holds a model, not an adapter. Leave it out.")
         refuse_inputs(output, read=(found.folder,))
         make_room = partial(set_aside_model, output)
+        if chosen.format.of_adapters and not found.adapter:
+            raise ConfigError(f"--format {chosen}: {found.folder} holds a model, and the format is for adapters.")
         if found.checkpoint and not found.adapter and chosen.format.name == "hf":
             export_model(found.folder, output, make_room)
             return found.folder
         if found.checkpoint:
             open_checkpoint(found.folder)
-        distances = None
+        distances, alone = None, None
         if found.adapter:
             merging, distances = _opened_merge(found.folder, base, adapter, notice, config)
             refuse_inputs(output, read=(merging.base_dir,))
             source = open_merged(merging)
+            if chosen.format.of_adapters:
+                source, alone, distances = replace(source, merging=None), found.folder, None
         else:
             source = open_model(found.folder, registry)
-        Export(named=Path(folder), source=source, chosen=chosen, registry=registry, notice=notice).write(
-            output, make_room
-        )
+        Export(
+            named=Path(folder), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone
+        ).write(output, make_room)
     _tell_distances(distances, notice)
     return found.folder
 

@@ -132,7 +132,7 @@ def prepare(names: list[str], kinds: list[str], work: Path) -> tuple[dict[str, C
             case.rounded[kind] = log_probs(model, case.ids)
             case.notices.clear()
             path = work / f"{name}.{kind}.gguf"
-            writer.write(context_of(folder, kind, case.notices.append), path)
+            writer.write_model(context_of(folder, kind, case.notices.append), path)
             texts = case.texts if kind == kinds[0] else []
             job = {"gguf": str(path), "texts": texts, "ids": case.ids, "vocabulary": case.logs.shape[1]}
             jobs.append({**job, "out": f"{path}.json", "name": name, "kind": kind})

@@ -1,6 +1,6 @@
 // node llama.mjs JOBS.json, in a folder with node-llama-cpp: what llama.cpp makes of GGUF files.
 //
-// Each job has `gguf`, `texts`, `ids`, `vocabulary` and `out`. Writes to OUT the tokens of the texts and the tokens that end
+// Each job has `gguf`, `texts`, `ids`, `vocabulary`, `out` and perhaps `lora`, the file of an adapter. Writes to OUT the tokens of the texts and the tokens that end
 // generation, and to OUT.f32 the log probabilities of all tokens at each position of `ids`, in float32.
 import fs from "node:fs";
 import {createRequire} from "node:module";
@@ -16,7 +16,7 @@ async function run(job) {
   const ends = Array.from({length: job.vocabulary}, (_, i) => i).filter(i => model.isEogToken(i));
   const tokens = job.texts.map(text => Array.from(model.tokenize(text, true)));
   if (job.ids.length > 0) {
-    const context = await model.createContext(options);
+    const context = await model.createContext(job.lora ? {...options, lora: job.lora} : options);
     const rows = await context.getSequence().controlledEvaluate(job.ids.map(id => [id, want]));
     const logs = new Float32Array(job.ids.length * job.vocabulary).fill(-103);
     rows.forEach((row, i) => row.next.probabilities.forEach((p, id) => { logs[i * job.vocabulary + id] = Math.log(Math.max(p, 1e-44)); }));

@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, st
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_holds_the_numbers_of_the_model(models: Any, tmp_path: Path, name: str) -> None:
     folder = models(name)
-    writer.write(context_of(folder, "f32"), tmp_path / "x.gguf")
+    writer.write_model(context_of(folder, "f32"), tmp_path / "x.gguf")
     _, found, types = read(tmp_path / "x.gguf")
     wanted = wanted_of(name, folder)
     made = {key for key in found if key.startswith("rope_")}
@@ -78,7 +78,7 @@ def test_matrices_are_rounded_as_ggml_rounds(
     models: Any, tmp_path: Path, name: str, kind: str, dtype: torch.dtype
 ) -> None:
     folder = models(name, dtype)
-    writer.write(context_of(folder, kind), tmp_path / "x.gguf")
+    writer.write_model(context_of(folder, kind), tmp_path / "x.gguf")
     _, found, types = read(tmp_path / "x.gguf")
     for key, x in wanted_of(name, folder).items():
         outer = "q8_0" if kind[1] in "45" else kind
@@ -94,7 +94,7 @@ def test_rows_that_blocks_do_not_divide_are_in_f16(models: Any, tmp_path: Path) 
     narrow = torch.zeros(128, 200)
     tensors = {**context.tensors, name: Narrow(name, narrow)}
     changed = context_of(models("olmo2"), "q8_0", notices.append, tensors=tensors)
-    writer.write(changed, tmp_path / "x.gguf")
+    writer.write_model(changed, tmp_path / "x.gguf")
     assert read(tmp_path / "x.gguf")[2]["blk.2.ffn_down.weight"] == "f16"
     assert notices == ["1 matrices stay in F16 because 32 does not divide their rows, such as blk.2.ffn_down.weight"]
 
@@ -111,9 +111,9 @@ class Narrow:
 
 
 def test_threads_and_pieces_change_no_byte(models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer.write(context_of(models("llama3"), "q4_0", threads=1), tmp_path / "one.gguf")
+    writer.write_model(context_of(models("llama3"), "q4_0", threads=1), tmp_path / "one.gguf")
     monkeypatch.setattr(writer, "CHUNK", 300)
-    writer.write(context_of(models("llama3"), "q4_0", threads=4), tmp_path / "four.gguf")
+    writer.write_model(context_of(models("llama3"), "q4_0", threads=4), tmp_path / "four.gguf")
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "four.gguf").read_bytes()
 
 
@@ -132,13 +132,13 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "wanted"), KEYS)
 def test_keys_say_the_sizes(models: Any, tmp_path: Path, name: str, wanted: dict[str, Any]) -> None:
-    writer.write(context_of(models(name), "bf16"), tmp_path / "x.gguf")
+    writer.write_model(context_of(models(name), "bf16"), tmp_path / "x.gguf")
     keys = read(tmp_path / "x.gguf")[0]
     assert {key: keys[key] for key in wanted} == wanted
 
 
 def test_attention_of_yarn_is_that_of_transformers(models: Any, tmp_path: Path) -> None:
-    writer.write(context_of(models("ministral3"), "bf16"), tmp_path / "x.gguf")
+    writer.write_model(context_of(models("ministral3"), "bf16"), tmp_path / "x.gguf")
     keys = read(tmp_path / "x.gguf")[0]
     factor = keys["mistral3.rope.scaling.attn_factor"]  # mscale and mscale_all_dim are equal: 1 in all
     assert factor * (1 + 0.1 * torch.log(torch.tensor(4.0))) == pytest.approx(1.0)
@@ -147,11 +147,11 @@ def test_attention_of_yarn_is_that_of_transformers(models: Any, tmp_path: Path) 
 def test_progress_counts_tensors(models: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     context = context_of(models("llama3"), "bf16", progress=lambda done, of: seen.append((done, of)))
-    writer.write(context, tmp_path / "x.gguf")
+    writer.write_model(context, tmp_path / "x.gguf")
     assert seen == [(i, len(seen) - 1) for i in range(len(seen))]
 
 
 def test_a_tower_is_left_out_by_name(models: Any, tmp_path: Path) -> None:
     notices: list[str] = []
-    writer.write(context_of(models("qwen3-vl"), "bf16", notices.append), tmp_path / "x.gguf")
+    writer.write_model(context_of(models("qwen3-vl"), "bf16", notices.append), tmp_path / "x.gguf")
     assert "the file holds the text of Qwen3VLForConditionalGeneration, without visual" in " ".join(notices)

@@ -140,7 +140,7 @@ def test_numbers_that_a_type_cannot_hold_are_refused(
     values[200, 7] = value
     context = with_tensor(models("qwen3"), "model.layers.1.mlp.up_proj.weight", values, kind)
     with pytest.raises(ConfigError, match=line):
-        writer.write(context, tmp_path / "x.gguf")
+        writer.write_model(context, tmp_path / "x.gguf")
 
 
 NOTICES: list[tuple[str, Mapping[str, Any], str]] = [

@@ -66,6 +66,7 @@ class Export:
 
     named        what the user called it
     linear       (tensors of the files) -> its linear modules; None: those that a plugin finds
+    adapter      the folder of an adapter that is written by itself; the source is its base
     model_dtype  see `ExportContext`
     """
 
@@ -77,6 +78,7 @@ class Export:
     linear: Callable[[Mapping[str, ModelTensor]], LinearModules] | None = None
     model_dtype: Any = "bf16"
     options: Any = None
+    adapter: Path | None = None
 
     def write(self, output: Path, make_room: Callable[[Sequence[str]], object]) -> None:
         """Write the files into a folder. Nothing of them is there before all are complete.
@@ -136,6 +138,7 @@ class Export:
                     progress=progress,
                     notice=self.notice,
                     write_model=write_model,
+                    adapter=self.adapter,
                 )
 
     def _linear(self, tensors: Mapping[str, ModelTensor]) -> LinearModules:

@@ -18,7 +18,12 @@ def check(context: ExportContext) -> None:
     """Raise ConfigError for a model that llama.cpp does not load, or computes otherwise."""
     from .writer import prepare
 
-    prepare(replace(context, notice=lambda line: None))  # `write` tells them
+    prepare(silent(context))
+
+
+def silent(context: ExportContext) -> ExportContext:
+    """Return an argument whose notices nobody hears: `write` tells them."""
+    return replace(context, notice=lambda line: None)
 
 
 def write(context: ExportContext, folder: Path) -> None:
@@ -26,7 +31,7 @@ def write(context: ExportContext, folder: Path) -> None:
     from . import modelfile, writer
 
     path = folder / f"{context.name}-{context.type}.gguf"
-    writer.write(context, path)
+    writer.write_model(context, path)
     (folder / "Modelfile").write_text(modelfile.write_modelfile(context, path.name), encoding="utf-8")
 
 
@@ -40,6 +45,31 @@ GGUF = ExportFormatDef(
 )
 
 
+def check_adapter(context: ExportContext) -> None:
+    """Raise ConfigError for an adapter that llama.cpp does not load."""
+    from .lora import prepare
+
+    prepare(silent(context))
+
+
+def write_adapter(context: ExportContext, folder: Path) -> None:
+    """Write an adapter."""
+    from . import lora, writer
+
+    writer.write(context, lora.prepare(context, folder / f"{context.name}-{context.type}.gguf"))
+
+
+LORA = ExportFormatDef(
+    name="gguf-lora",
+    summary="a LoRA adapter for llama.cpp, beside a GGUF file of its base",
+    types=("f16", "bf16", "f32"),
+    check=check_adapter,
+    write=write_adapter,
+    identified_by="*.gguf",
+    of_adapters=True,
+)
+
+
 @hookimpl
 def surogate_export_formats() -> Sequence[ExportFormatDef]:
-    return [GGUF]
+    return [GGUF, LORA]

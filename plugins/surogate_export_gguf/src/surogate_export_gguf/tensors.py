@@ -65,16 +65,13 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
 def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
     """Return {name in the class of the text: stored name} in the order of the layers, and tell what is left out."""
     architecture = (context.config.get("architectures") or [""])[0]
-    towers = TOWERS.get(architecture, ())
     found, left = {}, set()
     for name in context.tensors:
-        plain = name.removeprefix("model.").removeprefix("language_model.")
         part = name.removeprefix("model.").split(".")[0]
-        if part in towers:
+        if part in TOWERS.get(architecture, ()):
             left.add(part)
         else:
-            inner = plain.removeprefix("model.")
-            found[inner if inner.startswith("lm_head.") else f"model.{inner}"] = name
+            found[text_name(name)] = name
     if left:
         line = f"the file holds the text of {architecture}, without {' and '.join(sorted(left))}:"
         context.notice(f"{line} for images, give llama.cpp the mmproj file of the base (--mmproj)")
@@ -84,6 +81,12 @@ def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
             f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is config.json the model's?"
         )
     return dict(sorted(found.items(), key=lambda item: order(item[0])))
+
+
+def text_name(name: str) -> str:
+    """Return the name in the class of the text for one in a class around it."""
+    inner = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+    return inner if inner.startswith("lm_head.") else f"model.{inner}"
 
 
 def order(name: str) -> tuple[int, list[tuple[int, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from surogate_core.api import ExportContext
 from . import hyperparameters, tokenizer
 from .families import family_of, read_config
 from .tensors import Target, targets_of
-from .values import FORMS, Bytes, Form, bytes_of, encoded, odd, paired, type_of
+from .values import FORMS, Bytes, Type, bytes_of, encoded, odd, paired, type_of
 
 CHUNK = 1 << 20
 """Numbers that a thread converts at a time: larger ones need more memory, smaller ones more time for each."""
@@ -31,12 +31,14 @@ class Prepared:
 
     writer   holds them
     targets  the tensors in their order
-    form     of the matrices
+    types    of them
+    read     a source of a target by name
     """
 
     writer: gguf.GGUFWriter
     targets: list[Target]
-    form: Form
+    types: list[Type]
+    read: Callable[[str], Tensor]
 
 
 def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
@@ -51,15 +53,20 @@ def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
     writer.add_file_type(form.file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     targets = targets_of(context, config, family, rope)
-    for target in targets:
-        kind = type_of(target, form)
-        writer.add_tensor_info(target.name, target.shape, np.dtype(np.float32), bytes_of(target, kind), raw_dtype=kind)
+    types = [type_of(target, form) for target in targets]
+    announce(writer, targets, types)
     if names := odd(targets, form):
         block = gguf.GGML_QUANT_SIZES[form.type][0]
         context.notice(
             f"{len(names)} matrices stay in F16 because {block} does not divide their rows, such as {names[0]}"
         )
-    return Prepared(writer, targets, form)
+    return Prepared(writer, targets, types, lambda name: context.tensors[name][...])
+
+
+def announce(writer: gguf.GGUFWriter, targets: Sequence[Target], types: Sequence[Type]) -> None:
+    """Add the list of tensors."""
+    for target, kind in zip(targets, types, strict=True):
+        writer.add_tensor_info(target.name, target.shape, np.dtype(np.float32), bytes_of(target, kind), raw_dtype=kind)
 
 
 def name_of(name: str, strips: bool) -> str:
@@ -72,9 +79,13 @@ def name_of(name: str, strips: bool) -> str:
     return name.replace("phi-3", "phi 3").replace("phi3", "phi 3")
 
 
-def write(context: ExportContext, path: Path) -> None:
-    """Write the file."""
-    prepared = prepare(context, path)
+def write_model(context: ExportContext, path: Path) -> None:
+    """Write the file of a model."""
+    write(context, prepare(context, path))
+
+
+def write(context: ExportContext, prepared: Prepared) -> None:
+    """Write a file that is prepared with its path."""
     writer = prepared.writer
     try:
         writer.write_header_to_file()
@@ -92,10 +103,9 @@ def write_numbers(file: IO[bytes], context: ExportContext, prepared: Prepared) -
     pad(file, alignment)
     with ThreadPoolExecutor(context.threads) as pool:
         waiting: deque[Future[Bytes]] = deque()
-        for done, target in enumerate(prepared.targets):
+        for done, (target, kind) in enumerate(zip(prepared.targets, prepared.types, strict=True)):
             context.progress(done, len(prepared.targets))
-            kind = type_of(target, prepared.form)
-            for rows in chunks(target, context):
+            for rows in chunks(target, prepared.read):
                 waiting.append(pool.submit(encoded, rows, kind, target.offset, target.name))
                 if len(waiting) > 2 * context.threads:
                     file.write(waiting.popleft().result().data)
@@ -110,12 +120,12 @@ def pad(file: IO[bytes], alignment: int) -> None:
     file.write(bytes(-file.tell() % alignment))
 
 
-def chunks(target: Target, context: ExportContext) -> Iterator[Tensor]:
+def chunks(target: Target, read: Callable[[str], Tensor]) -> Iterator[Tensor]:
     """Yield rows of a tensor in their order."""
     if target.values is not None:
         yield torch.from_numpy(target.values)
     for name in target.sources:
-        x = context.tensors[name][...]
+        x = read(name)
         if target.heads:
             x = paired(x, target.heads)
         yield from x.split(max(1, CHUNK // max(1, x[0].numel())))

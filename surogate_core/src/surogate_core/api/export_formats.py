@@ -84,6 +84,7 @@ class ExportContext:
     notice       tells the user a line
     write_model  (empty folder, tensors in another form, quantization_config): writes the files of a Hugging Face
                  checkpoint. Tensors that no `Rewritten` names are copied as they are; an empty config is left out.
+    adapter      for a format of adapters, the folder of the adapter. All else is of its base, without the adapter.
     """
 
     source: Path
@@ -101,6 +102,7 @@ class ExportContext:
     progress: Callable[[int, int], None]
     notice: Callable[[str], None]
     write_model: Callable[[Path, Sequence[Rewritten], Mapping[str, Any]], None]
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,7 @@ class ExportFormatDef(Definition):
     identified_by  pattern of the file without which the others are no model; it gets its name last
     weight_format  name of the weight format whose files these are: `surogate quantize` with its key writes the same
                    bytes by `write`, with the options of the key. "": none
+    of_adapters    writes adapters by themselves, which are not merged. FOLDER must hold one.
     """
 
     name: Name
@@ -124,3 +127,4 @@ class ExportFormatDef(Definition):
     write: Callable[[ExportContext, Path], None]
     identified_by: str = "config.json"
     weight_format: str = ""
+    of_adapters: bool = False
