@@ -73,6 +73,7 @@ test-gpu: install
 # needs node, and Go for templates of Ollama. Not part of `make test`: it takes minutes.
 test-serving: install
 	$(BIN)/python tests/serving/check_gguf.py
+	$(BIN)/python tests/serving/check_gguf_lora.py
 	$(BIN)/python tests/serving/check_modelfiles.py
 
 lint: install
