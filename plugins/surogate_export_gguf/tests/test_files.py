@@ -15,7 +15,7 @@ from serving.contexts import context_of
 from serving.tiny_models import MODELS, write_model
 from torch import Tensor
 
-from surogate_export_gguf import writer
+from surogate_export_gguf import plugin, values, writer
 
 from .plain import file_of, served
 
@@ -142,6 +142,11 @@ def test_attention_of_yarn_is_that_of_transformers(models: Any, tmp_path: Path) 
     keys = read(tmp_path / "x.gguf")[0]
     factor = keys["mistral3.rope.scaling.attn_factor"]  # mscale and mscale_all_dim are equal: 1 in all
     assert factor * (1 + 0.1 * torch.log(torch.tensor(4.0))) == pytest.approx(1.0)
+
+
+def test_the_command_has_the_types_of_the_writer() -> None:
+    assert plugin.GGUF.types == tuple(values.FORMS)
+    assert set(plugin.LORA.types) <= set(values.FORMS)
 
 
 def test_progress_counts_tensors(models: Any, tmp_path: Path) -> None:
