@@ -115,6 +115,11 @@ WRONG_DEFINITIONS = [
         "ExportFormatDef.types is 'f32', expected a",
     ),
     (
+        "a type with a colon",
+        'change("EXPORT_FORMAT", types=("f:32",))',
+        "export format 'acme' has ':' in 'f:32'",
+    ),
+    (
         "key of no option",
         'change("WEIGHT_FORMAT", key="acme_weight")',
         "WeightFormatDef.key is 'acme_weight', expected an option of type bool, False by default",

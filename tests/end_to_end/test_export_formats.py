@@ -345,6 +345,37 @@ def test_damaged_or_quantized_models_are_refused(models: Callable[[str], Path], 
     assert_refused(invoke("export", stored, tmp_path / "full", "--format", "hf"), "is not empty: it holds file")
 
 
+@pytest.mark.parametrize("format", ["hf", *FORMATS])
+def test_an_interrupted_export_leaves_nothing(
+    format: str, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surogate.checkpoints import rewriting
+
+    write, calls = rewriting.write_safetensors, []
+
+    def interrupted(path: Path, tensors: Any) -> str:
+        calls.append(path)
+        write(path, tensors)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rewriting, "write_safetensors", interrupted)
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        run.export(models("llama"), tmp_path / "out", format=format)
+    assert calls and calls[0].is_relative_to(tmp_path / "out") and not (tmp_path / "out").exists()
+    assert torch.get_num_threads() == threads
+
+
+def test_overwrite_sets_all_files_of_a_format_aside(models: Callable[[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    exported(models("llama"), output, "nvfp4")
+    before = contents(output)
+    exported(models("llama"), output, "fp8-channel", overwrite=True)
+    assert contents(output / "outputs.set_aside") == before
+    with pytest.raises(ConfigError, match="is an input, but would be set aside"):
+        run.export(output, output, format="hf", overwrite=True)
+
+
 def test_the_json_of_the_command_names_the_format(models: Callable[[str], Path], tmp_path: Path) -> None:
     done = invoke("export", models("llama"), tmp_path / "out", "--format", "nvfp4", "--json")
     assert json.loads(done.stdout) == {

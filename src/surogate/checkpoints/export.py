@@ -87,7 +87,7 @@ class Export:
         cannot hold, before anything is written.
         """
         format, names = self.chosen.format, list[str]()
-        with self._context(output) as context:
+        with self.context(output) as context:
             format.check(context)
 
             def write(fresh: Path) -> None:
@@ -105,7 +105,8 @@ class Export:
             save_files(output, write, format.identified_by, make_room=lambda: make_room(names))
 
     @contextmanager
-    def _context(self, output: Path) -> Iterator[ExportContext]:
+    def context(self, output: Path) -> Iterator[ExportContext]:
+        """Open the model for the format. The folder `output` must exist: a hidden one in it has files of the model."""
         prefix = f"{SAVING}beside-"  # the next command clears such a folder of one that was killed
         with self.source.tensors() as opened, tempfile.TemporaryDirectory(dir=output, prefix=prefix) as name:
             beside, tensors = Path(name), {name: finite(tensor) for name, tensor in opened.items()}

@@ -79,28 +79,33 @@ def quantize_checkpoint(
     Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
     config.json, or a weight is not finite.
     """
+    name = run.weight_format[0].name if run.weight_format else ""
+    own = (format for format in run.registry.export_formats().values() if format.weight_format == name)
+    stored_export(run, planned, notice, next(own, None)).write(output, make_room)
+
+
+def stored_export(
+    run: Run, planned: Plan, notice: Callable[[str], None], format: ExportFormatDef | None = None
+) -> Export:
+    """Return the export of a run's model in its weight format, by an export format; None: by the format's ops.
+
+    Raises ConfigError as `quantize_checkpoint` does.
+    """
     codec, stored = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
     form, maps = _form(run, codec), planned.assembly.weights
     base = open_base(run, maps)
     linear = modules_of(run, maps, stored, stored_names(run, maps))
     every = [tensor for m in base.maps for tensor in m.tensors]
-    formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
-    Export(
+    return Export(
         named=Path(run.config.model),
-        source=Source(run.model_dir, formed),
-        chosen=Chosen.of(_export_format(run.registry, codec, form)),
+        source=Source(run.model_dir, all_formed(run.model_dir, locate(run.model_dir), run.form, every)),
+        chosen=Chosen.of(format or _by_ops(codec, form)),
         registry=run.registry,
         notice=notice,
         linear=lambda tensors: linear,
         model_dtype=codec.dtype,
         options=codec.options,
-    ).write(output, make_room)
-
-
-def _export_format(registry: Registry, codec: MatrixCodec, form: CheckedForm) -> ExportFormatDef:
-    """Return the export format of a weight format: the one that a package declares, or one by the format's ops."""
-    own = (format for format in registry.export_formats().values() if format.weight_format == codec.format.name)
-    return next(own, None) or _by_ops(codec, form)
+    )
 
 
 def _by_ops(codec: MatrixCodec, form: CheckedForm) -> ExportFormatDef:

@@ -23,7 +23,7 @@ from .tensor_file import Stored, Writable, nbytes, write_safetensors
 
 HELD_BYTES = 1 << 30
 """Bytes of computed tensors in memory, after which a file is written, in addition to the files of the model."""
-AHEAD_BYTES = 1 << 30
+AHEAD_BYTES = 3 << 28
 """Bytes of tensors that are read to be computed."""
 AT_ONCE = 4
 """Groups of tensors that are computed at the same time. The ops of each use several threads."""

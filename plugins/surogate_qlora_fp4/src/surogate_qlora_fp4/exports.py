@@ -72,10 +72,14 @@ def _stored(stack: Sequence[str], context: ExportContext, stored: Mapping[str, H
     amax = torch.stack([torch.stack(weight.aminmax()).abs().max() for weight in weights.values()]).max().float()
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        pieces = weight.split(max(1, _PIECE // weight.shape[1]))
-        four_over_six = options.qlora_four_over_six
-        codes, scales, whole = zip(*(quantized(x.float(), amax, four_over_six) for x in pieces), strict=True)
-        states = torch.cat(codes), torch.cat(scales), whole[0]
+        rows, columns = weight.shape
+        codes = torch.empty(rows, columns // 2, dtype=torch.uint8)
+        scales = torch.empty(rows, columns // BLOCK, dtype=torch.float8_e4m3fn)
+        step = max(1, _PIECE // columns)
+        for at in range(0, rows, step):
+            piece = weight[at : at + step].float()
+            codes[at : at + step], scales[at : at + step], whole = quantized(piece, amax, options.qlora_four_over_six)
+        states = codes, scales, whole
         if context.type == MODELOPT:
             found |= files.save(stored[name], (*states, amax), context.model_dtype, options)
         else:

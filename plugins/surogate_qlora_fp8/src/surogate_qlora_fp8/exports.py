@@ -68,9 +68,13 @@ def _blocks(stored: HFTensor, tensor: ExportTensor, dtype: str, options: Fp8Weig
     from .reference import fp8_tile_quantize
 
     weight, tile = tensor[...].to(TORCH_DTYPES[dtype]), options.qlora_block_size
-    pieces = weight.split(rows_at_a_time(weight.shape[1], tile))
-    codes, scales = zip(*(fp8_tile_quantize(w, rows=(len(w),), tile=tile) for w in pieces), strict=True)
-    return files.save(stored, (torch.cat(codes), torch.cat(scales), scales[0]), dtype, options)
+    codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    scales, step = [], rows_at_a_time(weight.shape[1], tile)
+    for at in range(0, len(weight), step):
+        piece = weight[at : at + step]
+        codes[at : at + step], own = fp8_tile_quantize(piece, rows=(len(piece),), tile=tile)
+        scales.append(own)
+    return files.save(stored, (codes, torch.cat(scales), weight), dtype, options)  # the last one is of runs alone
 
 
 def _write_blocks(context: ExportContext, folder: Path) -> None:
@@ -123,9 +127,11 @@ def _channels(tensor: ExportTensor) -> Mapping[str, Tensor]:
     from .reference import fp8_channel_quantize
 
     weight = tensor[...]
-    pieces = [fp8_channel_quantize(part) for part in weight.split(rows_at_a_time(weight.shape[1]))]
-    codes, scales = zip(*pieces, strict=True)
-    return {tensor.name: torch.cat(codes), f"{tensor.name}_scale": torch.cat(scales)}
+    codes, scales = torch.empty(weight.shape, dtype=torch.float8_e4m3fn), torch.empty(len(weight), 1)
+    step = rows_at_a_time(weight.shape[1])
+    for at in range(0, len(weight), step):
+        codes[at : at + step], scales[at : at + step] = fp8_channel_quantize(weight[at : at + step])
+    return {tensor.name: codes, f"{tensor.name}_scale": scales}
 
 
 def _write_channel(context: ExportContext, folder: Path) -> None:

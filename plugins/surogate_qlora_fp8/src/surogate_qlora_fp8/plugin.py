@@ -20,6 +20,7 @@ SUROGATE_EXAMPLES = {
         {"quant_method": "fp8", "weight_block_size": [48, 32]},
     ],
     "checkpoint form fp8_tensor": [{"quant_method": "fp8", "weight_block_size": None}],
+    "export format fp8-blocks": [{"hidden_size": 128, "intermediate_size": 256, "head_dim": 128}],
 }
 surogate_ops = provides(OPS)
 surogate_weight_formats = provides([FP8])
