@@ -246,7 +246,7 @@ BAD: list[tuple[str, str, Edit, str]] = [
         "another type",
         "tokenizer.json",
         lambda t: t.update(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}),
-        "llama.cpp's form of a tokenizer of type WordLevel is not known",
+        "llama.cpp's form of the type WordLevel is not known",
     ),
     (
         "a normalizer",
@@ -285,7 +285,7 @@ BAD: list[tuple[str, str, Edit, str]] = [
         "no BPE at all",
         "tokenizer.json",
         lambda t: t.pop("model"),
-        "a tokenizer of type None is not known",
+        "tokenizer.json is no tokenizer: ",
     ),
 ]
 
@@ -295,6 +295,14 @@ def test_what_llama_cpp_cannot_read_is_one_line(folder: Path, tmp_path: Path, na
     with pytest.raises(ConfigError, match=regex.escape(line)) as raised:
         keys_of(edited(folder, tmp_path / "bad", name, edit))
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_tokenizer_is_told(folder: Path, tmp_path: Path) -> None:
+    to = edited(
+        folder, tmp_path / "bad", "tokenizer.json", lambda parsed: parsed["model"].update(merges=[["a", "zzz"]])
+    )
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is no tokenizer: .*\. Copy that of the base"):
+        keys_of(to)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

@@ -42,7 +42,7 @@ class Family:
 
 def refused(key: str, reason: str, value: Any) -> ConfigError:
     """Return the error for a value of config.json that a GGUF file cannot express."""
-    return ConfigError(f"{key}: {reason} (got {value}). Export this model with --format hf")
+    return ConfigError(f"{key}: {reason} (got {value}). Export this model with --format hf.")
 
 
 def activation(text: Any) -> None:
@@ -142,7 +142,7 @@ def read_config(config: Mapping[str, Any]) -> Any:
 
     architecture, model_type = (config.get("architectures") or ["none"])[0], str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
-        raise ConfigError(f"model_type: {model_type} is not known to transformers; config.json must name a model")
+        raise ConfigError(f"model_type: {model_type} is not known to transformers. config.json must name one that is.")
     if architecture not in TOWERS and not architecture.endswith("ForCausalLM"):
         reason = "GGUF files are written of language models, whose class ends with ForCausalLM"
         raise refused("architectures", reason, architecture)

@@ -23,7 +23,7 @@ from .vocabulary import read_json
 from .writer import Prepared, announce
 
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-MERGE = "Merge it: --format gguf"
+MERGE = "Merge it: --format gguf."
 
 
 def prepare(context: ExportContext, path: Path | None = None) -> Prepared:

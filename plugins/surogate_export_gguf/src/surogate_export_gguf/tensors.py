@@ -52,7 +52,9 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
     elif family.head == "tied":
         raise refused("tie_word_embeddings", f"llama.cpp has no other head in its {family.arch.name.lower()}", False)
     elif HEAD not in stored:
-        raise ConfigError(f"the model has no tensor {HEAD}, and tie_word_embeddings of config.json is false")
+        raise ConfigError(
+            f"the model has no tensor {HEAD}, and tie_word_embeddings is false. Set it to true if they are tied."
+        )
     targets = [
         target(name, [stored[part] for part in parts], shapes[parts[0]], names, text, family)
         for name, parts in joined(stored).items()
@@ -114,11 +116,13 @@ def target(
     if found is None or biased:
         arch = family.arch.name.lower()
         raise ConfigError(
-            f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf"
+            f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf."
         )
     several = ".experts." in name
     if several and len(sources) != text.num_experts:
-        raise ConfigError(f"{name}: there are {len(sources)} experts, num_experts says {text.num_experts}")
+        raise ConfigError(
+            f"{name}: there are {len(sources)} experts, config.json says {text.num_experts}. Is it the model's?"
+        )
     heads = {"q_proj": text.num_attention_heads, "k_proj": text.num_key_value_heads or text.num_attention_heads}
     return Target(
         name=found,
@@ -139,4 +143,5 @@ def check_complete(targets: Iterable[Target], text: Any) -> None:
     every = set[str]().union(*layers)
     for number, kinds in enumerate(layers):
         if kinds != every:
-            raise ConfigError(f"layer {number} of the model has no tensor for {', '.join(sorted(every - kinds))}")
+            lacks = ", ".join(sorted(every - kinds))
+            raise ConfigError(f"layer {number} of the model has no tensor for {lacks}. Are all of its files there?")

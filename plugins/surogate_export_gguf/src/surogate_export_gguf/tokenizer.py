@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ def describe(writer: GGUFWriter, context: ExportContext, size: int) -> bool:
     """Add the tokenizer of a model with `size` tokens. Returns whether spaces after special tokens are dropped."""
     parsed = read_json(context.folder / "tokenizer.json")
     settings = read_json(context.folder / "tokenizer_config.json")
+    whole = load(parsed)
     kind = (parsed.get("model") or {}).get("type")
     if kind != "BPE":
         raise ConfigError(
-            f"tokenizer.json: llama.cpp's form of a tokenizer of type {kind} is not known, only that of BPE"
+            f"tokenizer.json: llama.cpp's form of the type {kind} is not known, only that of BPE. Use --format hf."
         )
     tokens = tokens_of(parsed, size)
     writer.add_token_list(tokens.texts)
@@ -35,11 +37,18 @@ def describe(writer: GGUFWriter, context: ExportContext, size: int) -> bool:
         describe_pieces(writer, parsed, tokens, context.notice)
     else:
         describe_bytes(writer, parsed, context.notice)
-    whole = Tokenizer.from_str(json.dumps(parsed))
     describe_ends(writer, context, tokens)
     describe_added(writer, whole, settings)
     describe_template(writer, context.folder, settings)
     return strips(parsed)
+
+
+def load(parsed: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a parsed tokenizer.json. Raises ConfigError if it is none."""
+    try:
+        return Tokenizer.from_str(json.dumps(parsed))
+    except Exception as error:  # tokenizers raises no other class
+        raise ConfigError(f"tokenizer.json is no tokenizer: {error}. Copy that of the base.") from None
 
 
 # ------------------------------------------------------------------------------------------------ byte-level BPE
@@ -50,11 +59,14 @@ def describe_bytes(writer: GGUFWriter, parsed: Mapping[str, Any], notice: Callab
     model = parsed["model"]
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
-            raise ConfigError(f"tokenizer.json: {key} is {model[key]!r}, which llama.cpp does not know")
+            raise ConfigError(
+                f"tokenizer.json: {key} is {model[key]!r}, which llama.cpp does not know. Use --format hf."
+            )
     check_alphabet(model["vocab"])
     normalizers = steps(parsed.get("normalizer"), "normalizers")
     if others := [step["type"] for step in normalizers if step["type"] not in UNICODE_FORMS]:
-        raise ConfigError(f"tokenizer.json: llama.cpp has no normalizer {', '.join(others)}; it takes text as it is")
+        reason = f"llama.cpp has no normalizer {', '.join(others)}; it takes text as it is"
+        raise ConfigError(f"tokenizer.json: {reason}. Use --format hf.")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_of(parsed, notice))
     writer.add_token_merges([" ".join(pair) for pair in merges_of(model)])
@@ -63,8 +75,24 @@ def describe_bytes(writer: GGUFWriter, parsed: Mapping[str, Any], notice: Callab
 
 def pre_of(parsed: Mapping[str, Any], notice: Callable[[str], None]) -> str:
     """Return the name of the pre-tokenizer. Raises ConfigError with the nearest name and what differs."""
-    whole = Tokenizer.from_str(json.dumps({**parsed, "normalizer": None, "post_processor": None}))
-    model, letters = parsed["model"], byte_letters()
+    match = nearest_of(json.dumps({**parsed, "normalizer": None, "post_processor": None}))
+    share = f"{len(match.differs)} of {len(splits.random_texts())} random texts"
+    if not match.right:
+        how = f"splits {share} otherwise, the shortest is {match.differs[0]!r}" if match.differs else "merges otherwise"
+        fix = "Train with the tokenizer of a published model, or serve the model with --format hf."
+        raise ConfigError(
+            f"tokenizer.json: llama.cpp has no pre-tokenizer like it. The nearest, {match.name}, {how}. {fix}"
+        )
+    if match.differs:
+        notice(f"llama.cpp's {match.name} splits {share} otherwise than the tokenizer, such as {match.differs[0]!r}")
+    return match.name
+
+
+@lru_cache(maxsize=2)  # `check` and `write` ask for the same one
+def nearest_of(serialized: str) -> splits.Match:
+    """Return the pre-tokenizer that is nearest to that of a tokenizer.json."""
+    whole, letters = Tokenizer.from_str(serialized), byte_letters()
+    model = json.loads(serialized)["model"]
 
     def cut(text: str) -> list[str]:
         if whole.pre_tokenizer is None:
@@ -74,17 +102,7 @@ def pre_of(parsed: Mapping[str, Any], notice: Callable[[str], None]) -> str:
         return [text[a:z] for _, (a, z) in found] if exact else [piece for piece, _ in found]
 
     ignores = bool(model.get("ignore_merges"))
-    match = splits.nearest(cut, ignore_merges=ignores, either=merges_make_all(model))
-    share = f"{len(match.differs)} of {len(splits.random_texts())} random texts"
-    if not match.right:
-        how = f"splits {share} otherwise, the shortest is {match.differs[0]!r}" if match.differs else "merges otherwise"
-        fix = "Train with the tokenizer of a published model, or serve the model with --format hf"
-        raise ConfigError(
-            f"tokenizer.json: llama.cpp has no pre-tokenizer like it. The nearest, {match.name}, {how}. {fix}"
-        )
-    if match.differs:
-        notice(f"llama.cpp's {match.name} splits {share} otherwise than the tokenizer, such as {match.differs[0]!r}")
-    return match.name
+    return splits.nearest(cut, ignore_merges=ignores, either=merges_make_all(model))
 
 
 def merges_make_all(model: Mapping[str, Any]) -> bool:
@@ -98,9 +116,7 @@ def check_alphabet(vocabulary: Mapping[str, int]) -> None:
     """Refuse a vocabulary that lacks a byte."""
     if lacks := [byte for byte, letter in enumerate(byte_letters()) if letter not in vocabulary]:
         byte = f"0x{lacks[0]:02X}"
-        raise ConfigError(
-            f"tokenizer.json has no token for the byte {byte}; llama.cpp reads byte-level BPE with all 256"
-        )
+        raise ConfigError(f"tokenizer.json has no token for the byte {byte}; llama.cpp needs all 256. Use --format hf.")
 
 
 def byte_letters() -> list[str]:
@@ -121,7 +137,7 @@ def describe_pieces(writer: GGUFWriter, parsed: dict[str, Any], tokens: Tokens, 
     if pair := pieces.missing_merge(vocabulary, merges):
         made = pair[0] + pair[1]
         reason = f"llama.cpp would join {pair[0]!r} and {pair[1]!r} to {made!r}, which is not a merge of the tokenizer"
-        raise ConfigError(f"tokenizer.json: {reason}. Train with the tokenizer of a published model")
+        raise ConfigError(f"tokenizer.json: {reason}. Train with the tokenizer of a published model.")
     prefix = prove_pieces(parsed, scores)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -160,7 +176,7 @@ def prove_pieces(parsed: dict[str, Any], scores: Mapping[str, float]) -> str:
     least = min(len(texts) for texts in wrong.values())
     raise ConfigError(
         f"tokenizer.json: llama.cpp would make other tokens of {least} of {len(pieces.proof_texts())} texts, such as "
-        f"{shortest!r}. Train with the tokenizer of a published model, or serve the model with --format hf"
+        f"{shortest!r}. Train with the tokenizer of a published model, or serve the model with --format hf."
     )
 
 
@@ -197,9 +213,11 @@ def describe_ends(writer: GGUFWriter, context: ExportContext, tokens: Tokens) ->
     """Add the tokens at which llama.cpp stops: it has keys for three."""
     ends = list(dict.fromkeys((*context.turn_ends, *context.stops)))
     if not ends:
-        raise ConfigError("eos_token_id: no token ends a turn. Name it in generation_config.json of the model")
+        raise ConfigError("eos_token_id: no token ends a turn. Name it in generation_config.json of the model.")
     if outside := [i for i in ends if not 0 <= i < len(tokens.texts)]:
-        raise ConfigError(f"eos_token_id: the model has no token {outside[0]}, only {len(tokens.texts)}")
+        raise ConfigError(
+            f"eos_token_id: the model has no token {outside[0]}, only {len(tokens.texts)}. Correct the ids."
+        )
     for add, i in zip((writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id), ends, strict=False):
         add(i)
     if left := ends[3:]:
@@ -226,7 +244,7 @@ def describe_added(writer: GGUFWriter, whole: Tokenizer, settings: Mapping[str, 
             add(i)
     if len(before) > 1 or len(after) > 1:
         raise ConfigError(
-            f"tokenizer.json puts {before} before and {after} after text; llama.cpp puts one token at most"
+            f"tokenizer.json puts {before} before and {after} after text; llama.cpp puts one at most. Use --format hf."
         )
     writer.add_add_bos_token(bool(before))
     writer.add_add_eos_token(bool(after))

@@ -81,7 +81,7 @@ def encoded(rows: Tensor, kind: Type, offset: float, name: str) -> Bytes:
     check_finite(x, name)
     if kind not in (Type.F32, Type.BF16) and (largest := float(x.abs().max())) > LARGEST_F16:
         reason = f"{kind.name} holds numbers up to {LARGEST_F16:.0f}, this one is {largest:.3g}"
-        raise ConfigError(f"{name}: {reason}. Export with --format gguf:bf16")
+        raise ConfigError(f"{name}: {reason}. Export with --format gguf:bf16.")
     if kind in TORCH:
         return x.to(TORCH[kind]).contiguous().view(torch.uint8).numpy()
     return quants.quantize(np.ascontiguousarray(x.numpy()), kind).view(np.uint8)
@@ -93,7 +93,7 @@ TORCH = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bflo
 def check_finite(x: Tensor, name: str) -> None:
     """Raise ConfigError for NaN and inf."""
     if not bool(torch.isfinite(x).all()):
-        raise ConfigError(f"{name} has NaN or inf. The training failed before this checkpoint: export an earlier one")
+        raise ConfigError(f"{name} has NaN or inf. The training failed before this checkpoint: export an earlier one.")
 
 
 def odd(targets: list[Target], form: Form) -> list[str]:

@@ -34,12 +34,12 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path.parent} has no {path.name}, from which a GGUF file has its tokens. Copy that of the base"
+            f"{path.parent} has no {path.name}, from which a GGUF file has its tokens. Copy that of the base."
         ) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+        raise ConfigError(f"{path} is not JSON: {error}. Copy that of the base.") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} must hold a JSON object")
+        raise ConfigError(f"{path} must hold a JSON object. Copy that of the base.")
     return found
 
 
@@ -78,7 +78,7 @@ def check_added(token: Mapping[str, Any]) -> None:
         if token.get(rule):
             name = token["content"]
             raise ConfigError(
-                f"{name!r} has {rule}: true in tokenizer.json, which llama.cpp does not know. Set it to false there"
+                f"{name!r} has {rule}: true in tokenizer.json, which llama.cpp does not know. Set it to false there."
             )
 
 

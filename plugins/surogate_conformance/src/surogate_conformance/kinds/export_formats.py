@@ -10,6 +10,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from ..bench import Bench, quiet
 from ..check import proves
 
 WEIGHTS = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
 Files = Mapping[str, bytes]
 
 
@@ -45,8 +47,34 @@ def _types(definition: ExportFormatDef) -> tuple[str, ...]:
     return definition.types or ("",)
 
 
-def _export(definition: ExportFormatDef, bench: Bench, model: Path, kind: str, named: Path | None = None) -> Export:
+def _adapter(bench: Bench, model: Path) -> Path:
+    """Return the folder of a LoRA adapter of two matrices of a model, in the form of PEFT."""
+    folder = bench._new("adapter")
+    generator, tensors = torch.Generator().manual_seed(0), dict[str, Tensor]()
+    matrices = [(name, x) for name, x in load_file(model / WEIGHTS).items() if name.endswith("_proj.weight")]
+    for name, x in matrices[:2]:
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{key}.lora_A.weight"] = torch.randn(2, x.shape[1], generator=generator)
+        tensors[f"{key}.lora_B.weight"] = torch.randn(x.shape[0], 2, generator=generator)
+    save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
+    modules = [name.removesuffix(".weight") for name, _ in matrices[:2]]
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": modules, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _export(
+    definition: ExportFormatDef,
+    bench: Bench,
+    model: Path,
+    kind: str,
+    named: Path | None = None,
+    adapter: Path | None = None,
+) -> Export:
+    if definition.of_adapters and adapter is None:
+        adapter = _adapter(bench, model)
     return Export(
+        adapter=adapter,
         named=named or model,
         source=Source(model, FormedWeights(model)),
         chosen=Chosen(definition, kind),
@@ -55,22 +83,29 @@ def _export(definition: ExportFormatDef, bench: Bench, model: Path, kind: str, n
     )
 
 
-def _written(definition: ExportFormatDef, bench: Bench, model: Path, kind: str, named: Path | None = None) -> Files:
+def _written(
+    definition: ExportFormatDef,
+    bench: Bench,
+    model: Path,
+    kind: str,
+    named: Path | None = None,
+    adapter: Path | None = None,
+) -> Files:
     """Export a model as `surogate export` does. Return the files. named: the folder that the user named."""
     output = bench._new("exported") / "same-name"  # a file may hold the name
     output.mkdir()
     with quiet():
-        _export(definition, bench, model, kind, named).write(output, lambda names: None)
+        _export(definition, bench, model, kind, named, adapter).write(output, lambda names: None)
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
-def _changed(model: Path, name: str, bench: Bench) -> Path:
-    """Return a copy of a model with other values in one tensor."""
+def _changed(model: Path, name: str, bench: Bench, file: str = WEIGHTS) -> Path:
+    """Return a copy of a model or an adapter with other values in one tensor."""
     folder = bench._new("changed") / "model"
     shutil.copytree(model, folder)
-    tensors = load_file(folder / WEIGHTS)
+    tensors = load_file(folder / file)
     tensors[name] = -(tensors[name] + 1)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / file, metadata={"format": "pt"})
     return folder
 
 
@@ -86,6 +121,15 @@ def a_model_has_the_same_files_every_time(definition: ExportFormatDef, bench: Be
 @proves("export format", remedy="Write every tensor of `context.tensors`, or refuse the model in `check`.")
 def every_tensor_reaches_the_files(definition: ExportFormatDef, bench: Bench) -> None:
     model, kind = _model(definition, bench), _types(definition)[0]
+    if definition.of_adapters:
+        adapter = _adapter(bench, model)
+        whole = _written(definition, bench, model, kind, adapter=adapter)
+        for name in load_file(adapter / ADAPTER):
+            changed = _changed(adapter, name, bench, ADAPTER)
+            assert _written(definition, bench, model, kind, adapter=changed) != whole, (
+                f"other values in {name} change nothing"
+            )
+        return
     whole = _written(definition, bench, model, kind)
     for name in load_file(model / WEIGHTS):
         assert _written(definition, bench, _changed(model, name, bench), kind) != whole, (
