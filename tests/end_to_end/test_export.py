@@ -141,6 +141,11 @@ def test_a_checkpoint_of_any_number_of_processes_is_exported(here: Workplace, wh
         assert contents(out) == model
     assert_refused(invoke("export", whole, out), "is not empty")
     assert invoke("export", whole, out, "--overwrite").returncode == 0
+    for checkpoint in (whole, ranges, out):
+        quantized = here.root / "quantized" / checkpoint.parent.name / checkpoint.name
+        assert invoke("export", checkpoint, quantized, "--format", "nvfp4").returncode == 0
+    first, *others = (contents(path.parent) for path in sorted(here.root.glob("quantized/*/*/config.json")))
+    assert len(others) == 2 and all(other == first for other in others)
 
 
 def test_an_export_holds_a_block_of_a_tensor_in_memory(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -194,6 +196,22 @@ def test_transformers_computes_with_the_values_of_the_reference(
 
 
 # --------------------------------------------------------------------------------------------------------- sources
+
+
+def test_a_tower_is_left_as_it_is_and_named(tmp_path: Path) -> None:
+    from outer_models import write_outer
+
+    model = write_outer(tmp_path / "model", "gemma3")
+    source = tensors_in(model)
+    for format in FORMATS:
+        found, config = exported(model, tmp_path / format.replace(":", "-"), format)
+        ignored = config["quantization_config"]["ignore"]
+        tower = [name for name in source if "vision" in name or "projector" in name]
+        assert tower and all(same_bits(found[name], source[name]) for name in tower)
+        patterns = [p.removeprefix("re:") if p.startswith("re:") else fnmatch.translate(p) for p in ignored]
+        assert all(any(re.match(pattern, name) for pattern in patterns) for name in tower)
+        assert sum(found[name].dtype not in (torch.float32, torch.bfloat16) for name in found) >= 14
+        assert (tmp_path / format.replace(":", "-") / "preprocessor_config.json").exists()
 
 
 def test_a_model_in_shards_keeps_its_files_and_memory_makes_more(

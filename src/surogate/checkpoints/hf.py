@@ -215,6 +215,7 @@ def write_merged(
     adapter_dir: Path | None = None,
     formed: FormedWeights | None = None,
     dtype: str = "bf16",
+    changed_in: str | None = None,
 ) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes.
 
@@ -222,10 +223,11 @@ def write_merged(
 
     `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
     them. `formed`: the weights that the checkpoint holds in a checkpoint form, which are read in `dtype`: the model
-    that is written has none. One tensor at a time is in memory. Raises ConfigError for any other changed tensor that
-    the base lacks, or that is quantized otherwise. For use inside `save_files`.
+    that is written has none. `changed_in`: the dtype of changed tensors, if not their own. One tensor at a time is in
+    memory. Raises ConfigError for any other changed tensor that the base lacks, or that is quantized otherwise. For use
+    inside `save_files`.
     """
-    with model_tensors(base_dir, changes, formed, dtype) as tensors:
+    with model_tensors(base_dir, changes, formed, dtype, changed_in) as tensors:
         refuse_absent(base_dir, changes.keys() - set(may_lack), tensors)
         with Progress(f"{base_dir}: rewriting", "tensors", len(tensors)) as progress:
             write_weights(directory, tensors, progress=progress)

@@ -35,7 +35,7 @@ def modules_of(run: Run, maps: Sequence[WeightMap], stored: Collection[str], nam
     matrices = {names.of(t.name): replace(t, name=names.of(t.name)) for t in tensors if t.name in stored}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
         raise ConfigError(f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which no weight format can hold.")
-    return LinearModules(matrices=matrices, others=list(dict.fromkeys((*head, *others, *kept))))
+    return LinearModules(matrices=matrices, others=list(dict.fromkeys((*head, *others, *kept))), towers=kept)
 
 
 def linear_modules(model_dir: Path, held: Collection[str], registry: Registry) -> LinearModules:

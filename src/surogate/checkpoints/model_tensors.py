@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import ExportTensor, StoredTensor
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.finite_check import all_finite, contents
 
@@ -85,10 +85,16 @@ class ReadTensor:
         return self.read()[rows]
 
 
-def changed(tensor: ModelTensor, change: Callable[[Tensor], Tensor]) -> ReadTensor:
-    """Return a tensor with another value. All of it is computed at each reading."""
-    read = lambda: change(tensor[...])  # noqa: E731
-    return ReadTensor(tensor.name, tensor.shape, tensor.dtype, tensor.path, read, by_rows=False)
+def changed(tensor: ModelTensor, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> ReadTensor:
+    """Return a tensor with another value, in a dtype. All of it is computed at each reading."""
+
+    def read() -> Tensor:
+        value = change(tensor[...])
+        if tuple(value.shape) != tensor.shape:
+            raise ProgramError(f"{tensor.name} is {list(tensor.shape)}, and {list(value.shape)} when it is changed")
+        return value.to(dtype)
+
+    return ReadTensor(tensor.name, tensor.shape, dtype, tensor.path, read, by_rows=False)
 
 
 def finite(tensor: ModelTensor) -> ReadTensor:
@@ -113,11 +119,13 @@ def model_tensors(
     changes: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({}),
     formed: FormedWeights | None = None,
     dtype: str = "bf16",
+    changed_in: str | None = None,
 ) -> Iterator[dict[str, ModelTensor]]:
     """Open the tensors of a model, in the order of its files and by name. Yields {name: tensor}.
 
-    changes  {name: function of the old value, which returns the new one in its dtype}
-    formed   the weights that the files hold in a checkpoint form. They are read in `dtype`; their parts are left out.
+    changes     {name: function of the old value}
+    formed      the weights that the files hold in a checkpoint form: they are read in `dtype`, their parts left out
+    changed_in  the dtype of changed tensors; None: that of each as it was
 
     Raises ConfigError for a tensor that is quantized otherwise, and is changed or would lose its scales.
     """
@@ -134,7 +142,8 @@ def model_tensors(
                     found[name] = FileTensor(saved[name], path)
                     _refuse_stored(found[name], name in changes, formed)
                 if name in changes:
-                    found[name] = changed(found[name], changes[name])
+                    own = found[name].dtype if changed_in is None else TORCH_DTYPES[changed_in]
+                    found[name] = changed(found[name], changes[name], own)
         yield found
 
 

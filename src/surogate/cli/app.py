@@ -167,7 +167,7 @@ def export(
         typer.Option(
             "--format",
             metavar="NAME[:TYPE]",
-            help="Form of the files; `surogate plugins` lists those that are installed. Default: hf, of transformers.",
+            help="Form of the files; `surogate plugins` lists those that are installed. hf is that of transformers.",
         ),
     ] = "hf",
     base: BaseOption = None,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import ConfigError, ExportContext, ExportFormatDef, HFTensor, Rewritten
+from surogate_core.api import ConfigError, ExportContext, ExportFormatDef, HFTensor, LinearModules, Rewritten
 
 from . import files
 from .ops import BLOCK
@@ -31,7 +31,7 @@ MODELOPT, COMPRESSED = "modelopt", "compressed-tensors"
 STACKED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Matrices of a module that vLLM and SGLang stack."""
 
-_PIECE = 1 << 21
+_PIECE = 1 << 20
 """Weights that are quantized at a time, about."""
 
 
@@ -95,6 +95,12 @@ def packed(name: str, codes: Tensor, scales: Tensor, whole: Tensor) -> Mapping[s
     return {f"{name}_packed": codes, f"{name}_scale": scales, f"{name}_global_scale": inverse}
 
 
+def ignored(linear: LinearModules, pattern: str) -> list[str]:
+    """Return the modules in floating point. `pattern` has a place for a tower: programs have other names before it."""
+    towers = [pattern.format(name.rpartition(".")[2]) for name in linear.towers]
+    return [*(name for name in linear.others if name not in linear.towers), *towers]
+
+
 def packed_config(ignored: Sequence[str]) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors, which calls the scheme NVFP4A16."""
     shape = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": BLOCK}
@@ -115,8 +121,11 @@ def _write(context: ExportContext, folder: Path) -> None:
         Rewritten(tensors=stack, parts=partial(_stored, stack, context, linear.matrices))
         for stack in stacks(linear.matrices)
     ]
-    by_type = {MODELOPT: files.config(linear.others, _options(context)), COMPRESSED: packed_config(linear.others)}
-    context.write_model(folder, rewritten, by_type[context.type])
+    if context.type == MODELOPT:
+        config = files.config(ignored(linear, "*{}*"), _options(context))
+    else:
+        config = packed_config(ignored(linear, "re:.*{}.*"))
+    context.write_model(folder, rewritten, config)
 
 
 NVFP4 = ExportFormatDef(

@@ -7,7 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import ConfigError, ExportContext, ExportFormatDef, ExportTensor, HFTensor, Rewritten
+from surogate_core.api import (
+    ConfigError,
+    ExportContext,
+    ExportFormatDef,
+    ExportTensor,
+    HFTensor,
+    LinearModules,
+    Rewritten,
+)
 
 from . import files
 from .options import Fp8WeightOptions
@@ -18,8 +26,8 @@ if TYPE_CHECKING:
 FUSED = {"q_proj": "k_proj and v_proj", "k_proj": "v_proj", "gate_proj": "up_proj", "w1": "w3"}
 """Matrices that vLLM stacks, and what it puts below them. A block may not lie in two of them."""
 
-_PIECE = 1 << 22
-"""Weights that are quantized at a time, about: in fp32 with their codes they fit the caches of several cores."""
+_PIECE = 1 << 20
+"""Weights that are quantized at a time, about: in fp32 they fit the cache of a core."""
 
 CHANNEL_MULTIPLE = 16
 """Rows and columns of matrices whose products in FP8 are fast on NVIDIA GPUs are multiples of this."""
@@ -98,8 +106,10 @@ BLOCKS = ExportFormatDef(
 # ------------------------------------------------------------------------------------------------------------- channels
 
 
-def channel_config(ignored: list[str]) -> dict[str, Any]:
+def channel_config(linear: LinearModules) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors, which calls the scheme FP8_DYNAMIC."""
+    ignored = [name for name in linear.others if name not in linear.towers]
+    inside = [f"re:.*{name.rpartition('.')[2]}.*" for name in linear.towers]  # programs have other names before it
     weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
     activations = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
@@ -108,7 +118,7 @@ def channel_config(ignored: list[str]) -> dict[str, Any]:
         "format": "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "format": "float-quantized"}},
-        "ignore": ignored,
+        "ignore": [*ignored, *inside],
     }
 
 
@@ -139,7 +149,7 @@ def _write_channel(context: ExportContext, folder: Path) -> None:
     rewritten = [
         Rewritten(tensors=(name,), parts=partial(_channels, context.tensors[name])) for name in linear.matrices
     ]
-    context.write_model(folder, rewritten, channel_config(list(linear.others)))
+    context.write_model(folder, rewritten, channel_config(linear))
 
 
 CHANNEL = ExportFormatDef(

@@ -41,12 +41,13 @@ class LinearModules:
 
     matrices  {name of a tensor: the tensor} of those whose matrices a weight format would store. Routers, embeddings,
               the LM head and towers are not among them.
-    others    names of the modules that keep their matrices in floating point, for lists such as `ignore`. The names of
-              towers are patterns or prefixes.
+    others    names of the modules that keep their matrices in floating point, for lists such as `ignore`
+    towers    those of them that are whole parts of the model, with modules inside, such as a tower for images
     """
 
     matrices: Mapping[str, HFTensor]
     others: Sequence[str]
+    towers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
