@@ -321,9 +321,9 @@ def export(
                 source, alone, distances = replace(source, merging=None), found.folder, None
         else:
             source = open_model(found.folder, registry)
-        Export(
-            named=Path(folder), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone
-        ).write(output, make_room)
+        Export(named=Path(folder), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone).write(
+            output, make_room
+        )
     _tell_distances(distances, notice)
     return found.folder
 
