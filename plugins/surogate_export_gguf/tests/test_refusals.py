@@ -61,6 +61,7 @@ BAD: list[tuple[str, Mapping[str, Any], str]] = [
         {"rope_parameters": {**YARN, "truncate": False}},
         "yarn with beta_fast 32, beta_slow 1 and truncate: true",
     ),
+    ("qwen3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "llama.cpp rotates whole heads of 64 in its qwen3"),
     ("qwen2.5", {"head_dim": 64}, "num_attention_heads * head_dim: llama.cpp takes heads that are together as wide"),
     ("qwen3-moe", {"norm_topk_prob": False}, "always normalizes the weights of the chosen experts (got False)"),
     ("qwen3-moe", {"mlp_only_layers": [1]}, "mlp_only_layers: llama.cpp has experts in every layer"),
@@ -74,7 +75,7 @@ BAD: list[tuple[str, Mapping[str, Any], str]] = [
         "query_pre_attn_scalar: llama.cpp divides queries by the square root of 64",
     ),
     ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping: llama.cpp always caps"),
-    ("gemma2", {"tie_word_embeddings": False}, "tie_word_embeddings: llama.cpp has no other head in its gemma2"),
+    ("gemma2", {"tie_word_embeddings": False}, "tie_word_embeddings: llama.cpp has no head of its own in its gemma2"),
     ("gemma3", {"query_pre_attn_scalar": 32}, "in a model of 7 layers (got 32)"),
     ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: llama.cpp leaves RoPE out of each fourth layer"),
     ("llama3", {"tie_word_embeddings": False, "num_hidden_layers": 5}, "layer 4 of the model has no tensor for"),
@@ -124,6 +125,14 @@ def test_a_tensor_too_many_or_too_few_is_named(
         plugin.GGUF.check(with_tensor(models(name), tensor, values))
 
 
+def test_a_stored_head_counts_whatever_the_config_says(models: Any) -> None:
+    """So does it in transformers, which unties embeddings that are stored with another head."""
+    context = with_tensor(models("qwen3"), "lm_head.weight", torch.ones(1024, 128))
+    assert [t.sources for t in writer.prepare(context).targets if t.name == "output.weight"] == [("lm_head.weight",)]
+    with pytest.raises(ConfigError, match=r"the model may not hold lm_head.weight \(got True\)"):
+        writer.prepare(with_tensor(models("gemma2"), "lm_head.weight", torch.ones(1184, 128)))
+
+
 NUMBERS = [
     ("bf16", float("nan"), "ffn_up.weight has NaN or inf"),
     ("q4_0", float("inf"), "ffn_up.weight has NaN or inf. The training failed before this checkpoint"),
@@ -147,6 +156,11 @@ def test_numbers_that_a_type_cannot_hold_are_refused(
 NOTICES: list[tuple[str, Mapping[str, Any], str]] = [
     ("mistral", {"sliding_window": 64}, "llama.cpp has no windows in its llama: it differs after 64 tokens"),
     ("phi3", {"sliding_window": 64}, "llama.cpp has no windows in its phi3: it differs after 64 tokens"),
+    (
+        "qwen3",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "no dynamic RoPE: it differs after 512 tokens",
+    ),
     ("phi4-mini", {}, "llama.cpp uses the long factors of RoPE as soon as its context is larger than 1024 tokens"),
 ]
 

@@ -19,6 +19,8 @@ def describe(writer: GGUFWriter, config: Mapping[str, Any], text: Any, family: F
     describe_sizes(writer, text, family)
     full, sliding = ropes_of(text, family)
     describe_rope(writer, full, notice)
+    if text.rope_parameters.get("rope_type") == "dynamic":
+        notice(f"llama.cpp has no dynamic RoPE: it differs after {text.max_position_embeddings} tokens")
     describe_windows(writer, text, family, full, sliding, notice)
     describe_family(writer, config, text, family)
     return full

@@ -45,16 +45,20 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
     names = get_tensor_name_map(family.arch, text.num_hidden_layers)
     stored = stored_names(context, text)
     shapes = {name: tuple(context.tensors[of].shape) for name, of in stored.items()}
-    if getattr(config, "tie_word_embeddings", False):
-        stored.pop(HEAD, None)
-        if family.head == "own":
-            stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
-    elif family.head == "tied":
-        raise refused("tie_word_embeddings", f"llama.cpp has no other head in its {family.arch.name.lower()}", False)
-    elif HEAD not in stored:
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    if family.head == "tied" and (HEAD in stored or not tied):
+        reason = (
+            f"llama.cpp has no head of its own in its {family.arch.name.lower()}, and the model may not hold {HEAD}"
+        )
+        raise refused("tie_word_embeddings", reason, tied)
+    if HEAD not in stored and not tied:
         raise ConfigError(
             f"the model has no tensor {HEAD}, and tie_word_embeddings is false. Set it to true if they are tied."
         )
+    if (
+        HEAD not in stored and family.head == "own"
+    ):  # a stored head counts, as in transformers, whatever the config says
+        stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
     targets = [
         target(name, [stored[part] for part in parts], shapes[parts[0]], names, text, family)
         for name, parts in joined(stored).items()
