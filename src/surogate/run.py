@@ -273,7 +273,7 @@ def _tell_distances(found: StoredBase | None, notice: Notice) -> None:
 
 
 def export(
-    folder: str | Path,
+    checkpoint: str | Path,
     output: str | Path,
     overwrite: bool = False,
     notice: Notice = print,
@@ -285,8 +285,8 @@ def export(
 ) -> Path:
     """Write a finished model to `output` as programs load it, and return the folder that it was found in.
 
-    `folder`: the output of a run, a checkpoint of any number of ranks, a model or its name on the hub, or an adapter,
-    which is merged on the way. `format`: the name of an installed export format, and after a colon one of its types;
+    `checkpoint`: one of any number of ranks, the output of a run, a model or its name on the hub, or an adapter, which
+    is merged on the way. `format`: the name of an installed export format, and after a colon one of its types;
     "hf" is what `transformers` loads. `base`, `adapter`, `config` and `notice` are those of `merge`, for an adapter.
     `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Raises
     ConfigError for a folder of nothing, a model that is damaged or quantized, or one that the format cannot hold, and
@@ -299,14 +299,16 @@ def export(
     output, registry = Path(output), _registry_of(config)
     chosen = chosen_format(registry, format)
     with writable(output, overwrite, notice):
-        found = find_source(str(folder), registry)
+        found = find_source(str(checkpoint), registry)
         for option, value in (("--base", base), ("--adapter", adapter)):
             if value is not None and not found.adapter:
                 raise ConfigError(f"{option} {value}: {found.folder} holds a model, not an adapter. Leave it out.")
         refuse_inputs(output, read=(found.folder,))
         make_room = partial(set_aside_model, output)
         if chosen.format.of_adapters and not found.adapter:
-            raise ConfigError(f"--format {chosen}: {found.folder} holds a model, and the format is for adapters.")
+            raise ConfigError(
+                f"--format {chosen}: {found.folder} holds a model, and the format is for adapters. Name one."
+            )
         if found.checkpoint and not found.adapter and chosen.format.name == "hf":
             export_model(found.folder, output, make_room)
             return found.folder
@@ -321,9 +323,9 @@ def export(
                 source, alone, distances = replace(source, merging=None), found.folder, None
         else:
             source = open_model(found.folder, registry)
-        Export(named=Path(folder), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone).write(
-            output, make_room
-        )
+        Export(
+            named=Path(checkpoint), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone
+        ).write(output, make_room)
     _tell_distances(distances, notice)
     return found.folder
 

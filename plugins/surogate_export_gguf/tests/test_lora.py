@@ -150,6 +150,9 @@ def test_a_matrix_that_the_file_of_the_base_lacks_is_refused(adapter: Adapter, t
     stored = load_file(folder / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(json.loads((folder / "adapter_config.json").read_text())))
 
+    with pytest.raises(ConfigError, match=r"has no adapter_model\.safetensors; the format is for adapters of PEFT"):
+        plugin.LORA.check(context_of(model, "f16", adapter=tmp_path))
+
     def check(old: str, new: str) -> None:
         save_file({key.replace(old, new): x for key, x in stored.items()}, tmp_path / "adapter_model.safetensors")
         plugin.LORA.check(context_of(model, "f16", adapter=tmp_path))

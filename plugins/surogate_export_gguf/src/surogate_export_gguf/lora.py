@@ -30,6 +30,9 @@ def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
     """Return all of a file but its numbers. Raises ConfigError for an adapter that llama.cpp does not load."""
     folder = context.adapter
     assert folder is not None
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: has no {name}; the format is for adapters of PEFT. {MERGE}")
     settings, config = read_json(folder / "adapter_config.json"), read_config(context.config)
     check_settings(folder, settings)
     text = config.get_text_config()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_PIECE = 1 << 20
+"""Weights that are quantized at a time, about: in fp32 they fit the cache of a core."""
+
+
 def _options(context: ExportContext) -> Nf4Options:
     return context.options or Nf4Options.model_validate({"qlora_bnb": True})
 
@@ -33,14 +37,23 @@ def _check(context: ExportContext) -> None:
 
 
 def _stored(stored: HFTensor, tensor: ExportTensor, dtype: str, options: Nf4Options) -> Mapping[str, Tensor]:
-    """Return the parts of a matrix, which is quantized as a whole: its scales are quantized together."""
+    """Return the parts of a matrix. Its scales are quantized together."""
+    import torch
+
     from surogate_core.reference.rounding import TORCH_DTYPES
 
-    from .reference import nf4_quantize
+    from .reference import compressed, nf4_quantize
 
-    weight = tensor[...].to(TORCH_DTYPES[dtype])
-    block, double = options.qlora_bnb_block_size, options.qlora_bnb_double_quant
-    states = nf4_quantize(weight, rows=(len(weight),), block=block, double=double)
+    weight, block = tensor[...].to(TORCH_DTYPES[dtype]), options.qlora_bnb_block_size
+    rows, columns = weight.shape
+    codes, absmax = torch.empty(rows, columns // 2, dtype=torch.uint8), torch.empty(rows, columns // block)
+    step = max(1, _PIECE // columns)
+    for at in range(0, rows, step):
+        piece = weight[at : at + step]
+        own, scales = nf4_quantize(piece, rows=(len(piece),), block=block, double=False)
+        codes[at : at + step], absmax[at : at + step] = own.view(len(piece), -1), scales.view(len(piece), -1)
+    scales = absmax.view(-1)
+    states = codes.view(-1), *(compressed(scales) if options.qlora_bnb_double_quant else (scales,))
     return files.save(stored, (*states, weight), dtype, options)  # the last one is of runs alone
 
 
