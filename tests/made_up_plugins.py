@@ -85,7 +85,8 @@ from pydantic import BaseModel
 from surogate_core.api import *
 SUROGATE_API = dict.fromkeys(
     ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
-     "checkpoint_forms", "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
+     "checkpoint_forms", "export_formats", "offload_strategies", "launchers", "dataset_formats", "loggers",
+     "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def optimizer(name, options=NoOptions):
@@ -113,7 +114,8 @@ from surogate_core.api import *
 
 SUROGATE_API = dict.fromkeys(
     ("models", "ops", "kernels", "recipes", "lowerings", "adapters", "optimizers", "losses", "weight_formats",
-     "checkpoint_forms", "offload_strategies", "launchers", "dataset_formats", "loggers", "diagnose"), 1)
+     "checkpoint_forms", "export_formats", "offload_strategies", "launchers", "dataset_formats", "loggers",
+     "diagnose"), 1)
 hookimpl = pluggy.HookimplMarker("surogate")
 
 def boom(*args):
@@ -255,6 +257,13 @@ def matches_form(config):
 CHECKPOINT_FORM = CheckpointFormDef(name="acme", summary="", matches=matches_form, check=nothing, parts=form_parts,
                                     read=read_form)
 
+def write_list(context, folder):
+    text = json.dumps({name: list(tensor.shape) for name, tensor in context.tensors.items()})
+    (folder / f"model.{context.type}").write_text(text)
+
+EXPORT_FORMAT = ExportFormatDef(name="acme", summary="", types=("list", "other"), check=nothing, write=write_list,
+                                identified_by="model.*")
+
 class LauncherOptions(NoOptions):
     acme_record: str = ""
 
@@ -300,6 +309,8 @@ def surogate_offload_strategies(): return [OFFLOAD]
 def surogate_weight_formats(): return [WEIGHT_FORMAT]
 @hookimpl
 def surogate_checkpoint_forms(): return [CHECKPOINT_FORM]
+@hookimpl
+def surogate_export_formats(): return [EXPORT_FORMAT]
 @hookimpl
 def surogate_launchers(): return [LAUNCHER]
 @hookimpl

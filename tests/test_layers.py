@@ -112,7 +112,15 @@ MAY_IMPORT_TORCH = (
     "checkpoints/moved_tensors.py",
     *(
         f"checkpoints/{name}.py"
-        for name in ("quantize", "stored_base", "checked_form", "formed_weights", "weights_file")
+        for name in (
+            "quantize",
+            "stored_base",
+            "checked_form",
+            "formed_weights",
+            "weights_file",
+            "model_tensors",
+            "rewriting",
+        )
     ),
 )
 NEVER_TORCH = {"program", "memory"}

@@ -110,6 +110,16 @@ WRONG_DEFINITIONS = [
         "CheckpointFormDef.ignored.0 is 1, expected text",
     ),
     (
+        "one type as text",
+        'change("EXPORT_FORMAT", types="f32")',
+        "ExportFormatDef.types is 'f32', expected a",
+    ),
+    (
+        "a type with a colon",
+        'change("EXPORT_FORMAT", types=("f:32",))',
+        "export format 'acme' has ':' in 'f:32'",
+    ),
+    (
         "key of no option",
         'change("WEIGHT_FORMAT", key="acme_weight")',
         "WeightFormatDef.key is 'acme_weight', expected an option of type bool, False by default",

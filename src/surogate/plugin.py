@@ -11,12 +11,12 @@ from typing import Any
 
 import pluggy
 
-from surogate_core.api import DatasetFormatDef, Finding, LauncherDef, LoggerDef, SystemInfo
+from surogate_core.api import DatasetFormatDef, ExportFormatDef, Finding, LauncherDef, LoggerDef, SystemInfo
 from surogate_core.front_end import use
 
 from .front_end import FRONT_END
 
-SUROGATE_API = {"dataset_formats": 1, "loggers": 1, "launchers": 1, "diagnose": 1}
+SUROGATE_API = {"dataset_formats": 1, "export_formats": 1, "loggers": 1, "launchers": 1, "diagnose": 1}
 
 hookimpl = pluggy.HookimplMarker("surogate")
 
@@ -30,6 +30,17 @@ def surogate_dataset_formats() -> Iterable[DatasetFormatDef[Any]]:
     from .data.formats import TEXT
 
     return [TEXT, INSTRUCTION, CONVERSATION]
+
+
+@hookimpl
+def surogate_export_formats() -> Iterable[ExportFormatDef]:
+    return [
+        ExportFormatDef(
+            name="hf",
+            summary="a model in floating point, as transformers loads it",
+            write=lambda context, folder: context.write_model(folder, (), {}),
+        )
+    ]
 
 
 @hookimpl

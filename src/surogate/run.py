@@ -40,8 +40,8 @@ from .training.start import train
 from .training.worker_setup import fill_weights, make_worker
 
 if TYPE_CHECKING:
-    from surogate_core.api import HFTensor
-
+    from .checkpoints.adapter import Merging
+    from .checkpoints.stored_base import StoredBase
     from .data.corpora import Corpora, TokenizedRow
 
 __all__ = [
@@ -236,24 +236,40 @@ def merge(
     adapter. Its `plugins` are loaded; those of a run.yaml that is only found beside the adapter are not. Raises
     ConfigError for files that cannot be used, PluginError for plugins that do not load.
     """
+    with writable(Path(output), overwrite, notice):
+        merging, base_in_format = _opened_merge(Path(folder), base, adapter, notice, config)
+        refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
+        merging.write(Path(output), make_room=partial(set_aside_model, Path(output)))
+    _tell_distances(base_in_format, notice)
+    return merging.base_dir
+
+
+def _opened_merge(
+    folder: Path, base: str | None, adapter: str | None, notice: Notice, config: str | Path | None
+) -> tuple[Merging, StoredBase | None]:
+    """Open the adapter in a folder and its base, as `merge` does, with what it will find out of the two."""
     from .checkpoints.found_run import FoundRun, found_run
     from .checkpoints.stored_base import stored_base
 
-    with writable(Path(output), overwrite, notice):
-        trained = found_run(Path(folder)) if config is None else FoundRun(Path(config), named=True)
-        registry = load_registry(files=plugin_files(read_run(Path(config), ())) if config is not None else ())
-        with trained.explaining() if trained else nullcontext():
-            kind = adapter or kind_of_adapter(registry, Path(folder))
-            definition = registry.adapter(kind)
-        merging = open_merge(definition, Path(folder), base, registry)
-        refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
-        base_in_format = stored_base(trained, merging.base_dir, registry, notice)
-        if base_in_format is not None:
-            merging = replace(merging, merge=base_in_format.watched(merging.merge))
-        merging.write(Path(output), make_room=partial(set_aside_model, Path(output)))
-    if base_in_format is not None and base_in_format.distances:
-        notice(str(base_in_format))
-    return merging.base_dir
+    trained = found_run(folder) if config is None else FoundRun(Path(config), named=True)
+    registry = _registry_of(config)
+    with trained.explaining() if trained else nullcontext():
+        kind = adapter or kind_of_adapter(registry, folder)
+        definition = registry.adapter(kind)
+    merging = open_merge(definition, folder, base, registry)
+    base_in_format = stored_base(trained, merging.base_dir, registry, notice)
+    if base_in_format is not None:
+        merging = replace(merging, merge=base_in_format.watched(merging.merge))
+    return merging, base_in_format
+
+
+def _registry_of(config: str | Path | None) -> Registry:
+    return load_registry(files=plugin_files(read_run(Path(config), ())) if config is not None else ())
+
+
+def _tell_distances(found: StoredBase | None, notice: Notice) -> None:
+    if found is not None and found.distances:
+        notice(str(found))
 
 
 def export(
@@ -261,25 +277,59 @@ def export(
     output: str | Path,
     overwrite: bool = False,
     notice: Notice = print,
+    *,
+    format: str = "hf",
+    base: str | None = None,
+    adapter: str | None = None,
     config: str | Path | None = None,
-) -> None:
-    """Write the model of a checkpoint to `output` as `transformers` loads it, whatever number of ranks wrote it.
+) -> Path:
+    """Write a finished model to `output` as programs load it, and return the folder that it was found in.
 
-    `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Needs no memory
-    for the model, and the plugin of the model only if several processes wrote weights that files have in another order
-    than the program, such as stacks of experts. `config`: the YAML file of the run, whose `plugins` are then loaded.
-    Raises ConfigError for a folder that is no checkpoint, is damaged or holds an adapter.
+    `checkpoint`: one of any number of ranks, the output of a run, a model or its name on the hub, or an adapter, which
+    is merged on the way. `format`: the name of an installed export format, and after a colon one of its types;
+    "hf" is what `transformers` loads. `base`, `adapter` and `notice` are those of `merge`, for an adapter. `config`:
+    the YAML file of the run, whose `plugins` are loaded: those of a model whose stacks of experts several processes
+    wrote, and of an adapter.
+    `output` must be empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Raises
+    ConfigError for a folder of nothing, a model that is damaged or quantized, or one that the format cannot hold, and
+    PluginError for a format that is not installed.
     """
-    from .checkpoints.base_files import moved_in
-    from .checkpoints.model_ranges import export_model
+    from .checkpoints.export import Export, chosen_format
+    from .checkpoints.export_source import find_source, moved_in_ranges, open_merged, open_model
+    from .checkpoints.model_ranges import export_model, open_checkpoint
 
-    def moved(folder: Path, names: Sequence[str]) -> Mapping[str, HFTensor]:
-        files = plugin_files(read_run(Path(config), ())) if config is not None else ()
-        return moved_in(folder, names, load_registry(files=files))
-
-    with writable(Path(output), overwrite, notice):
-        refuse_inputs(Path(output), read=(Path(checkpoint),))
-        export_model(Path(checkpoint), Path(output), partial(set_aside_model, Path(output)), moved)
+    output, registry = Path(output), _registry_of(config)
+    chosen = chosen_format(registry, format)
+    with writable(output, overwrite, notice):
+        found = find_source(str(checkpoint), registry)
+        for option, value in (("--base", base), ("--adapter", adapter)):
+            if value is not None and not found.adapter:
+                raise ConfigError(f"{option} {value}: {found.folder} holds a model, not an adapter. Leave it out.")
+        refuse_inputs(output, read=(found.folder,))
+        make_room = partial(set_aside_model, output)
+        if chosen.format.of_adapters and not found.adapter:
+            raise ConfigError(
+                f"--format {chosen}: {found.folder} holds a model, and the format is for adapters. Name one."
+            )
+        if found.checkpoint and not found.adapter and chosen.format.name == "hf":
+            export_model(found.folder, output, make_room, moved_in_ranges(found.folder, registry))
+            return found.folder
+        if found.checkpoint:
+            open_checkpoint(found.folder)
+        distances, alone = None, None
+        if found.adapter:
+            merging, distances = _opened_merge(found.folder, base, adapter, notice, config)
+            refuse_inputs(output, read=(merging.base_dir,))
+            source = open_merged(merging)
+            if chosen.format.of_adapters:
+                source, alone, distances = replace(source, merging=None), found.folder, None
+        else:
+            source = open_model(found.folder, registry)
+        Export(
+            named=Path(checkpoint), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone
+        ).write(output, make_room)
+    _tell_distances(distances, notice)
+    return found.folder
 
 
 def quantize(

@@ -18,6 +18,8 @@ from surogate_core.api import (
     ConfigError,
     DatasetFormatDef,
     Encoded,
+    ExportContext,
+    ExportFormatDef,
     HFTensor,
     KernelDef,
     LauncherDef,
@@ -45,7 +47,7 @@ from surogate_core.api import (
 SUROGATE_API = {
     **{"models": 1, "ops": 1, "kernels": 1, "recipes": 1, "optimizers": 1, "adapters": 1, "weight_formats": 1},
     **{"offload_strategies": 1, "dataset_formats": 1, "loggers": 1, "launchers": 1, "losses": 1},
-    "checkpoint_forms": 1,
+    **{"checkpoint_forms": 1, "export_formats": 1},
 }
 SUROGATE_EXAMPLES = {
     "optimizer acme_sgd": [{"learning_rate": 0.1}],
@@ -198,6 +200,28 @@ FORM = CheckpointFormDef(
     read=read,
 )
 
+# -------------------------------------------------------------------- an export format: a header, and all tensors in it
+
+
+def check(context: ExportContext) -> None:
+    for tensor in context.tensors.values():
+        if tensor.shape[-1] % 2:
+            raise ConfigError(f"acme: {tensor.name} has {tensor.shape[-1]} columns, an odd number. Use --format hf.")
+
+
+def write(context: ExportContext, folder: Path) -> None:
+    shapes = {name: tensor.shape for name, tensor in context.tensors.items()}
+    with (folder / f"model.{context.type}").open("wb") as file:
+        file.write(json.dumps([shapes, context.config, context.stops]).encode())
+        for done, tensor in enumerate(context.tensors.values(), start=1):
+            file.write((tensor[...].float() if context.type == "f32" else tensor[...].half()).numpy().tobytes())
+            context.progress(done, len(context.tensors))
+
+
+EXPORT = ExportFormatDef(
+    name="acme", summary="one file", types=("f32", "f16"), check=check, write=write, identified_by="model.*"
+)
+
 # ------------------------------------------------------------------------------------------------------------- the rest
 
 
@@ -277,6 +301,7 @@ surogate_losses = hook("LOSS")
 surogate_adapters = hook("ADAPTER")
 surogate_weight_formats = hook("WEIGHT_FORMAT")
 surogate_checkpoint_forms = hook("FORM")
+surogate_export_formats = hook("EXPORT")
 surogate_offload_strategies = hook("OFFLOAD")
 surogate_dataset_formats = hook("FORMAT")
 surogate_loggers = hook("LOGGER")

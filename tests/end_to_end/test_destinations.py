@@ -133,11 +133,15 @@ class Killed(BaseException):
     """Ends a command where SIGKILL would, as far as files are concerned."""
 
 
-@pytest.mark.parametrize("name", ["export", "merge", "quantize"])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("export", []), ("export", ["--format", "nvfp4"]), ("merge", []), ("quantize", [])],
+    ids=["export", "export-nvfp4", "merge", "quantize"],
+)
 def test_a_command_that_was_killed_at_any_move_is_repeated_with_the_same_outcome(
-    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: list[str]
 ) -> None:
-    words = [word.format(target="new") for word in WRITING[name]]
+    words = [*(word.format(target="new") for word in WRITING[name]), *more]
     assert invoke(name, *words).returncode == 0
     whole = contents(place / "new")
     shutil.rmtree(place / "new")

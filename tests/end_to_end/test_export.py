@@ -141,6 +141,11 @@ def test_a_checkpoint_of_any_number_of_processes_is_exported(here: Workplace, wh
         assert contents(out) == model
     assert_refused(invoke("export", whole, out), "is not empty")
     assert invoke("export", whole, out, "--overwrite").returncode == 0
+    for checkpoint in (whole, ranges, out):
+        quantized = here.root / "quantized" / checkpoint.parent.name / checkpoint.name
+        assert invoke("export", checkpoint, quantized, "--format", "nvfp4").returncode == 0
+    first, *others = (contents(path.parent) for path in sorted(here.root.glob("quantized/*/*/config.json")))
+    assert len(others) == 2 and all(other == first for other in others)
 
 
 def test_an_export_holds_a_block_of_a_tensor_in_memory(
@@ -167,10 +172,17 @@ def test_a_run_resumes_from_ranges_of_its_model(here: Workplace, whole: Path, ra
 
 def test_what_cannot_be_exported_is_refused(here: Workplace, whole: Path, ranges: Path) -> None:
     out = here.root / "out2"
-    assert_refused(invoke("export", here.root / "model", out), "is not a checkpoint: it has no manifest.json")
-    assert_refused(invoke("export", here.root / "none", out), "none: does not exist. Name one that a run has saved")
+    assert_refused(invoke("export", here.root / "model", out), "holds neither model.safetensors nor model.safetensors.")
+    assert_refused(invoke("export", here.root / "none", out), "none: does not exist. Name the output of a run, a check")
+    assert_refused(invoke("export", here.root / "run.yaml", out), "run.yaml: is a file. Name the output of a run")
+    (here.root / "empty").mkdir()
+    assert_refused(invoke("export", here.root / "empty", out), "empty: holds no model, no checkpoint and no adapter.")
     assert_refused(invoke("export", whole, whole / "x"), "is inside of", "which its run may delete")
-    assert_refused(invoke("export", here.out, out), f"is a folder of checkpoints. Name one: {whole}")
+    unfinished = here.root / "unfinished"
+    shutil.copytree(whole, unfinished / whole.name)
+    assert_refused(invoke("export", unfinished, out), f"a folder of checkpoints. Name one: {unfinished / whole.name}")
+    assert_refused(invoke("export", whole, out, "--base", "base"), "--base base: ", "holds a model, not an adapter")
+    assert_refused(invoke("export", whole, out, "--format", "hf:f32"), "hf has no types. Use --format hf.")
     (file,) = ranges.glob(f"{RANGES_FOLDER}/model-process-00001-*")
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -193,12 +205,27 @@ def test_what_cannot_be_exported_is_refused(here: Workplace, whole: Path, ranges
     assert not out.exists()
 
 
-def test_a_checkpoint_of_an_adapter_is_refused_and_merge_is_named(here: Workplace, whole: Path) -> None:
-    base = here.root / "base"
+def test_an_adapter_is_merged_on_the_way(here: Workplace, whole: Path) -> None:
+    """From its folder, a checkpoint or the output of its run: the files of `surogate merge`."""
+    base, out = here.root / "base", here.root / "lora"
     invoke("export", whole, base)
-    keys = {"lora": True, "from_scratch": False, "model": str(base), "output_dir": str(here.root / "lora")}
-    adapter = go(here, 1, max_steps=2, **keys) / "step_00000002"
-    assert_refused(invoke("export", adapter, here.root / "x"), "holds an adapter", f"surogate merge {adapter} OUTPUT")
+    keys = {"lora": True, "from_scratch": False, "model": str(base), "output_dir": str(out)}
+    checkpoint = go(here, 1, max_steps=2, **keys) / "step_00000002"
+    assert invoke("merge", out / "adapter", here.root / "merged").returncode == 0
+    for number, folder in enumerate((out / "adapter", checkpoint, out)):
+        done = invoke("export", folder, here.root / f"exported{number}")
+        assert done.returncode == 0, done.stderr
+        assert contents(here.root / f"exported{number}") == contents(here.root / "merged")
+    shutil.copytree(here.root / "merged", out / "merged")
+    (out / "adapter").rename(here.root / "elsewhere")
+    assert invoke("export", out, here.root / "again").returncode == 0
+    assert contents(here.root / "again") == contents(here.root / "merged")
+
+
+def test_the_output_of_a_run_is_exported_as_it_is(here: Workplace, whole: Path) -> None:
+    assert invoke("export", here.out, here.root / "exported").returncode == 0
+    model = {n: d for n, d in contents(whole).items() if n != MANIFEST and not n.startswith(FOLDER)}
+    assert contents(here.root / "exported") == model
 
 
 def test_processes_write_the_final_model_of_one_process(here: Workplace, whole: Path) -> None:

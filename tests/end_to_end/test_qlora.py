@@ -82,9 +82,28 @@ def test_a_base_that_is_stored_quantized_trains_like_one_that_is_quantized_on_lo
     model = quantized(place, key, *(["model_dtype=fp32"] if dtype == "fp32" else []))
     loaded = trained(place, f"{key}-{dtype}-loaded", **keys)
     stored = trained(place, f"{key}-{dtype}-stored", model=str(model), **keys)
-    assert loaded[0] == stored[0]
     assert loaded[1].keys() == stored[1].keys()
+    if key == "qlora_fp4":  # its files share a scale of q, k and v, and of gate and up
+        assert loaded[0] == pytest.approx(stored[0], abs=5e-3)
+        return
+    assert loaded[0] == stored[0]
     assert [name for name in loaded[1] if not torch.equal(loaded[1][name], stored[1][name])] == []
+
+
+def test_files_in_nvfp4_of_release_0_2_train_like_a_base_that_is_quantized_on_load(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each matrix had a scale of its own, and the config no `config_groups`. Quantizing by the ops still does that."""
+    monkeypatch.setattr(Registry, "export_formats", lambda registry: {})
+    old = place.root / "of-0.2"
+    run.quantize(str(place.root / "model"), old, ["qlora_fp4=true"])
+    config = json.loads((old / "config.json").read_text())
+    del config["quantization_config"]["config_groups"]
+    (old / "config.json").write_text(json.dumps(config))
+    loaded = trained(place, "fp4-loaded", qlora_fp4=True, model_dtype="bf16")
+    stored = trained(place, "fp4-of-0.2", qlora_fp4=True, model_dtype="bf16", model=str(old))
+    assert loaded[0] == stored[0]
+    assert all(torch.equal(loaded[1][name], stored[1][name]) for name in loaded[1])
 
 
 def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:

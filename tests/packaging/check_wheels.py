@@ -61,6 +61,7 @@ PACKAGES = {
     "surogate-launch-ray": ROOT / "plugins/surogate_launch_ray/src/surogate_launch_ray",
     "surogate-new": ROOT / "plugins/surogate_new/src/surogate_new",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
+    "surogate-export-gguf": ROOT / "plugins/surogate_export_gguf/src/surogate_export_gguf",
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
     "surogate": ROOT / "src/surogate",
     "surogate-convert": ROOT / "plugins/surogate_convert/src/surogate_convert",

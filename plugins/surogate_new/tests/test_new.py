@@ -25,6 +25,7 @@ SHOWN = {
     "adapter",
     "checkpoint-form",
     "dataset",
+    "export-format",
     "kernel",
     "launcher",
     "logger",
@@ -56,8 +57,7 @@ def install(package: Package, folder: Path, site: Path) -> None:
 
 
 def test_there_is_a_kind_for_every_hook() -> None:
-    called = {"weight format": "weight-format", "checkpoint form": "checkpoint-form", "format": "dataset"}
-    assert {called.get(kind, kind) for kind in HOOKS.values()} == set(KINDS)
+    assert {"dataset" if kind == "format" else kind.replace(" ", "-") for kind in HOOKS.values()} == set(KINDS)
 
 
 @pytest.mark.slow

@@ -165,6 +165,11 @@ def free_name(path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------ durable writes
 
 
+def refused_by_disk(error: BaseException | None) -> bool:
+    """Return whether an error is one that `stopping_when_disk_refuses` turns into RunStopped."""
+    return isinstance(error, OSError) and error.errno in _STOPPING
+
+
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
     """Create a folder and its parents. If the block fails, remove those that are new and empty."""
@@ -188,7 +193,7 @@ def stopping_when_disk_refuses(target: Path, *, safe_in: Path | None, doing: str
     try:
         yield
     except OSError as error:
-        if error.errno not in _STOPPING:
+        if not refused_by_disk(error):
             raise
         full, at = error.errno in DISK_IS_FULL, error.filename
         read = not full and isinstance(at, str) and not Path(at).is_relative_to(target)  # a file that is copied

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,10 +29,12 @@ from ..reporting.text import names_text
 from ..runs.published_form import unquantized
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree, write_moved
 from .formed_weights import FormedWeights
+from .model_tensors import model_tensors
+from .rewriting import write_weights
 from .saved_tensors import SavedTensor
-from .stored_weights import INDEX, WEIGHTS, locate, rows_of
+from .stored_weights import INDEX, WEIGHTS, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, Writable, WritableT, nbytes, split_into_shards, write_safetensors
-from .weights_file import AGAIN, LOADABLE, opened
+from .weights_file import AGAIN
 
 CONFIG = "config.json"
 
@@ -76,7 +77,7 @@ def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
     shards = shards_of(every, model.max_shard_bytes)
     hashes = {file: write_safetensors(directory / file, shard) for file, shard in shards.items()}
     if len(shards) > 1:
-        _write_json(directory / INDEX, weight_index(shards))
+        write_json(directory / INDEX, weight_index(shards))
     write_rest(directory, model)
     return hashes
 
@@ -86,7 +87,7 @@ def write_rest(directory: Path, model: ModelExport) -> None:
     _write_companions(directory, model.config, model.source_dir, model.turn_ends)
     dtype = DTYPES[model.dtype].torch_name  # under both names in use; references to code are left out
     kept = {key: value for key, value in model.config.items() if key not in ("auto_map", "_name_or_path")}
-    _write_json(directory / CONFIG, {**kept, "dtype": dtype, "torch_dtype": dtype})
+    write_json(directory / CONFIG, {**kept, "dtype": dtype, "torch_dtype": dtype})
 
 
 def save_model(out_dir: Path, model: ModelExport) -> None:
@@ -108,10 +109,11 @@ def save_files(
     make_room: Callable[[], object] = lambda: None,
     safe_in: Path | None = None,
 ) -> None:
-    """Have `write` fill a folder and move its files into `out_dir` as `save_model` does; `last` is moved last.
+    """Have `write` fill a folder and move its files into `out_dir` as `save_model` does.
 
-    `make_room` is called once all files are written, before the first is moved. `safe_in`: as for
-    `stopping_when_disk_refuses`. If `write` fails, `out_dir` is as it was: absent if it was new.
+    `last`: pattern of the file that is moved last. `make_room` is called once all files are written, before the first
+    is moved. `safe_in`: as for `stopping_when_disk_refuses`. If `write` fails, `out_dir` is as it was: absent if it was
+    new.
     """
     with stopping_when_disk_refuses(out_dir, safe_in=safe_in), made(out_dir):
         leftovers = list(out_dir.glob(f"{SAVING}*"))  # they tell `make_room` what is no whole model
@@ -121,10 +123,11 @@ def save_files(
             sync_tree(fresh)
             make_room()
             names = {path.name for path in fresh.iterdir()}
-            write_moved(fresh, last)
+            final = max(path.name for path in fresh.glob(last))
+            write_moved(fresh, final)
             for leftover in leftovers:
                 shutil.rmtree(leftover, ignore_errors=True)
-            _move_in(fresh, out_dir, names, last)
+            _move_in(fresh, out_dir, names, final)
 
 
 def saved_dtype(model: ModelExport, param: str) -> torch.dtype:
@@ -175,7 +178,7 @@ def _write_companions(
             shutil.copyfile(source_dir / GENERATION_CONFIG, written)
     if not written.exists():
         ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
-        _write_json(written, {"_from_model_config": True, **ids})
+        write_json(written, {"_from_model_config": True, **ids})
     if turn_ends:
         write_stops(written, turn_ends, source_dir)
 
@@ -185,10 +188,11 @@ def write_stops(path: Path, turn_ends: Sequence[int], source_dir: Path | None) -
     given = read_json(path, AGAIN)
     content = with_stops(given, turn_ends, source_dir)
     if content != given:
-        _write_json(path, content)
+        write_json(path, content)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file of a model."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -217,93 +221,46 @@ def write_merged(
     adapter_dir: Path | None = None,
     formed: FormedWeights | None = None,
     dtype: str = "bf16",
+    changed_in: str | None = None,
 ) -> None:
-    """Write the checkpoint in `base_dir` with some of its tensors changed, as `write_changed` does.
+    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes.
 
     It stops at the tokens at which the generation config in `adapter_dir` does, too.
 
     `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
-    them. Raises ConfigError for any other changed tensor that the base lacks.
+    them. `formed`: the weights that the checkpoint holds in a checkpoint form, which are read in `dtype`: the model
+    that is written has none. `changed_in`: the dtype of changed tensors, if not their own. One tensor at a time is in
+    memory. Raises ConfigError for any other changed tensor that the base lacks, or that is quantized otherwise. For use
+    inside `save_files`.
     """
-    held = {name for names in locate(base_dir).values() for name in names} | (
-        formed.tensors.keys() if formed else set()
-    )
-    absent = sorted(changes.keys() - held - set(may_lack))
-    if absent:
+    with model_tensors(base_dir, changes, formed, dtype, changed_in) as tensors:
+        refuse_absent(base_dir, changes.keys() - set(may_lack), tensors)
+        with Progress(f"{base_dir}: rewriting", "tensors", len(tensors)) as progress:
+            write_weights(directory, tensors, progress=progress)
+    write_files_beside(directory, base_dir, adapter_dir, None if formed is None or formed.form is None else dtype)
+
+
+def refuse_absent(base_dir: Path, changed: Collection[str], held: Collection[str]) -> None:
+    """Raise ConfigError unless the base holds all tensors that an adapter changes."""
+    if absent := sorted(set(changed) - set(held)):
         raise ConfigError(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
-    write_changed(
-        directory,
-        base_dir,
-        changes.keys(),
-        lambda name, tensor: {name: changes[name](tensor)},
-        formed=formed,
-        dtype=dtype,
-    )
-    if adapter_dir is not None and (adapter_dir / GENERATION_CONFIG).is_file():
-        write_stops(directory / GENERATION_CONFIG, stop_ids(adapter_dir), base_dir)
 
 
-def write_changed(
-    directory: Path,
-    base_dir: Path,
-    names: Collection[str],
-    changed: Callable[[str, Tensor], Mapping[str, Tensor]],
-    config_keys: Mapping[str, Any] = MappingProxyType({}),
-    formed: FormedWeights | None = None,
-    dtype: str = "bf16",
-) -> None:
-    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, order and dtypes of the others.
+def write_files_beside(directory: Path, base_dir: Path, adapter_dir: Path | None, read_in: str | None) -> None:
+    """Write the files of a model besides its weights into a folder: those of its base, and the stops of an adapter.
 
-    `changed`: (name, tensor) -> the tensors in its place, by name; called for each of `names`. `config_keys`: keys that
-    config.json gets. `formed`: the weights that the checkpoint holds in a checkpoint form, which are read in `dtype`:
-    the model that is written has none. One file at a time is in memory. Raises ConfigError for a changed tensor that is
-    quantized otherwise. For use inside `save_files`.
+    read_in: the dtype that the weights of a base in a checkpoint form were read in; None: they are as they were.
     """
-    formed = formed or FormedWeights(base_dir)
-    weight_map: dict[str, str] = {}
-    total = done = 0
-    files = locate(base_dir)
-    of_file = {path: {name for name in held if not formed.leaves_out(name)} for path, held in files.items()}
-    for name in formed.tensors:
-        of_file[formed.file_of(name)].add(name)
-    count = sum(map(len, of_file.values()))
-    with Progress(f"{base_dir}: rewriting", "tensors", count) as progress, formed.reading() as weight:
-        for path, held in of_file.items():
-            with opened(path) as file:
-                tensors: dict[str, Tensor] = {}
-                for name in sorted(held):
-                    if name in formed.tensors:
-                        tensor = weight(name, TORCH_DTYPES[dtype])[...]
-                    else:
-                        _refuse_stored(path, name, file.get_slice(name).get_dtype(), name in names, formed)
-                        tensor = file.get_tensor(name)
-                    tensors |= changed(name, tensor) if name in names else {name: tensor}
-                    done += 1
-                    progress(done)
-            if not tensors:  # scales alone
-                continue
-            write_safetensors(directory / path.name, [Stored.of(name, tensor) for name, tensor in tensors.items()])
-            weight_map |= dict.fromkeys(tensors, path.name)
-            total += sum(tensor.nbytes for tensor in tensors.values())
-    if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        _write_json(directory / INDEX, index)
     config = read_json(base_dir / CONFIG, AGAIN)
     _write_companions(directory, config, base_dir)
     kept = {key: value for key, value in config.items() if key != "auto_map"}
-    if formed.form is not None:
-        kept = {**unquantized(kept), "dtype": DTYPES[dtype].torch_name, "torch_dtype": DTYPES[dtype].torch_name}
-    _write_json(directory / CONFIG, kept | {**config_keys})
-
-
-def _refuse_stored(path: Path, name: str, dtype: str, changed: bool, formed: FormedWeights) -> None:
-    """Raise ConfigError for a tensor that is to be changed, or to lose its scales, and is not in floating point."""
-    if formed.form is not None and dtype.startswith("F8"):
-        raise ConfigError(f"{path}: {name} is stored as {dtype}, without what {formed.form[0].name} reads it with.")
-    if changed and dtype not in LOADABLE:
-        raise ConfigError(f"{path}: {name} is stored as {dtype}; use the unquantized model.")
+    if read_in is not None:
+        kept = {**unquantized(kept), "dtype": DTYPES[read_in].torch_name, "torch_dtype": DTYPES[read_in].torch_name}
+    write_json(directory / CONFIG, kept)
+    if adapter_dir is not None and (adapter_dir / GENERATION_CONFIG).is_file():
+        write_stops(directory / GENERATION_CONFIG, stop_ids(adapter_dir), base_dir)
 
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:

@@ -14,15 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from surogate_core.api import HFTensor, WeightMap
-from surogate_core.api.destination import MANIFEST, STATE
+from surogate_core.api.destination import STATE
 from surogate_core.errors import ConfigError
 from surogate_core.runtime.pieces import Pieces
 
 from ..hub.config_json import read_json
 from ..reporting.text import names_text
-from .folders import list_checkpoints
 from .hf import CONFIG, ModelExport, held_rows, save_files, saved_dtype, shards_of, weight_index, write_rest
-from .manifest import DamagedCheckpoint, read_manifest, verify_files
+from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
+from .model_tensors import FileTensor, ModelTensor, ReadTensor
 from .saved_tensors import InRows, SavedTensor, read_tensors
 from .states import write_tensors
 from .stored_weights import INDEX, RANGES_FOLDER, WEIGHTS, open_weights, read_weight_map, rows_of
@@ -120,34 +120,47 @@ def _tensors(directory: Path) -> dict[str, SavedTensor]:
     return tensors
 
 
+def open_checkpoint(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint, all of whose files are as it says. Raises ConfigError otherwise."""
+    try:
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest)
+    except DamagedCheckpoint as damage:
+        raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
+    return manifest
+
+
 def export_model(
     folder: Path,
     output: Path,
     make_room: Callable[[], object] = lambda: None,
-    moved: Callable[[Path, Sequence[str]], Mapping[str, HFTensor]] = lambda folder, names: {},
+    moved: Mapping[str, HFTensor] = MappingProxyType({}),
 ) -> None:
     """Write the model of the checkpoint `folder` to `output`, a block of a tensor at a time. See `hf.save_files`.
 
-    moved: (folder, tensors that are `in_rows`) -> them, by name, with their layouts. Raises ConfigError for a folder
-    that is no checkpoint, is damaged, or holds an adapter.
+    moved: see `join_ranges`. Raises ConfigError for a folder that is damaged.
     """
-    if checkpoints := list_checkpoints(folder):
-        raise ConfigError(f"{folder}: is a folder of checkpoints. Name one: {checkpoints[-1]}.")
-    if not (folder / MANIFEST).is_file():
-        fault = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
-        raise ConfigError(f"{folder}: {fault}. Name one that a run has saved, such as output/step_00000050.")
-    try:
-        manifest = read_manifest(folder)
-        if CONFIG not in manifest.files:
-            raise ConfigError(
-                f"{folder}: holds an adapter, not a model. Merge it into its base: surogate merge {folder} OUTPUT"
-            )
-        verify_files(folder, manifest)
-    except DamagedCheckpoint as damage:
-        raise ConfigError(f"the checkpoint is damaged: {damage}. Use another one.") from None
+    manifest = open_checkpoint(folder)
     files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
-    layouts = moved(folder, names) if (names := in_rows(folder)) else {}
-    save_files(output, lambda fresh: join_files(folder, files, fresh, layouts), CONFIG, make_room=make_room)
+    save_files(output, lambda fresh: join_files(folder, files, fresh, moved), CONFIG, make_room=make_room)
+
+
+def range_tensors(folder: Path, moved: Mapping[str, HFTensor] = MappingProxyType({})) -> dict[str, ModelTensor]:
+    """Return the tensors of a model in ranges, and the files that they are to be in. moved: see `join_ranges`."""
+    tensors, weight_map = _tensors(folder), read_weight_map(folder / RANGES_FOLDER / INDEX)
+    rows = set(in_rows(folder))
+    found: dict[str, ModelTensor] = {}
+    for name in sorted(weight_map, key=lambda name: (weight_map[name], name)):
+        found[name] = FileTensor(tensors[name], folder / weight_map[name])
+        if name in rows:
+            _check_shape(folder, moved[name], tensors[name])
+            found[name] = _from_rows(moved[name], found[name])
+    return found
+
+
+def _from_rows(tensor: HFTensor, held: ModelTensor) -> ReadTensor:
+    """Return a tensor that is saved as rows of its param in the order of files."""
+    return ReadTensor(tensor.name, tensor.shape, held.dtype, held.path, lambda: tensor.save(held[...]), by_rows=False)
 
 
 def join_files(

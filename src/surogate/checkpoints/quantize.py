@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from surogate_core.api import WeightMap
+from surogate_core.api import ExportContext, ExportFormatDef, HFTensor, Rewritten, WeightMap
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.registry import Registry
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.runtime.finite_check import contents
 
 from ..config.load import LoadedConfig, load_config
 from ..config.yaml import apply_overrides
@@ -22,16 +22,12 @@ from ..runs.run import Run
 from .base import open_base
 from .base_files import stored_names
 from .checked_form import CheckedForm
+from .export import Chosen, Export
+from .export_source import Source
 from .formed_weights import all_formed
-from .hf import CONFIG, save_files, write_changed
-from .matrix_codec import Matrices, MatrixCodec, matrices_in
-from .stored_weights import file_of, locate
-
-_MODULE = ".weight"
-_HEAD = "lm_head"
-_ALL = ".*"
-"""End of a pattern of tensors: all of a module."""
-
+from .linear_modules import KEYS, modules_of
+from .matrix_codec import Matrices, MatrixCodec, by_matrix, matrices_in
+from .stored_weights import locate
 
 _KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding", "plugins")
 """Keys of core that change what is stored."""
@@ -46,8 +42,7 @@ def config_of(model: str, overrides: Sequence[str], registry: Registry) -> Loade
     given = apply_overrides({}, overrides)
     if "model" in given:
         raise ConfigError(f"{_SOURCE}: model: is the first argument, {model}. Remove it from --set.")
-    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
-    loaded = load_config(given | keys, registry=registry, mode="sft", source=_SOURCE)
+    loaded = load_config(given | {"model": model, **KEYS}, registry=registry, mode="sft", source=_SOURCE)
     formats = registry.weight_formats().values()
     known = [*_KEYS, *(info.alias or name for f in formats for name, info in f.options.model_fields.items())]
     if other := sorted(set(given) - set(known)):
@@ -77,52 +72,72 @@ def _matrices(maps: Iterable[WeightMap], params: Collection[str]) -> dict[str, M
 
 
 def quantize_checkpoint(
-    run: Run, planned: Plan, output: Path, notice: Callable[[str], None], make_room: Callable[[], object]
+    run: Run, planned: Plan, output: Path, notice: Callable[[str], None], make_room: Callable[[Sequence[str]], object]
 ) -> None:
     """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
 
-    They have the bits that the run would store, which rounds weights to its dtype first. `notice` gets what the format
-    has to tell about the checkpoint. `make_room` is called once all files are written, before they replace those of a
-    model in `output`.
+    An export format of the weight format writes them. Without one they have the bits that the run would store, which
+    rounds weights to its dtype first. `notice` gets what the format has to tell about the checkpoint. `make_room` is
+    called with the names of the files once all are written, before they replace those of a model in `output`.
 
     Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
     config.json, or a weight is not finite.
     """
-    codec, stored = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
-    form, maps = _form(run, codec, stored.values()), planned.assembly.weights
-    base = open_base(run, maps)
-    others = [
-        t.name.removesuffix(_MODULE) for m in maps for t in m.tensors if len(t.shape) == 2 and t.name not in stored
-    ]
-    head = () if _HEAD + _MODULE in stored else (_HEAD,)  # a tied one is not among the tensors
-    kept = [pattern.removesuffix(_ALL) for pattern in run.model.kept_tensors(run.dims)]
-    config = form.config(list(dict.fromkeys((*head, *others, *kept))))
-    names = stored_names(run, maps)
-    tensors = _matrices(names.maps(maps), planned.assembly.stored)
+    name = run.weight_format[0].name if run.weight_format else ""
+    own = (format for format in run.registry.export_formats().values() if format.weight_format == name)
+    stored_export(run, planned, notice, next(own, None)).write(output, make_room)
+
+
+def stored_export(
+    run: Run, planned: Plan, notice: Callable[[str], None], format: ExportFormatDef | None = None
+) -> Export:
+    """Return the export of a run's model in its weight format, by an export format; None: by the format's ops.
+
+    Raises ConfigError as `quantize_checkpoint` does.
+    """
+    codec, assembly = codec_of(run, planned.inputs.precision.model), planned.assembly
+    stored, maps = stored_tensors(assembly), assembly.weights
+    form = _form(run, codec, stored.values())
+    base, names = open_base(run, maps), stored_names(run, maps)
+    apart = [by_matrix(m) if m.param in assembly.stored else m for m in maps]
+    linear = modules_of(run, apart, {matrix.name for held in stored.values() for matrix in held.each}, names)
     every = [tensor for m in base.maps for tensor in m.tensors]
     formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
-    matrices = [held.each[0] for held in tensors.values() if len(held.each) == 1]
-    if line := form.form.notice(matrices, codec.options):
-        notice(line)
-    if stacks := [held for held in tensors.values() if len(held.each) > 1]:
-        notice(_told_of_stack(stacks[0], codec.format.key))
+    in_files = _matrices(names.maps(maps), assembly.stored)
+    stacks = {name: held for name, held in in_files.items() if len(held.each) > 1}
+    if stacks:
+        notice(_told_of_stack(next(iter(stacks.values())), codec.format.key))
+    return Export(
+        named=Path(run.config.model),
+        source=Source(run.model_dir, formed, stacks=stacks),
+        chosen=Chosen.of(format or _by_ops(codec, form)),
+        registry=run.registry,
+        notice=notice,
+        linear=lambda tensors: linear,
+        model_dtype=codec.dtype,
+        options=codec.options,
+    )
 
-    def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
-        rounded = weight.to(TORCH_DTYPES[codec.dtype])
-        if not (found := contents(rounded)).finite:
-            raise ConfigError(f"{file_of(run.model_dir, name)}: {name} holds {found}. Use another checkpoint.")
-        if name not in tensors:
-            return {name: weight}
-        parts: dict[str, Tensor] = {}
-        for matrix, rows in tensors[name].of(rounded):
-            parts |= form.save(matrix, codec.quantized(matrix, rows), codec.dtype)
-        return {part: tensor.contiguous() for part, tensor in parts.items()}
 
-    def write(folder: Path) -> None:
-        names = {tensor.name for tensor in every}
-        write_changed(folder, run.model_dir, names, quantized, {QUANTIZATION: {**config}}, formed, codec.dtype)
+def _by_ops(codec: MatrixCodec, form: CheckedForm) -> ExportFormatDef:
+    def check(context: ExportContext) -> None:
+        if line := form.form.notice(list(context.linear().matrices.values()), codec.options):
+            context.notice(line)
 
-    save_files(output, write, CONFIG, make_room=make_room)
+    def parts(context: ExportContext, tensor: HFTensor) -> Mapping[str, Tensor]:
+        rounded = context.tensors[tensor.name][...].to(TORCH_DTYPES[codec.dtype])
+        found = form.save(tensor, codec.quantized(tensor, rounded), codec.dtype)
+        return {part: value.contiguous() for part, value in found.items()}
+
+    def write(context: ExportContext, folder: Path) -> None:
+        linear = context.linear()
+        rewritten = [
+            Rewritten(tensors=(name,), parts=partial(parts, context, tensor))
+            for name, tensor in linear.matrices.items()
+        ]
+        context.write_model(folder, rewritten, form.config(linear.others))
+
+    return ExportFormatDef(name=codec.format.name, summary=codec.format.summary, check=check, write=write)
 
 
 def _told_of_stack(held: Matrices, key: str) -> str:
@@ -130,7 +145,7 @@ def _told_of_stack(held: Matrices, key: str) -> str:
     first = held.each[0].name
     return (
         f"{held.tensor.name} is written as {len(held.each)} matrices, {first} and on, which transformers does not "
-        f"read: it draws these experts anew, with a warning. Runs with {key}: true load them."
+        f"read. Runs with {key}: true load them."
     )
 
 

@@ -17,15 +17,18 @@ from . import signals
 from .command_group import CommandGroup
 from .json_output import JsonOption, print_json
 from .options import (
+    BaseOption,
     CheckFiniteOption,
     ConfigArgument,
     ConfigOption,
     DeviceOption,
     FitOption,
     GpusOption,
+    KindOption,
     NodesOption,
     OverwriteOption,
     PtOption,
+    RunOption,
     SetOption,
     SftOption,
     mode_of,
@@ -146,26 +149,40 @@ def plan(
 
 
 @app.command(
-    help="Write the model of a checkpoint as files that transformers loads.",
-    epilog=_examples("export output/step_00000100 model"),
+    help="Write a finished model in the files that servers and other programs load.",
+    epilog=_examples(
+        "export output/step_00000100 model", "export output served --format fp8-channel", "export ADAPTER served"
+    ),
 )
 def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the checkpoint.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Output of a run, checkpoint, model, or adapter, which is merged on the way."
+        ),
+    ],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME[:TYPE]",
+            help="Form of the files; `surogate plugins` lists those that are installed. hf is that of transformers.",
+        ),
+    ] = "hf",
+    base: BaseOption = None,
     overwrite: OverwriteOption = False,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
-    ] = None,
+    kind: KindOption = None,
+    config: RunOption = None,
     as_json: JsonOption = False,
 ) -> int:
     from .. import run
 
     print_notices()
-    run.export(checkpoint, output, overwrite, config=config)
-    print(f"exported {checkpoint}: {output}")
+    run.export(folder, output, overwrite, format=format, base=base, adapter=kind, config=config)
+    print(f"exported {folder}: {output}")
     if as_json:
-        print_json({"checkpoint": checkpoint, "output": output})
+        print_json({"checkpoint": folder, "output": output, "format": format})
     return 0
 
 
@@ -176,19 +193,10 @@ def export(
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
-    base: Annotated[
-        str | None,
-        typer.Option("--base", metavar="MODEL", help="Folder or hub id. Default: the one that the adapter names."),
-    ] = None,
+    base: BaseOption = None,
     overwrite: OverwriteOption = False,
-    kind: Annotated[
-        str | None,
-        typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: by the file in ADAPTER."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
-    ] = None,
+    kind: KindOption = None,
+    config: RunOption = None,
     as_json: JsonOption = False,
 ) -> int:
     from .. import run

@@ -45,6 +45,19 @@ FitOption = Annotated[
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside when the new one is written.")
 ]
+BaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base", metavar="MODEL", help="Base of an adapter: folder or hub id. Default: the one that the adapter names."
+    ),
+]
+KindOption = Annotated[
+    str | None, typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: by the file in its folder.")
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
+]
 SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]
 

@@ -113,13 +113,15 @@ def refuse_inputs(folder: Path, read: Sequence[Path]) -> None:
             raise ConfigError(f"{source}: is an input, but would be set aside in {folder}. Name another output folder.")
 
 
-def set_aside_model(folder: Path) -> list[Path]:
+def set_aside_model(folder: Path, replaced: Collection[str] = ()) -> list[Path]:
     """Move a model in a folder to its subfolder `outputs.set_aside`, for one that a command writes in its place.
 
-    What a killed command has moved in is no model: it stays, and is replaced. Raises as `set_aside_outputs` does.
+    `replaced`: names of its files, of which others in the folder are moved too. What a killed command has moved in is
+    no model: it stays, and is replaced. Raises as `set_aside_outputs` does.
     """
     half = half_moved(folder)
-    return _move_aside(folder, [path for path in outputs_in(folder) if path.name not in half])
+    found = {*outputs_in(folder), *(path for path in map(folder.joinpath, replaced) if path.exists())}
+    return _move_aside(folder, sorted(path for path in found if path.name not in half))
 
 
 def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:

@@ -11,7 +11,7 @@ from .subject import Subject
 
 ORDER = (
     *("model", "recipe", "lowering", "optimizer", "loss", "adapter", "weight format", "checkpoint form", "offload"),
-    *("op", "kernel", "format", "logger", "launcher"),
+    *("op", "kernel", "export format", "format", "logger", "launcher"),
 )
 
 

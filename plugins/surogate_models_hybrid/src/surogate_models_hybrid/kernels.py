@@ -55,8 +55,8 @@ def _bind_conv(op: Op, ctx: BindContext) -> Call:
 def _bind_conv_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    dx, *dw = op.outs
-    outs = (dx, *(dw or [0]), ctx.workspace)
+    dx, dw = (*op.outs, 0)[:2]  # without dw
+    outs = (dx, dw, ctx.workspace)
     return ctx.call(_C.causal_conv_bwd, *op.ins, *outs, *_conv_sizes(op), 1 in op.accumulate)
 
 
@@ -151,8 +151,8 @@ def _bind_norm(op: Op, ctx: BindContext) -> Call:
 def _bind_norm_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    dx, d_gate, *dw = op.outs
-    outs = (dx, d_gate, *(dw or [0]), ctx.workspace)
+    dx, d_gate, dw = (*op.outs, 0)[:3]  # without dw
+    outs = (dx, d_gate, dw, ctx.workspace)
     return ctx.call(_C.gated_rmsnorm_bwd, *op.ins, *outs, *_norm_sizes(op), 2 in op.accumulate)
 
 

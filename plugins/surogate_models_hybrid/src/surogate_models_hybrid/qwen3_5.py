@@ -62,7 +62,7 @@ class HybridDims(DecoderDims):
     v_dim: int
 
     @property
-    def delta(self) -> dict[str, int]:
+    def delta(self) -> dict[str, Any]:
         """Attributes of the gated delta rule."""
         return {name: getattr(self, name) for name in ("n_k_heads", "n_v_heads", "k_dim", "v_dim")}
 

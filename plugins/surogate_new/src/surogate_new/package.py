@@ -24,6 +24,7 @@ LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
     "adapter": ("shared", "on_base", "adapter"),
     "checkpoint-form": ("shared", "checkpoint-form"),
     "dataset": ("shared", "dataset"),
+    "export-format": ("shared", "export-format"),
     "kernel": ("shared", "in_model", "kernel"),
     "launcher": ("shared", "launcher"),
     "logger": ("shared", "logger"),

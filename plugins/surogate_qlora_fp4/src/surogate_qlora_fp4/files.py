@@ -65,10 +65,14 @@ def save(tensor: HFTensor, states: Sequence[Tensor], dtype: str, options: Fp4Wei
 
 
 def config(kept: Sequence[str], options: Fp4WeightOptions) -> Mapping[str, Any]:
+    """Return the config of a checkpoint. Without `config_groups`, vLLM takes activations for 4 bits too, and reads an
+    `input_scale` that no file has."""
+    weights = {"num_bits": 4, "type": "float", "group_size": BLOCK, "dynamic": False}
     return {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
         "group_size": BLOCK,
         "kv_cache_quant_algo": None,
         "ignore": list(kept),
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
     }

@@ -20,7 +20,8 @@ from .ops import BLOCK
 
 def fp4_block_quantize(w: Tensor, *, rows: Sequence[int], four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return (codes, scales, global scales)."""
-    parts = [_quantized(part.float(), four_over_six) for part in w.split(list(rows))]
+    matrices = [part.float() for part in w.split(list(rows))]
+    parts = [quantized(x, x.abs().max(), four_over_six) for x in matrices]
     codes, scales, global_scales = zip(*parts, strict=True)
     return torch.cat(codes), torch.cat(scales), torch.stack(global_scales)
 
@@ -48,14 +49,14 @@ def _per_row(values: Tensor, rows: Sequence[int]) -> Tensor:
     return values.repeat_interleave(torch.tensor(list(rows)))[:, None]
 
 
-def _quantized(w: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (codes, scales, global scale) of one matrix.
+def quantized(w: Tensor, amax: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (codes, scales, global scale) of rows of a matrix, or of several, whose largest magnitude is `amax`.
 
     Without `four_over_six` as ModelOpt does it, which divides by the step of a block and gives a block of zeros the
     scale 1; with it as TransformerEngine does it, which multiplies by the reciprocal.
     """
     x = w.view(len(w), -1, BLOCK)
-    amax, top = w.abs().max(), x.abs().amax(dim=-1)
+    top = x.abs().amax(dim=-1)
     limit = torch.tensor(6.0 * (256.0 if four_over_six else E4M3_MAX))
     if not four_over_six:
         scale = amax / limit

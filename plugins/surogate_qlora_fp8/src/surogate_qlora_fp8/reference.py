@@ -38,6 +38,19 @@ def fp8_tile_to_e4m3(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[T
     return e4m3_copy(fp8_tile_dequantize(*weight, **attrs), amax, transposed)
 
 
+def fp8_channel_quantize(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (codes, scales [rows, 1]). A scale is the largest magnitude of its row / 448, or 1 if that is 0."""
+    x = w.float()
+    scales = x.abs().amax(dim=1, keepdim=True) / E4M3_MAX
+    scales = torch.where(scales == 0, 1.0, scales)
+    return e4m3(x / scales), scales
+
+
+def fp8_channel_dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the weight in fp32: code * scale of its row."""
+    return codes.float() * scales
+
+
 def _quantized(w: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     """Return (codes, scales) of one matrix."""
     height, width = w.shape

@@ -39,7 +39,7 @@ def nf4_quantize(w: Tensor, *, rows: Sequence[int], block: int, double: bool) ->
     if not double:
         return codes, absmax
     per_matrix = absmax.split([count * w.shape[1] // block for count in rows])
-    parts = [_compressed(part) for part in per_matrix]
+    parts = [compressed(part) for part in per_matrix]
     return codes, *(torch.cat(column) for column in zip(*parts, strict=True))
 
 
@@ -81,7 +81,7 @@ def mean(absmax: Tensor) -> Tensor:
     return (_tree(_tree(total.view(GROUP // _LANES, _LANES))) / len(absmax)).float()
 
 
-def _compressed(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compressed(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (codes, nested absmax, offset) of the absmax of one matrix."""
     offset = mean(absmax)
     d = _padded(absmax - offset, GROUP)

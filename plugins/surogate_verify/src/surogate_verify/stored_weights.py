@@ -77,7 +77,8 @@ def _write(subject: Subject, folder: Path, changes: Mapping[str, Callable[[Tenso
     run = subject.run
     tensors = (tensor for m in maps_in_files(run, subject.plan.assembly) for tensor in m.tensors)
     formed = all_formed(run.model_dir, locate(run.model_dir), run.form, tensors)
-    write_merged(folder, run.model_dir, changes, formed=formed, dtype="fp32")
+    own = subject.plan.inputs.precision.model
+    write_merged(folder, run.model_dir, changes, formed=formed, dtype="fp32", changed_in=own)
 
 
 def _compared(name: str, layer: int, weight: Tensor, stored: Tensor) -> StoredMatrix:

@@ -29,6 +29,7 @@ from .bounded_pattern import check_pattern, match_groups, matches_whole
 from .checkpoint_forms import CheckpointFormDef, Part, StoredTensor
 from .data import Column, DatasetFormatDef, Encoded, Omission, Tokenizer
 from .destination import refuse_checkpoint
+from .export_formats import ExportContext, ExportFormatDef, ExportTensor, LinearModules, Rewritten
 from .hooks import provides
 from .json_object import read_json_object
 from .kernels import BindContext, Call, KernelDef, Launch
@@ -105,6 +106,9 @@ __all__ = [
     "Emitter",
     "Encoded",
     "EvalReport",
+    "ExportContext",
+    "ExportFormatDef",
+    "ExportTensor",
     "Finding",
     "GpuReport",
     "Gradients",
@@ -116,6 +120,7 @@ __all__ = [
     "Launch",
     "LauncherDef",
     "Layout",
+    "LinearModules",
     "Link",
     "Logger",
     "LoggerDef",
@@ -158,6 +163,7 @@ __all__ = [
     "RecipeDef",
     "Report",
     "Rewrites",
+    "Rewritten",
     "RowChoice",
     "RunInfo",
     "RunStopped",

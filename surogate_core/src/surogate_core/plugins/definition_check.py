@@ -16,6 +16,7 @@ from ..api import (
     ADAPTER_LABEL,
     WEIGHT_LABEL,
     Definition,
+    ExportFormatDef,
     KernelDef,
     LauncherDef,
     ModelDef,
@@ -46,6 +47,8 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
         yield "OffloadDef has neither on_host nor schedule, so it would move nothing"
     if isinstance(definition, LauncherDef) and definition.join is None and definition.start is None:
         yield "LauncherDef has neither join nor start, so it would train nothing"
+    if isinstance(definition, ExportFormatDef):
+        yield from (f"export format '{name}' has ':' in {text!r}" for text in (name, *definition.types) if ":" in text)
     if isinstance(definition, ModelDef):
         yield from _wrong_labels(definition.recompute)
     if hasattr(definition, "options"):

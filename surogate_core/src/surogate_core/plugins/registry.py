@@ -17,6 +17,7 @@ from ..api import (
     CheckpointFormDef,
     DatasetFormatDef,
     Definition,
+    ExportFormatDef,
     Finding,
     KernelDef,
     LauncherDef,
@@ -138,6 +139,7 @@ class Registry:
     offload = _named(OffloadDef)
     lowering = _named(LoweringDef)
     launcher = _named(LauncherDef)
+    export_format = _named(ExportFormatDef)
 
     def source(self, kind: str, name: str) -> Provided:
         """Return the definition of this kind and name ("-" and "_" are equal) with the plugin that provides it.
@@ -218,6 +220,9 @@ class Registry:
 
     def checkpoint_forms(self) -> Mapping[str, CheckpointFormDef]:
         return {item.name: item.definition for item in self._by_name["checkpoint form"].values()}
+
+    def export_formats(self) -> Mapping[str, ExportFormatDef]:
+        return {item.name: item.definition for item in self._by_name["export format"].values()}
 
     def launchers(self) -> Mapping[str, LauncherDef]:
         return {item.name: item.definition for item in self._by_name["launcher"].values()}

@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     adapters,
     checkpoint_forms,
+    export_formats,
     formats,
     kernels,
     launchers,

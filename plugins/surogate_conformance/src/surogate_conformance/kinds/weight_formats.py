@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from surogate import run
-from surogate.checkpoints.quantize import codec_of, stored_tensors
+from surogate.checkpoints.export import Export
+from surogate.checkpoints.quantize import codec_of, config_of, stored_export, stored_tensors
+from surogate.runs.run import Run, open_run
 from surogate_core.api import Support, WeightFormatDef
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
@@ -23,6 +26,9 @@ from .training import check_derived, check_falls, check_resumes
 DECIBELS_A_BIT = 3.5
 """Least signal-to-noise ratio of normally distributed weights for each bit of a weight. Published formats with 2 to 8
 bits have from 3.9 to 5.2."""
+
+EXPORTED = 0.02
+"""Largest relative difference of the losses of a run and of one on the files of an export format."""
 
 
 def _runs(definition: WeightFormatDef, bench: Bench) -> list[dict[str, Any]]:
@@ -127,19 +133,42 @@ def no_checkpoint_has_what_derive_writes(definition: WeightFormatDef, bench: Ben
 
 @proves("weight format", remedy="CheckpointForm.load must return what save was given; parts must name every tensor.")
 def a_checkpoint_in_it_is_read_as_it_was_written(definition: WeightFormatDef, bench: Bench) -> None:
+    for keys, opened in _stored_runs(definition, bench):
+        one, other = _losses(keys, bench, stored_export(opened, run.plan(opened, "cpu"), lambda line: None))
+        assert one == other, f"the loss is {one!r} on the model and {other!r} on its checkpoint in the format"
+
+
+@proves("weight format", remedy="Let ExportFormatDef.write write what CheckpointForm.load reads.")
+def a_run_reads_what_its_export_format_writes(definition: WeightFormatDef, bench: Bench) -> None:
+    """Matrices may share scales in the files of servers, so that the bits may differ from those of a run."""
+    own = next((f for f in bench.registry.export_formats().values() if f.weight_format == definition.name), None)
+    if own is None:
+        raise NotApplicable("no export format writes it (ExportFormatDef.weight_format)")
+    for keys, opened in _stored_runs(definition, bench):
+        one, other = _losses(keys, bench, stored_export(opened, run.plan(opened, "cpu"), lambda line: None, own))
+        assert abs(one - other) < EXPORTED * one, (
+            f"the loss is {one!r} on the model and {other!r} on what export format {own.name} writes"
+        )
+
+
+def _stored_runs(definition: WeightFormatDef, bench: Bench) -> Iterator[tuple[dict[str, Any], Run]]:
+    """Yield the keys of runs, and runs that store their models in files."""
     if definition.checkpoints is None:
         raise NotApplicable("no files hold it (WeightFormatDef.checkpoints)")
     for keys in _runs(definition, bench):
         options = {k: v for k, v in keys.items() if k in definition.options.model_fields}
         sets = [f"{key}={json.dumps(value)}" for key, value in {**options, "model_dtype": "bf16"}.items()]
-        folder: Path = bench._new("quantized")
-        with quiet():
-            run.quantize(keys["model"], folder, sets, notice=lambda line: None)
-        still = {"learning_rate": 0, "max_steps": 1}
-        one, other = (bench.train(**{**keys, **still, "model": str(model)}) for model in (keys["model"], folder))
-        assert one.losses == other.losses, (
-            f"the loss is {one.losses[1]!r} on the model and {other.losses[1]!r} on its checkpoint in the format"
-        )
+        yield keys, open_run(config_of(keys["model"], sets, bench.registry), bench.registry)
+
+
+def _losses(keys: dict[str, Any], bench: Bench, export: Export) -> tuple[float, float]:
+    """Return the loss of a run on a model, and on the files of an export."""
+    folder: Path = bench._new("quantized")
+    with quiet():
+        export.write(folder, lambda names: None)
+    still = {"learning_rate": 0, "max_steps": 1}
+    one, other = (bench.train(**{**keys, **still, "model": str(model)}) for model in (keys["model"], folder))
+    return one.losses[1], other.losses[1]
 
 
 @proves("weight format", remedy="Refuse a shape by ConfigError in quantize, a device by Support in supports.")

@@ -1,0 +1,1 @@
+"""GGUF for Surogate: finished models as files that llama.cpp loads."""

@@ -1,0 +1,151 @@
+"""The tensors of a GGUF file and what each is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gguf import TensorNameMap, get_tensor_name_map
+
+from surogate_core.api import ConfigError, ExportContext
+
+from .families import TOWERS, Family, refused
+from .rope import Floats, Rotation
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A tensor of the file.
+
+    name     in the file
+    shape    in the order of torch
+    sources  stored tensors, of several the first is expert 0
+    heads    heads whose rows are paired; 0: rows stay where they are
+    offset   what is added to the values
+    values   instead of sources: the values
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+    heads: int = 0
+    offset: float = 0.0
+    values: Floats | None = None
+
+
+def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotation) -> list[Target]:
+    """Return the tensors of the file in the order of the layers. Raises ConfigError for one that llama.cpp has not."""
+    text = config.get_text_config()
+    names = get_tensor_name_map(family.arch, text.num_hidden_layers)
+    stored = stored_names(context, text)
+    shapes = {name: tuple(context.tensors[of].shape) for name, of in stored.items()}
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    if family.head == "tied" and (HEAD in stored or not tied):
+        reason = (
+            f"llama.cpp has no head of its own in its {family.arch.name.lower()}, and the model may not hold {HEAD}"
+        )
+        raise refused("tie_word_embeddings", reason, tied)
+    if HEAD not in stored and not tied:
+        raise ConfigError(
+            f"the model has no tensor {HEAD}, and tie_word_embeddings is false. Set it to true if they are tied."
+        )
+    if (
+        HEAD not in stored and family.head == "own"
+    ):  # a stored head counts, as in transformers, whatever the config says
+        stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
+    targets = [
+        target(name, [stored[part] for part in parts], shapes[parts[0]], names, text, family)
+        for name, parts in joined(stored).items()
+    ]
+    check_complete(targets, text)
+    made = [Target(name=name, shape=x.shape, values=x) for name, x in rope.divisors.items()]
+    return [*targets, *made]
+
+
+def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
+    """Return {name in the class of the text: stored name} in the order of the layers, and tell what is left out."""
+    architecture = (context.config.get("architectures") or [""])[0]
+    found, left = {}, set()
+    for name in context.tensors:
+        part = name.removeprefix("model.").split(".")[0]
+        if part in TOWERS.get(architecture, ()):
+            left.add(part)
+        else:
+            found[text_name(name)] = name
+    if left:
+        line = f"the file holds the text of {architecture}, without {' and '.join(sorted(left))}:"
+        context.notice(f"{line} for images, give llama.cpp the mmproj file of the base (--mmproj)")
+    embedding = context.tensors[found[EMBEDDING]].shape if EMBEDDING in found else (0,)
+    if embedding[0] != text.vocab_size:
+        raise ConfigError(
+            f"vocab_size: the embedding has {embedding[0]} rows (got {text.vocab_size}). Is config.json the model's?"
+        )
+    return dict(sorted(found.items(), key=lambda item: order(item[0])))
+
+
+def text_name(name: str) -> str:
+    """Return the name in the class of the text for one in a class around it."""
+    inner = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+    return inner if inner.startswith("lm_head.") else f"model.{inner}"
+
+
+def order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return what sorts names: the embedding, the layers by number, the rest."""
+    rank = 0 if name == EMBEDDING else 1 if name.startswith("model.layers.") else 2
+    return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def joined(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return {name: names that it is stacked from}: those of experts are one, all others themselves."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        expert = EXPERT.fullmatch(name)
+        found.setdefault(expert[1] + expert[3] if expert else name, []).append(name)
+    return found
+
+
+def target(
+    name: str, sources: list[str], shape: tuple[int, ...], names: TensorNameMap, text: Any, family: Family
+) -> Target:
+    """Return the tensor of the file for a name of transformers."""
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    part = name.removesuffix(".weight").removesuffix(".bias")
+    biased = name.endswith(".bias") and not part.endswith(family.biases or ("none",))
+    if found is None or biased:
+        arch = family.arch.name.lower()
+        raise ConfigError(
+            f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf."
+        )
+    several = ".experts." in name
+    if several and len(sources) != text.num_experts:
+        raise ConfigError(
+            f"{name}: there are {len(sources)} experts, config.json says {text.num_experts}. Is it the model's?"
+        )
+    heads = {"q_proj": text.num_attention_heads, "k_proj": text.num_key_value_heads or text.num_attention_heads}
+    return Target(
+        name=found,
+        shape=(len(sources), *shape) if several else shape,
+        sources=tuple(sources),
+        heads=heads.get(part.rsplit(".", 1)[-1], 0) if family.paired else 0,
+        offset=family.norm_offset if part.endswith("norm") else 0.0,
+    )
+
+
+def check_complete(targets: Iterable[Target], text: Any) -> None:
+    """Raise ConfigError if a layer lacks what the others have: llama.cpp would not load the file."""
+    layers: list[set[str]] = [set() for _ in range(text.num_hidden_layers)]
+    for found in targets:
+        if found.name.startswith("blk."):
+            _, layer, kind = found.name.split(".", 2)
+            layers[int(layer)].add(kind)
+    every = set[str]().union(*layers)
+    for number, kinds in enumerate(layers):
+        if kinds != every:
+            lacks = ", ".join(sorted(every - kinds))
+            raise ConfigError(f"layer {number} of the model has no tensor for {lacks}. Are all of its files there?")

@@ -1,0 +1,101 @@
+"""Numbers as the file stores them: which type a tensor gets, and rows of it as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType, quants
+from numpy.typing import NDArray
+from torch import Tensor
+
+from surogate_core.api import ConfigError
+
+from .tensors import Target
+
+Type = GGMLQuantizationType
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the matrices.
+
+    type       of the matrices of blocks
+    file_type  its number in the file
+    outer      type of embedding and head
+    """
+
+    type: Type
+    file_type: LlamaFileType
+    outer: Type
+
+
+FORMS = {
+    "bf16": Form(Type.BF16, LlamaFileType.MOSTLY_BF16, Type.BF16),
+    "f16": Form(Type.F16, LlamaFileType.MOSTLY_F16, Type.F16),
+    "f32": Form(Type.F32, LlamaFileType.ALL_F32, Type.F32),
+    "q8_0": Form(Type.Q8_0, LlamaFileType.MOSTLY_Q8_0, Type.Q8_0),
+    "q5_0": Form(Type.Q5_0, LlamaFileType.MOSTLY_Q5_0, Type.Q8_0),
+    "q5_1": Form(Type.Q5_1, LlamaFileType.MOSTLY_Q5_1, Type.Q8_0),
+    "q4_0": Form(Type.Q4_0, LlamaFileType.MOSTLY_Q4_0, Type.Q8_0),
+    "q4_1": Form(Type.Q4_1, LlamaFileType.MOSTLY_Q4_1, Type.Q8_0),
+}
+"""The types that the package `gguf` quantizes, as `gguf:NAME`. The first is the default."""
+
+OUTER = ("token_embd.weight", "output.weight")
+PRECISE = ("ffn_gate_inp.weight",)
+LARGEST_F16 = 65504.0
+
+
+def type_of(target: Target, form: Form) -> Type:
+    """Return the type of a tensor. Vectors and routers are in F32, rows that blocks do not divide in F16."""
+    if len(target.shape) == 1 or target.name.endswith(PRECISE):
+        return Type.F32
+    wanted = form.outer if target.name in OUTER else form.type
+    return Type.F16 if target.shape[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
+
+
+def bytes_of(target: Target, kind: Type) -> int:
+    """Return how many bytes a tensor has in the file."""
+    block, size = GGML_QUANT_SIZES[kind]
+    return prod(target.shape) // block * size
+
+
+def paired(x: Tensor, heads: int) -> Tensor:
+    """Put row i and row i + half of each head, which RoPE rotates together, next to each other."""
+    half = x.shape[0] // heads // 2
+    return x.reshape(heads, 2, half, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+
+
+def encoded(rows: Tensor, kind: Type, offset: float, name: str) -> Bytes:
+    """Return the bytes of rows of a tensor. Raises ConfigError for values that the type cannot hold."""
+    if kind is Type.BF16 and rows.dtype is torch.bfloat16:
+        check_finite(rows, name)
+        return rows.contiguous().view(torch.uint8).numpy()
+    x = rows.to(torch.float32)
+    if offset:
+        x = x + offset
+    check_finite(x, name)
+    if kind not in (Type.F32, Type.BF16) and (largest := float(x.abs().max())) > LARGEST_F16:
+        reason = f"{kind.name} holds numbers up to {LARGEST_F16:.0f}, this one is {largest:.3g}"
+        raise ConfigError(f"{name}: {reason}. Export with --format gguf:bf16.")
+    if kind in TORCH:
+        return x.to(TORCH[kind]).contiguous().view(torch.uint8).numpy()
+    return quants.quantize(np.ascontiguousarray(x.numpy()), kind).view(np.uint8)
+
+
+TORCH = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raise ConfigError for NaN and inf."""
+    if not bool(torch.isfinite(x).all()):
+        raise ConfigError(f"{name} has NaN or inf. The training failed before this checkpoint: export an earlier one.")
+
+
+def odd(targets: list[Target], form: Form) -> list[str]:
+    """Return the names of tensors that are in F16 because blocks do not divide their rows."""
+    return [t.name for t in targets if type_of(t, form) is Type.F16 and Type.F16 not in (form.type, form.outer)]

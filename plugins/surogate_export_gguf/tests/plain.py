@@ -1,0 +1,102 @@
+"""The file of a model, plainly: names by hand, rows moved one by one, blocks of 32 numbers by the formulas of ggml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""In families with a norm after attention and MLP."""
+OUTSIDE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+
+
+def file_of(
+    tensors: Mapping[str, Tensor], *, heads: Mapping[str, int], offset: float, after: bool, tied: bool, own_head: bool
+) -> dict[str, Tensor]:
+    """Return the tensors of the file in fp32. `heads`: of queries and keys, if their rows are paired."""
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, x in tensors.items():
+        x = x.float()
+        short = name.replace("language_model.", "").removeprefix("model.")
+        if short.startswith(("vision_tower", "multi_modal_projector", "visual")) or (
+            short == "lm_head.weight" and tied
+        ):
+            continue
+        part, kind = short.rsplit(".", 1)
+        if not short.startswith("layers."):
+            found[f"{OUTSIDE[part]}.{kind}"] = x + offset if part == "norm" else x
+            continue
+        _, layer, part = part.split(".", 2)
+        if expert := EXPERT.fullmatch(part):
+            experts.setdefault(f"blk.{layer}.ffn_{expert[2]}_exps.weight", {})[int(expert[1])] = x
+            continue
+        ours = AFTER.get(part, PARTS.get(part, "")) if after else PARTS[part]
+        if part[-6:] in heads:
+            x = moved(x, heads[part[-6:]])
+        found[f"blk.{layer}.{ours}.{kind}"] = x + offset if part.endswith("norm") else x
+    found |= {name: torch.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}
+    return found | ({"output.weight": found["token_embd.weight"]} if own_head and tied else {})
+
+
+def moved(x: Tensor, heads: int) -> Tensor:
+    """Put row i of each head at 2 i, and row i + half at 2 i + 1."""
+    width = len(x) // heads
+    rows = [head * width + i // 2 + i % 2 * width // 2 for head in range(heads) for i in range(width)]
+    return torch.stack([x[row] for row in rows])
+
+
+def away_from_zero(x: Tensor) -> Tensor:
+    """Round halves away from zero, as C does."""
+    return torch.sign(x) * torch.floor(x.abs() + 0.5)
+
+
+def inverse(d: Tensor) -> Tensor:
+    """Return 1 / d, and 0 for 0."""
+    return torch.where(d == 0, torch.zeros_like(d), 1 / torch.where(d == 0, torch.ones_like(d), d))
+
+
+def served(x: Tensor, kind: str) -> Tensor:
+    """Return the numbers that llama.cpp reads of a matrix in a type."""
+    if kind in ("f32", "f16", "bf16"):
+        dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
+        return x.to(dtype).float()
+    blocks = x.reshape(-1, 32)
+    bits = int(kind[1])
+    if kind.endswith("_1"):  # from the smallest number in steps
+        least, steps = blocks.amin(1, keepdim=True), 2**bits - 1
+        d = (blocks.amax(1, keepdim=True) - least) / steps
+        codes = torch.trunc((blocks - least) * inverse(d) + 0.5).clamp(0, steps)
+        return (codes * d.half().float() + least.half().float()).reshape(x.shape)
+    if bits == 8:
+        d = blocks.abs().amax(1, keepdim=True) / 127
+        return (away_from_zero(blocks * inverse(d)) * d.half().float()).reshape(x.shape)
+    half = 2 ** (bits - 1)
+    largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    d = largest / -half
+    codes = torch.trunc(blocks * inverse(d) + half + 0.5).clamp(0, 2 * half - 1) - half
+    return (codes * d.half().float()).reshape(x.shape)

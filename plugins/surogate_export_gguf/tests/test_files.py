@@ -1,0 +1,162 @@
+"""Files of every family, read back by the package `gguf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from serving.contexts import context_of
+from serving.tiny_models import MODELS, write_model
+from torch import Tensor
+
+from surogate_export_gguf import plugin, values, writer
+
+from .plain import file_of, served
+
+PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision"}
+OWN_HEAD = {"olmo2", "olmo3", "olmoe"}
+TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-windows", "gemma3-vision"}
+OUTER = ("token_embd.weight", "output.weight")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder of a tiny model, written once."""
+    root = tmp_path_factory.mktemp("models")
+    return cache(lambda name, dtype=torch.float32: write_model(name, root / f"{name}-{dtype}", dtype))
+
+
+def wanted_of(name: str, folder: Path) -> dict[str, Tensor]:
+    """Return the tensors that the file should have, but those that are made."""
+    return file_of(
+        load_file(folder / "model.safetensors"),
+        heads={"q_proj": 4, "k_proj": 2} if name in PAIRED else {},
+        offset=1.0 if name.startswith("gemma") else 0.0,
+        after=name.startswith(("gemma", "olmo2", "olmo3")),
+        tied=name in TIED,
+        own_head=name in OWN_HEAD,
+    )
+
+
+def read(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, str]]:
+    """Return the keys, the numbers and the types of a file."""
+    reader = gguf.GGUFReader(path)
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    numbers = {
+        t.name: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()).reshape(*reversed(t.shape.tolist()))
+        for t in reader.tensors
+    }
+    return keys, numbers, {t.name: t.tensor_type.name.lower() for t in reader.tensors}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_holds_the_numbers_of_the_model(models: Any, tmp_path: Path, name: str) -> None:
+    folder = models(name)
+    writer.write_model(context_of(folder, "f32"), tmp_path / "x.gguf")
+    _, found, types = read(tmp_path / "x.gguf")
+    wanted = wanted_of(name, folder)
+    made = {key for key in found if key.startswith("rope_")}
+    assert found.keys() - made == wanted.keys()
+    assert all(torch.equal(found[key], x) for key, x in wanted.items())
+    assert set(types.values()) == {"f32"}
+    assert made == {
+        "llama3": {"rope_freqs.weight"},
+        "phi4-mini": {f"rope_factors_{x}.weight" for x in ("long", "short")},
+    }.get(name, set())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "llama3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrices_are_rounded_as_ggml_rounds(
+    models: Any, tmp_path: Path, name: str, kind: str, dtype: torch.dtype
+) -> None:
+    folder = models(name, dtype)
+    writer.write_model(context_of(folder, kind), tmp_path / "x.gguf")
+    _, found, types = read(tmp_path / "x.gguf")
+    for key, x in wanted_of(name, folder).items():
+        outer = "q8_0" if kind[1] in "45" else kind
+        form = "f32" if x.ndim == 1 or "gate_inp" in key else outer if key in OUTER else kind
+        assert types[key] == form, key
+        assert torch.equal(found[key], served(x, form)), key
+
+
+def test_rows_that_blocks_do_not_divide_are_in_f16(models: Any, tmp_path: Path) -> None:
+    notices: list[str] = []
+    context = context_of(models("olmo2"), "q8_0", notices.append)
+    name = "model.layers.2.mlp.down_proj.weight"
+    narrow = torch.zeros(128, 200)
+    tensors = {**context.tensors, name: Narrow(name, narrow)}
+    changed = context_of(models("olmo2"), "q8_0", notices.append, tensors=tensors)
+    writer.write_model(changed, tmp_path / "x.gguf")
+    assert read(tmp_path / "x.gguf")[2]["blk.2.ffn_down.weight"] == "f16"
+    assert notices == ["1 matrices stay in F16 because 32 does not divide their rows, such as blk.2.ffn_down.weight"]
+
+
+class Narrow:
+    """A tensor of the context with values of a test."""
+
+    def __init__(self, name: str, values: Tensor) -> None:
+        self.name, self.values = name, values
+        self.shape, self.dtype = tuple(values.shape), values.dtype
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self.values if rows is ... else self.values[rows]
+
+
+def test_threads_and_pieces_change_no_byte(models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.write_model(context_of(models("llama3"), "q4_0", threads=1), tmp_path / "one.gguf")
+    monkeypatch.setattr(writer, "CHUNK", 300)
+    writer.write_model(context_of(models("llama3"), "q4_0", threads=4), tmp_path / "four.gguf")
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "four.gguf").read_bytes()
+
+
+KEYS: list[tuple[str, dict[str, Any]]] = [
+    ("llama3", {"llama.rope.freq_base": 5e5, "llama.attention.head_count_kv": 2, "llama.vocab_size": 1024}),
+    ("qwen3-moe", {"qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 2}),
+    ("qwen3-moe", {"qwen3moe.expert_feed_forward_length": 96}),
+    ("gemma2", {"gemma2.attention.sliding_window": 64, "gemma2.attn_logit_softcapping": 50.0}),
+    ("gemma3", {"gemma3.rope.freq_base": 1e6, "gemma3.rope.freq_base_swa": 2e4, "gemma3.rope.scaling.factor": 8.0}),
+    ("olmo3", {"olmo2.attention.sliding_window": 64, "olmo2.rope.scaling.type": "yarn"}),
+    ("ministral3", {"mistral3.attention.temperature_scale": pytest.approx(0.1), "general.architecture": "mistral3"}),
+    ("phi4-mini", {"phi3.rope.dimension_count": 24, "phi3.rope.scaling.original_context_length": 1024}),
+    ("qwen3-vl", {"qwen3vl.rope.dimension_sections": [11, 11, 10, 0], "qwen3vl.n_deepstack_layers": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted"), KEYS)
+def test_keys_say_the_sizes(models: Any, tmp_path: Path, name: str, wanted: dict[str, Any]) -> None:
+    writer.write_model(context_of(models(name), "bf16"), tmp_path / "x.gguf")
+    keys = read(tmp_path / "x.gguf")[0]
+    assert {key: keys[key] for key in wanted} == wanted
+
+
+def test_attention_of_yarn_is_that_of_transformers(models: Any, tmp_path: Path) -> None:
+    writer.write_model(context_of(models("ministral3"), "bf16"), tmp_path / "x.gguf")
+    keys = read(tmp_path / "x.gguf")[0]
+    factor = keys["mistral3.rope.scaling.attn_factor"]  # mscale and mscale_all_dim are equal: 1 in all
+    assert factor * (1 + 0.1 * torch.log(torch.tensor(4.0))) == pytest.approx(1.0)
+
+
+def test_the_command_has_the_types_of_the_writer() -> None:
+    assert plugin.GGUF.types == tuple(values.FORMS)
+    assert set(plugin.LORA.types) <= set(values.FORMS)
+
+
+def test_progress_counts_tensors(models: Any, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    context = context_of(models("llama3"), "bf16", progress=lambda done, of: seen.append((done, of)))
+    writer.write_model(context, tmp_path / "x.gguf")
+    assert seen == [(i, len(seen) - 1) for i in range(len(seen))]
+
+
+def test_a_tower_is_left_out_by_name(models: Any, tmp_path: Path) -> None:
+    notices: list[str] = []
+    writer.write_model(context_of(models("qwen3-vl"), "bf16", notices.append), tmp_path / "x.gguf")
+    assert "the file holds the text of Qwen3VLForConditionalGeneration, without visual" in " ".join(notices)
