@@ -167,7 +167,7 @@ def test_layers_have_experts_where_transformers_has_them(changes: dict[str, Any]
         (QWEN2_MOE, {"output_router_logits": True}),
         (GLM, {"n_shared_experts": 0}),
         (GLM, {"num_nextn_predict_layers": -1}),
-        (GLM, {"first_k_dense_replace": 4}),
+        (GLM, {"first_k_dense_replace": 5}),
         (GLM, {"shared_expert_intermediate_size": 16}),
         (GLM, {"partial_rotary_factor": 1.5}),
         (OLMOE, {"clip_qkv": 8.0}),

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from surogate import run
 from surogate_core.api import ConfigError, Value
 from surogate_models_moe.api import Mixture, metrics
+from surogate_verify.verification import Extent, verify
 
 KEYS: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "verify_outputs": False}
 KEYS |= {"eval_steps": 0, "validation_split_ratio": 0}
@@ -362,3 +363,15 @@ def test_a_base_without_the_layer_that_its_config_names_is_refused(tmp_path: Pat
     save_file({name: x for name, x in load_file(model).items() if name not in behind}, model, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.2\.\*, .* the number of such layers to 0"):
         train(place, "refused", max_steps=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, None])
+def test_verify_compares_the_first_layers_of_a_model_with_one_behind_its_last(
+    layers: int | None, tmp_path: Path
+) -> None:
+    """The first layer is dense, so that it has no router."""
+    place, _ = predicting(tmp_path)
+    found = verify(place.write(), (), Extent(rows=2, length=32, layers=layers), notice=lambda line: None)
+    assert found.passed, found.first_wrong
+    assert {row.layer for row in found.verdict.rows} == ({-1, 0} if layers else {-1, 0, 1})

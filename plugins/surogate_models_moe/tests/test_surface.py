@@ -245,10 +245,12 @@ def test_what_a_router_is_not_is_an_error_that_names_the_key(changes: dict[str, 
         glm(**changes)
 
 
-@pytest.mark.parametrize("first", [-1, 3, True, "1", None])
-def test_dense_first_layers_leave_layers_with_experts(first: Any) -> None:
+@pytest.mark.parametrize("first", [-1, 4, True, "1", None])
+def test_dense_first_layers_are_layers_of_the_model(first: Any) -> None:
+    """All of them in what `verify --layers` compares."""
     assert read_first_dense_layers({}, 3, default=2) == {0, 1}
-    with pytest.raises(ConfigError, match=r"first_k_dense_replace: must be a number of layers, from 0 to 2 \(got"):
+    assert read_first_dense_layers({"first_k_dense_replace": 3}, 3, default=2) == {0, 1, 2}
+    with pytest.raises(ConfigError, match=r"first_k_dense_replace: must be a number of layers, from 0 to 3 \(got"):
         read_first_dense_layers({"first_k_dense_replace": first}, 3, default=2)
 
 

@@ -144,6 +144,6 @@ def read_dense_layers(config: Mapping[str, Any], n_layers: int, *, without: str)
 def read_first_dense_layers(config: Mapping[str, Any], n_layers: int, *, default: int) -> frozenset[int]:
     """Read the layers that have an MLP: the first `first_k_dense_replace`."""
     key, first = "first_k_dense_replace", config.get("first_k_dense_replace", default)
-    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < n_layers:
-        raise invalid(key, f"must be a number of layers, from 0 to {n_layers - 1}", first)
+    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= n_layers:
+        raise invalid(key, f"must be a number of layers, from 0 to {n_layers}", first)
     return frozenset(range(first))

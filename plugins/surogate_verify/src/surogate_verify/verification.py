@@ -282,7 +282,8 @@ def _compare(
 
 
 def _skipped(subject: Subject, model_dir: Path) -> list[str]:
-    """Return the names of the tensors that are of other layers than those that are compared."""
+    """Return the names of the tensors that are of other layers than those that are compared, and patterns of what is
+    kept beside them, whose names may count the layers."""
     from surogate.checkpoints.base_files import names_in
     from surogate.checkpoints.formed_weights import find_formed
     from surogate.checkpoints.stored_weights import locate
@@ -291,14 +292,17 @@ def _skipped(subject: Subject, model_dir: Path) -> list[str]:
     model, compared = inputs.model, _names(inputs.model.weights(inputs.dims))
     dims = model.dims(read_config(model_dir))
     others = {t.name: t for weight in model.weights(dims) for t in weight.tensors if t.name not in compared}
-    if form is None or not others:
-        return sorted(others)
+    if not others:
+        return []
+    kept = model.kept_tensors(dims)
+    if form is None:
+        return sorted({*others, *kept})
     names = names_in(model_dir, model, dims, model.weights(dims))
     in_files = {names.of(name): tensor for name, tensor in others.items()}
     named = (replace(tensor, name=name) for name, tensor in in_files.items())
     formed = find_formed(model_dir, locate(model_dir), form, named)
     parts = (part.name for name in formed.tensors for part in form[0].parts(in_files[name], form[1]))
-    return sorted({*others, *parts})
+    return sorted({*others, *kept, *parts})
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:
