@@ -21,8 +21,8 @@ _TEXT = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "max_position_embeddings": 256,
-    # Else comparisons in bf16 are of rounding errors: norms enlarge those of heads whose outputs are near 0, as at first
-    # tokens, and gradients of decays that are all fast are near 0.
+    # Else comparisons in bf16 are of rounding errors: norms enlarge those of heads whose outputs are near 0, as at
+    # first tokens, and gradients of decays that are all fast are near 0.
     "rms_norm_eps": 1e-3,
     "initializer_range": 0.15,
 }
