@@ -48,6 +48,7 @@ FAMILIES = (
     Family("OLMoE", "olmoe", ("OLMo 2, OLMoE",)),
     Family("GLM-4-MoE", "glm4_moe", ()),
     Family("Qwen3.5", "qwen3_5_text", ()),
+    Family("Qwen3.5, mixtures", "qwen3_5_moe_text", ()),
 )
 
 RUNS = (

@@ -108,6 +108,17 @@ QWEN3_5: dict[str, Any] = {
 }
 """The output at the first token of a document is a multiple of its value, however small: its norm, with an eps of 1e-6,
 makes rounding errors of it as large as the output."""
+QWEN3_5_MOE: dict[str, Any] = (
+    QWEN3_5
+    | MOE
+    | {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    }
+)
 QWEN3_5_OTHER: dict[str, Any] = QWEN3_5 | {
     "layer_types": None,
     "full_attention_interval": 2,
@@ -159,6 +170,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_moe_dense": QWEN2_MOE | {"norm_topk_prob": True, "mlp_only_layers": [0], "qkv_bias": False},
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_other": QWEN3_5_OTHER,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
     "ministral3": MINISTRAL3,
     "ministral3_tied": MINISTRAL3 | {"tie_word_embeddings": True, "sliding_window": 6, "num_key_value_heads": 1},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
@@ -179,6 +191,7 @@ FAMILIES = (
     "glm4_moe",
     "qwen2_moe",
     "qwen3_5_text",
+    "qwen3_5_moe_text",
 )
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
@@ -276,7 +289,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
-TRAINED += ("qwen3_moe", "olmoe", "ministral3", "glm4_moe", "qwen2_moe", "qwen3_5_text")
+TRAINED += ("qwen3_moe", "olmoe", "ministral3", "glm4_moe", "qwen2_moe", "qwen3_5_text", "qwen3_5_moe_text")
 TRAINED_OFTEN = ("qwen3", "qwen2_tied", "gemma3_text", "qwen3_moe")
 """Plain blocks, a tied head with biases, sliding windows with scaled embeddings, experts."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fp8_model import Model
 from models.harness import MODELS, tiny_config
-from models.test_parity import QWEN3_5
+from models.test_parity import QWEN3_5, QWEN3_5_MOE
 from outer_models import OUTER
 from torch import Tensor
 
@@ -91,6 +91,28 @@ def test_the_keys_of_a_published_file_are_read() -> None:
 def test_a_config_that_the_program_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TEXT.dims(tiny_config(**QWEN3_5 | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mlp_only_layers": [0]},
+            r"mlp_only_layers: transformers ignores it in this model; must be empty \(got \[0\]\)",
+        ),
+        (
+            {"norm_topk_prob": False},
+            r"norm_topk_prob: transformers ignores it in this model; must be true \(got False\)",
+        ),
+        ({"num_experts_per_tok": 6}, r"num_experts_per_tok: must be at most the number of experts 5 \(got 6\)"),
+        ({"output_router_logits": True}, r"output_router_logits: .* not supported yet; must be false \(got True\)"),
+        ({"n_group": 2}, r"n_group: groups of experts are not supported by this model \(got 2\)"),
+        ({"linear_conv_kernel_dim": 2}, r"linear_conv_kernel_dim: must be a whole number from 3 to 7 \(got 2\)"),
+    ],
+)
+def test_a_mixture_that_the_program_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MODELS["qwen3_5_moe_text"].dims(tiny_config(**QWEN3_5_MOE | changes))
 
 
 def test_the_outer_class_names_the_key_of_the_text() -> None:

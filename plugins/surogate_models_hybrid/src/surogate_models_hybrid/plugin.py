@@ -9,6 +9,7 @@ from surogate_models.api import TINY_CONFIG
 from .kernels import KERNELS
 from .ops import OPS
 from .qwen3_5 import QWEN3_5, QWEN3_5_OUTER
+from .qwen3_5_moe import QWEN3_5_MOE
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 _TEXT = {
@@ -26,6 +27,13 @@ _TEXT = {
     "rms_norm_eps": 1e-3,
     "initializer_range": 0.15,
 }
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+_MIXTURE = {**{key: value for key, value in _TEXT.items() if key != "intermediate_size"}, **_EXPERTS}
 _TOWER = {
     "depth": 1,
     "hidden_size": 32,
@@ -38,7 +46,8 @@ _TOWER = {
 SUROGATE_EXAMPLES = {
     "model qwen3_5_text": [_TEXT],
     "model qwen3_5": [{"text_config": _TEXT, "vision_config": _TOWER, "tie_word_embeddings": False}],
+    "model qwen3_5_moe_text": [_MIXTURE],
 }
 surogate_ops = provides(OPS)
-surogate_models = provides([QWEN3_5, QWEN3_5_OUTER])
+surogate_models = provides([QWEN3_5, QWEN3_5_OUTER, QWEN3_5_MOE])
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models_hybrid", KERNELS)

@@ -149,11 +149,19 @@ def read_delta_dim(config: Mapping[str, Any], key: str) -> int:
 
 def block(b: Builder, d: HybridDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
     """Emit the block x + mixer(norm(x)), then x + mlp(norm(x))."""
-    name = f"layers.{i}"
-    norm, residual = add_norm(b, d, stream, f"{name}.attn.norm")
-    mixed = (gated_delta if d.linear[i] else gated_attention)(b, d, batch, f"{name}.attn", norm)
-    norm, residual = add_norm(b, d, ResidualStream(residual, mixed), f"{name}.mlp.norm", label="residual_mid")
-    return ResidualStream(residual, mlp(b, d, f"{name}.mlp", norm))
+    name = f"layers.{i}.mlp"
+    norm, residual = add_norm(b, d, mixer(b, d, batch, i, stream), f"{name}.norm", label="residual_mid")
+    return ResidualStream(residual, mlp(b, d, name, norm))
+
+
+def mixer(b: Builder, d: HybridDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
+    """Emit the first half of a block: the delta rule or attention of the norm of the stream, which is still to be
+    added.
+    """
+    name = f"layers.{i}.attn"
+    norm, residual = add_norm(b, d, stream, f"{name}.norm")
+    mixed = (gated_delta if d.linear[i] else gated_attention)(b, d, batch, name, norm)
+    return replace(stream, residual=residual, pending=mixed)
 
 
 def gated_attention(b: Builder, d: HybridDims, batch: BatchInputs, name: str, x: Value) -> Value:
@@ -183,12 +191,19 @@ def gated_delta(b: Builder, d: HybridDims, batch: BatchInputs, name: str, x: Val
 
 def block_weights(d: HybridDims, name: str, source: str) -> list[WeightMap]:
     """Return the weight maps of `block`."""
-    mixer = delta_weights if d.linear[int(name.rpartition(".")[2])] else gated_attention_weights
     return [
-        *mixer(d, f"{name}.attn", source),
+        *mixer_weights(d, name, source),
         *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
-        weight_map(f"{name}.attn.norm", (f"{source}.input_layernorm.weight", d.d_model)),
         weight_map(f"{name}.mlp.norm", (f"{source}.post_attention_layernorm.weight", d.d_model)),
+    ]
+
+
+def mixer_weights(d: HybridDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `mixer`."""
+    weights = delta_weights if d.linear[int(name.rpartition(".")[2])] else gated_attention_weights
+    return [
+        *weights(d, f"{name}.attn", source),
+        weight_map(f"{name}.attn.norm", (f"{source}.input_layernorm.weight", d.d_model)),
     ]
 
 

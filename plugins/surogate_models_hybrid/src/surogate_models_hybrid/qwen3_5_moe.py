@@ -1,0 +1,83 @@
+"""Qwen3.5, mixtures, text: the layers of Qwen3.5 with experts, and a shared expert that each token opens by a sigmoid.
+
+Checkpoints have a matrix for each expert and projection, as transformers writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surogate_core.api import BatchInputs, Builder, WeightMap
+from surogate_models.api import (
+    ResidualStream,
+    decoder,
+    invalid,
+    read_int,
+)
+from surogate_models_moe.api import (
+    MixtureDims,
+    Router,
+    metrics,
+    mixture_or_mlp,
+    mixture_weights,
+    read_mixture,
+    read_normalize,
+)
+
+from . import qwen3_5
+from .qwen3_5 import QWEN3_5, HybridDims, mixer, mixer_weights
+
+_SHARED = "shared_expert_intermediate_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridMixtureDims(HybridDims, MixtureDims):
+    """Sizes of a model, all of whose layers have experts."""
+
+
+def dims(config: Mapping[str, Any]) -> HybridMixtureDims:
+    """Read the sizes from a parsed `config.json`, as `qwen3_5.dims` does."""
+    if config.get("mlp_only_layers"):
+        raise invalid(
+            "mlp_only_layers", "transformers ignores it in this model; must be empty", config["mlp_only_layers"]
+        )
+    if not read_normalize(config, default=True):
+        raise invalid("norm_topk_prob", "transformers ignores it in this model; must be true", False)
+    d_expert = read_int(config, "moe_intermediate_size", default=512)
+    sizes = qwen3_5.dims({"intermediate_size": d_expert, "num_key_value_heads": 2, **config})
+    mixture = read_mixture(
+        config,
+        n_experts=256,
+        d_expert=d_expert,
+        router=Router(normalize=True),
+        d_shared=read_int(config, _SHARED, default=512),
+        shared_gated=True,
+        reads=(_SHARED,),
+    )
+    return HybridMixtureDims(**vars(sizes), mixture=mixture)
+
+
+def block(b: Builder, d: HybridMixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
+    """Emit the block x + mixer(norm(x)), then x + mixture(norm(x))."""
+    return mixture_or_mlp(b, d, batch, i, mixer(b, d, batch, i, stream))
+
+
+def block_weights(d: HybridMixtureDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of `block`."""
+    return [*mixer_weights(d, name, source), *mixture_weights(d, name, source, shared_expert="shared_expert")]
+
+
+QWEN3_5_MOE = replace(
+    decoder(
+        name="qwen3_5_moe_text",
+        summary="Qwen3.5 with experts, text: gated delta rule, gated attention, a gated shared expert",
+        architecture="Qwen3_5MoeForCausalLM",
+        dims=dims,
+        block=block,
+        block_weights=block_weights,
+        metrics=metrics,
+    ),
+    recompute=QWEN3_5.recompute,
+)
