@@ -130,6 +130,7 @@ def test_there_are_faults_of_every_kind() -> None:
         "checkpoint",
         "offload",
         "format",
+        "export",
     }
     assert {fault.what.split()[0] for fault in FAULTS} == {*kinds, "logger", "launcher", "loss"}
 

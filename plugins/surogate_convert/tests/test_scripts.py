@@ -141,7 +141,9 @@ def test_what_a_script_does_to_its_objects_is_accounted_for(tmp_path: Path) -> N
     assert "which parameters are frozen" in missing["requires_grad"]
     assert "add tokens to the model's folder" in missing["add_special_tokens.0.additional_special_tokens"]
     assert missing["resize_token_embeddings.0"].startswith("line 6: len(tokenizer)")
-    assert missing["save_pretrained_gguf.quantization_method"].startswith("q4_k_m: GGUF files are not written")
+    assert missing["save_pretrained_gguf.quantization_method"].startswith(
+        "q4_k_m: a run writes no GGUF file: surogate export OUTPUT FOLDER --format gguf"
+    )
     assert "pad_token" in dict(done.unneeded)
 
 
