@@ -80,7 +80,8 @@ def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
 def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
 
-    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, or have it in FP8 where
+    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, but for what they may
+    lack by `ModelDef.may_lack`, or have it in FP8 where
     outputs would have copies: those of an adapter have none.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
@@ -89,7 +90,8 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     files = locate(run.model_dir)
     held = [name for found in files.values() for name in found]
     matching = {pattern: [name for name in held if fnmatchcase(name, pattern)] for pattern in patterns}
-    if lacking := [pattern for pattern, found in matching.items() if not found]:
+    spared = {names.of(pattern) for pattern in run.model.may_lack(run.dims)}
+    if lacking := [pattern for pattern, found in matching.items() if not found and pattern not in spared]:
         raise ConfigError(
             f"{run.model_dir}: has no tensors {lacking[0]}, which {run.model.architectures[0]} has. Download the "
             "checkpoint again, or change its config.json to that of a model without them: name the class of the text "

@@ -41,6 +41,7 @@ def outer(
     tied: bool,
     defaults: Mapping[str, Any] = MappingProxyType({}),
     published_names: Sequence[Mapping[str, str]] = (),
+    may_lack: Sequence[str] = (),
     dims: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> ModelDef:
     """Return the model of an outer class, whose text is that of `text`.
@@ -52,6 +53,7 @@ def outer(
                 or that of the text is false: transformers ties no tensors that differ in the files.
     defaults    of keys that published files leave out of `text_config`
     published_names  see `ModelDef`
+    may_lack    see `ModelDef`: patterns of `towers`
     dims        reads the sizes of the text, if not `text.dims`
     """
     read = dims or text.dims
@@ -93,6 +95,7 @@ def outer(
         ignored_tensors=lambda d: [_name(pattern) for pattern in text.ignored_tensors(d)],
         tied_copies=lambda d: {_name(copy): _name(original) for copy, original in text.tied_copies(d).items()},
         kept_tensors=lambda d: [pattern for patterns in towers.values() for pattern in patterns],
+        may_lack=lambda d: may_lack,
         published_names=lambda d: published_names,
         row_choice=row_choice,
         loaded_by=IMAGE_TEXT_TO_TEXT,

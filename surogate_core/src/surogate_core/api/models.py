@@ -213,6 +213,8 @@ class ModelDef(Definition, Generic[ModelDims]):
     kept_tensors    (dims) -> fnmatch patterns of checkpoint tensors that the program does not compute with, such as a
                     vision tower. Every output of the model has them, byte for byte. A base without a match of each
                     pattern is refused.
+    may_lack        (dims) -> the patterns of `kept_tensors` that a base may have no match of, such as layers that
+                    publishers add and the class in transformers does not have
     published_names (dims) -> other names that checkpoints may have for tensors and patterns: {beginning of a name: what
                     files have in its place}, for each form that is published. Outputs have the names of their base.
     in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
@@ -238,6 +240,7 @@ class ModelDef(Definition, Generic[ModelDims]):
     ignored_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[ModelDims], Mapping[str, str]] = lambda dims: {}
     kept_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
+    may_lack: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     published_names: Callable[[ModelDims], Sequence[Mapping[str, str]]] = lambda dims: ()
     in_transformers: bool = True
     loaded_by: str = CAUSAL_LM
