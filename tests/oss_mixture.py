@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surogate_core.api import WeightMap, provides
-from surogate_models.api import decoder, read_dims, read_int, read_rope, weight_map
+from surogate_models.api import TINY_CONFIG, decoder, read_dims, read_int, read_rope, weight_map
 from surogate_models_moe.api import (
     Gate,
     MixtureDims,
@@ -20,6 +20,17 @@ from surogate_models_moe.api import (
 )
 
 SUROGATE_API = {"models": 1}
+SUROGATE_EXAMPLES = {
+    "model oss_mixture": [
+        {
+            **TINY_CONFIG,
+            "architectures": ["OssMixtureForCausalLM"],
+            "model_type": "oss_mixture",
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        }
+    ]
+}
 
 
 def dims(config: Mapping[str, Any]) -> MixtureDims:

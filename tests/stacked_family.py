@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.api import (
     BatchInputs,
     Builder,
+    Emitter,
+    Gradients,
     HFTensor,
     Init,
+    Op,
     OpDef,
     OutSpec,
     ProgramError,
@@ -112,7 +115,9 @@ def block(b: Builder, d: Dims, batch: BatchInputs, i: int, stream: ResidualStrea
     qkv = rotate(b, d, batch, attn, qkv, rope=d.rope)
     sinks = b.param(f"{attn}.sinks", (d.n_heads,), Init(kind="normal", std=d.init_std))
     window = window_in(batch, d.windows[i])
-    y = b.apply("acme_sinks", qkv, sinks, batch.cu_seqlens, seq_len=batch.seq_len, window=window, **d.heads)
+    attrs = {**d.heads, "seq_len": batch.seq_len, "window": window}
+    attention = b.emit("attention", qkv, batch.cu_seqlens, **attrs)
+    y, _ = b.emit("acme_sinks", qkv, batch.cu_seqlens, *attention, sinks, **attrs)
     y = linear(b, d, y, f"{attn}.o", d.d_model, label="attn_out", bias=True)
     norm, residual = add_norm(b, d, ResidualStream(residual, y), f"{name}.mlp.norm", label="residual_mid")
     return ResidualStream(residual, experts(b, d, f"{name}.mlp", norm))
@@ -171,25 +176,25 @@ def by_expert(m: WeightMap) -> WeightMap:
 # ----------------------------------------------------------------------------------------------------------------- ops
 
 
-def sinks(
-    qkv: Tensor,
-    sinks: Tensor,
-    cu_seqlens: Tensor,
-    *,
-    n_heads: int,
-    n_kv_heads: int,
-    head_dim: int,
-    seq_len: int,
-    window: int = 0,
-) -> Tensor:
+def sinks(qkv: Tensor, cu_seqlens: Tensor, out: Tensor, lse: Tensor, sinks: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
     """A sink takes the share exp(sink) / (exp(sink) + exp(lse)) of a softmax: the rest is sigmoid(lse - sink)."""
-    from surogate_core.reference.attention import attention
+    import torch
+
     from surogate_core.reference.rounding import accumulator
 
-    wide, heads = accumulator(qkv.dtype), {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
-    out, lse = attention(qkv.to(wide), cu_seqlens, seq_len=seq_len, window=window, **heads)
-    kept = (lse - sinks.to(wide)[:, None]).sigmoid().T[..., None]
-    return (out.view(len(out), n_heads, head_dim) * kept).reshape(out.shape).to(qkv.dtype)
+    sink = sinks.to(lse.dtype)[:, None]
+    kept = (lse - sink).sigmoid().T[..., None]
+    wide = out.to(accumulator(out.dtype)).view(len(out), len(sinks), -1)
+    return (wide * kept).reshape(out.shape).to(out.dtype), torch.logaddexp(lse, sink)
+
+
+def sinks_bwd(dout: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Minus the sum over tokens of the share of the sink times dout . out."""
+    from surogate_core.reference.rounding import accumulator
+
+    wide = accumulator(out.dtype)
+    delta = (dout.to(wide) * out.to(wide)).view(len(out), len(sinks), -1).sum(-1).T
+    return -((sinks.to(lse.dtype)[:, None] - lse).exp() * delta).sum(1).to(sinks.dtype)
 
 
 def gate(gate_up: Tensor, bias: Tensor, ends: Tensor, *, alpha: float, limit: float) -> Tensor:
@@ -224,6 +229,19 @@ def _fits(ins: Sequence[Value]) -> bool:
     return bias.shape == (ends.size, y.shape[1])
 
 
+def _sinks(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    _, _, out, lse, sinks = ins
+    _checked(sinks.shape == (attrs["n_heads"],), ins, 0)
+    return [OutSpec("attention", out.shape, out.dtype), OutSpec("lse", lse.shape, lse.dtype)]
+
+
+def _sinks_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """Attention's own out and lse have no gradient: that of qkv is here, by those with the sink."""
+    (qkv, cu_seqlens, _, _, sinks), (out, lse), dout = op.ins, op.outs, grads[0]
+    dqkv = b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", own=False, **op.attrs)
+    return dqkv, None, None, None, b.apply("acme_sinks_bwd", dout, out, lse, sinks)
+
+
 def _op(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=f"acme_{kind}", infer=infer, reference=f"{__name__}:{kind}", **fields)
 
@@ -231,11 +249,15 @@ def _op(kind: str, infer: Any, **fields: Any) -> OpDef:
 OPS = [
     _op(
         "sinks",
-        lambda ins, attrs: _checked(ins[1].shape == (attrs["n_heads"],), ins, attrs["n_heads"] * attrs["head_dim"]),
+        _sinks,
         attrs={"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int, "window": (int, 0)},
-        flops=lambda op: 2 * op.outs[0].size * op.attrs["seq_len"],
-        attention="forward",
-        param_kinds={1: "vector"},
+        vjp=_sinks_vjp,
+        flops=lambda op: op.outs[0].size,
+    ),
+    _op(
+        "sinks_bwd",
+        lambda ins, attrs: [OutSpec("d_sinks", ins[3].shape, ins[3].dtype)],
+        flops=lambda op: 2 * op.ins[0].size,
     ),
     _op(
         "gate",

@@ -236,6 +236,11 @@ FAULTS = [
         f"{MODEL} failed in kept_tensors: ",
     ),
     case(
+        "may_lack what is not kept",
+        'change("MODEL", may_lack=lambda d: ["vision.*"])',
+        rf"{MODEL} failed in may_lack: returned 'vision.\*', which is no pattern of `kept_tensors`",
+    ),
+    case(
         "tied_copies of unknown tensors",
         'change("MODEL", tied_copies=lambda d: {"copy": "heat"})',
         f"{MODEL} failed in tied_copies: returned .'copy': 'heat'.: heat is wrong",

@@ -63,12 +63,34 @@ def test_choices_that_are_not_taken_are_no_comparison() -> None:
             torch.sort(SHARES, descending=True)
 
 
-def test_a_choice_of_groups_of_the_same_size_is_left_to_the_model() -> None:
+def test_a_choice_of_groups_is_that_of_our_experts() -> None:
     """DeepSeek-V3 takes the best groups by topk, then the best experts in them."""
     scores = torch.tensor([[0.9, 0.1, 0.2, 0.3, 0.8, 0.7]])
     with SameChoices([torch.tensor([[4, 5]], dtype=torch.int32)], [6]) as same, same.document(1):
         assert torch.topk(torch.tensor([[3.0, 1.0, 2.0]]), 2).indices.tolist() == [[0, 2]]
         assert torch.topk(scores, 2).indices.tolist() == [[4, 5]]
+    assert [found[0].tolist() for found in same.own] == [[[0, 2]], [[0, 4]]]
+
+
+def test_groups_that_are_alike_may_have_experts_that_are_not() -> None:
+    """Groups are compared by their two best. Ours takes the second one, which has 0.001 less; its third expert 0.3."""
+    scores = torch.tensor([[0.9, 0.7, 0.6, 0.899, 0.7, 0.3]])
+    groups = torch.tensor([[1.6, 1.599]])
+    masked = scores.masked_fill(torch.tensor([[True, True, True, False, False, False]]), -torch.inf)
+    with SameChoices([torch.tensor([[3, 4, 5]], dtype=torch.int32)], [6]) as same, same.document(1):
+        assert torch.topk(groups, 1).indices.tolist() == [[1]]
+        torch.topk(masked, 3)
+    taken, values = (list(map(torch.cat, found)) for found in (same.taken, same.values))
+    assert lost(taken, values) == pytest.approx(0.001 / 1.6, rel=1e-3)
+
+
+def test_experts_of_more_groups_than_a_router_chooses_are_no_choice_of_it() -> None:
+    """By the values of experts alone they would lose nothing: what is masked counts as the lowest."""
+    with SameChoices([torch.tensor([[0, 2]], dtype=torch.int32)], [4]) as same, same.document(1):
+        torch.topk(torch.tensor([[1.0, 0.7]]), 1)
+        torch.topk(torch.tensor([[0.9, 0.1, -torch.inf, -torch.inf]]), 2)
+    taken, values = (list(map(torch.cat, found)) for found in (same.taken, same.values))
+    assert lost(taken, values) == pytest.approx(0.3, rel=1e-6) and lost(taken[1:], values[1:]) == 0
 
 
 def test_what_a_router_has_masked_loses_what_its_lowest_value_would() -> None:

@@ -26,6 +26,7 @@ _ATTENTION_BWD = (
 )
 _WEIGHT_MAP = "weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], kind: ParamKind | None=None) -> WeightMap"
 _LINEAR = "linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool=False) -> Value"
+_LAYER_TYPES = "read_layer_types(config: Mapping[str, Any], n_layers: int, *, default: Sequence[str]) -> Sequence[str]"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
@@ -34,6 +35,7 @@ ACCEPTED: Mapping[str, str] = {
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     f"surogate_models.api.linear: def {_LINEAR}": "further keyword arguments",
+    f"surogate_models.api.read_layer_types: def {_LAYER_TYPES}": _FURTHER,
     f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }

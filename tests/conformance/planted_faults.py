@@ -106,6 +106,15 @@ def laid_out(layout):
         return dataclasses.replace(m, tensors=(dataclasses.replace(tensor, layout=layout(tensor.layout)),))
     stacks(change)
 
+def sinks(change=lambda grads, gradients: gradients, own=False):
+    globals()["MODEL"] = stacked_family.MODEL
+    def vjp(b, op, grads):
+        qkv, cu_seqlens, _, _, sinks = op.ins
+        d_qkv = b.apply("attention_bwd", grads[0], qkv, *op.outs, cu_seqlens, own=own, **op.attrs)
+        d_sinks = b.apply("acme_sinks_bwd", grads[0], *op.outs, sinks)
+        return change(grads, (d_qkv, None, None, None, d_sinks))
+    globals()["acme_sinks"] = dataclasses.replace(globals()["acme_sinks"], vjp=vjp)
+
 """
 
 SNIPPETS = {"LOWER": LOWER, "EPS": EPS, "UPDATE": UPDATE, "MEASURING": MEASURING, "STACKS": STACKS}

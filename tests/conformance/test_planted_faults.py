@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import oss_mixture
 import pytest
 import stacked_family
 import torch
@@ -58,6 +59,14 @@ def test_a_family_of_stacks_passes_every_check() -> None:
     assert [str(result) for result in all_of_it if result.state == "failed"] == []
     of_stacks = [r for r in all_of_it if re.search("leading|expert", r.sentence)]
     assert [r.state for r in of_stacks] == ["passed"] * 3
+
+
+def test_biases_of_experts_are_no_stacks_of_matrices() -> None:
+    """They are [experts, rows], and the products of experts read them."""
+    with found(oss_mixture.__file__) as subject, bench_folder() as where:
+        every = cases(subject, Bench(subject, where))
+        (result,) = [case.run() for case in every if case.check.sentence == "each expert is a matrix of its own"]
+    assert result.state == "passed", str(result)
 
 
 @pytest.mark.parametrize(

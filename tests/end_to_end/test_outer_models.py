@@ -18,6 +18,7 @@ from torch import Tensor
 
 from surogate import run
 from surogate.checkpoints.base import open_base
+from surogate.checkpoints.base_files import kept_tensors, stored_names
 from surogate.checkpoints.model_ranges import join_ranges, write_ranges
 from surogate.checkpoints.saved_run import model_export
 from surogate.runs.saved_values import output_params
@@ -254,6 +255,22 @@ def test_a_text_model_with_tensors_of_another_part_is_refused(place: Workplace) 
     keys = {"model": str(folder), "output_dir": str(place.root / "none"), "verify_outputs": False}
     with pytest.raises(ConfigError, match=r"mtp\.fc\.weight"):
         run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
+
+
+def test_what_a_base_may_lack_is_kept_if_it_is_there(place: Workplace) -> None:
+    """Published files may have layers that predict further tokens, which files of transformers do not have."""
+    with_more = shutil.copytree(base(place, "gemma3"), place.root / "with more")
+    held, more = weights(with_more), {"mtp.norm.weight": torch.randn(64)}
+    save_file(held | more, with_more / "model.safetensors", {"format": "pt"})
+    patterns = ("vision_tower.*", "mtp.*")
+    for name, folder in (("with", with_more), ("without", base(place, "gemma3"))):
+        loaded = run.load(place.write(model=str(folder), output_dir=str(place.root / name)), mode="train")
+        opened = run.open_run(loaded, ["*.json", "*.safetensors"])
+        names = stored_names(opened, opened.model.weights(opened.dims))
+        kept = {"kept_tensors": lambda d: patterns, "may_lack": lambda d: patterns[1:]}
+        found = kept_tensors(replace(opened, model=replace(opened.model, **kept)), names)
+        assert ("mtp.norm.weight" in [tensor.name for tensor in found]) == (name == "with")
+        assert len(found) > 1
 
 
 @pytest.mark.parametrize(

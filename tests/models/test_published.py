@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from surogate_core.api import BatchInputs
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
+from surogate_models.api import read_layer_types
 from surogate_models.rope import LongRope
 
 from .harness import MODELS, OPS, tiny_config
@@ -175,6 +176,16 @@ def test_missing_keys_of_llama_1_have_its_defaults() -> None:
     del config["num_key_value_heads"], config["max_position_embeddings"]
     d = MODELS["llama"].dims(config)
     assert (d.n_kv_heads, d.rope.theta, d.max_positions) == (4, 10000.0, 2048)
+
+
+def test_layers_of_other_kinds_are_read_by_a_family_that_knows_them() -> None:
+    kinds, known = ["linear_attention", "full_attention"], ("full_attention", "linear_attention")
+    assert read_layer_types({"layer_types": kinds}, 2, default=(), known=known) == kinds
+    assert read_layer_types({}, 2, default=kinds, known=known) == kinds
+    with pytest.raises(ConfigError, match=r"layer_types: must be 2 times full_attention or linear_attention \(got"):
+        read_layer_types({"layer_types": ["sliding_attention"] * 2}, 2, default=kinds, known=known)
+    with pytest.raises(ConfigError, match="must be 2 times full_attention or sliding_attention"):
+        read_layer_types({"layer_types": kinds}, 2, default=kinds)
 
 
 @pytest.mark.parametrize(

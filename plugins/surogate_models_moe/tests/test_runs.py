@@ -357,12 +357,13 @@ def test_a_router_with_a_correction_is_adapted_and_not_saved_whole(tmp_path: Pat
     assert names == {f"1.mlp.gate.lora_{which}.weight" for which in "AB"}
 
 
-def test_a_base_without_the_layer_that_its_config_names_is_refused(tmp_path: Path) -> None:
+def test_a_base_without_the_layer_that_its_config_names_is_one_that_transformers_saved(tmp_path: Path) -> None:
+    """transformers has no class for these layers, drops them, and writes the config.json of before."""
     place, behind = predicting(tmp_path)
     model = place.root / "model/model.safetensors"
-    save_file({name: x for name, x in load_file(model).items() if name not in behind}, model, {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.2\.\*, .* the number of such layers to 0"):
-        train(place, "refused", max_steps=1)
+    held = {name: x for name, x in load_file(model).items() if name not in behind}
+    save_file(held, model, {"format": "pt"})
+    assert weights(train(place, "trained", max_steps=1)).keys() == held.keys()
 
 
 @pytest.mark.slow

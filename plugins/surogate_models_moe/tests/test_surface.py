@@ -23,10 +23,18 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP, GptOssRMSNorm
 
 import surogate_models_moe
-from surogate_core.api import ConfigError, ModelDef, PrecisionRequest, ProgramError, WeightMap
+from surogate_core.api import (
+    BatchInputs,
+    Builder,
+    ConfigError,
+    ModelDef,
+    PrecisionRequest,
+    ProgramError,
+    WeightMap,
+)
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
-from surogate_models.api import decoder, weight_map
+from surogate_models.api import ResidualStream, decoder, weight_map
 from surogate_models_moe import api
 from surogate_models_moe.api import (
     Gate,
@@ -200,6 +208,25 @@ def test_fp8_leaves_a_projection_of_experts_with_biases_as_it_is(monkeypatch: py
     plain = Model(WIDE, fp8=False)
     ours, theirs = [model.step() for _ in range(3)], [plain.step() for _ in range(3)]
     assert ours == pytest.approx(theirs, rel=2e-2)
+
+
+def test_a_block_that_loses_what_routers_report_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics would be those of the last layer alone."""
+
+    def block(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
+        return mixture_or_mlp(b, d, batch, i, ResidualStream(stream.residual, stream.pending))
+
+    losing = decoder(
+        name="oss_mixture",
+        summary="the same with a block that passes on less",
+        architecture="OssMixtureForCausalLM",
+        dims=dims,
+        block=block,
+        block_weights=by_expert,
+        metrics=metrics,
+    )
+    with pytest.raises(ProgramError, match=r"layer 1: the stream has lost .* replace\(stream, residual"):
+        planned(monkeypatch, losing)
 
 
 # ---------------------------------------------------------------------------------------------------------- the reading

@@ -80,7 +80,8 @@ def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
 def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
     """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
 
-    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, or have it in FP8 where
+    Raises ConfigError if files lack what a pattern names, as those of a text model alone do, but for what they may
+    lack by `ModelDef.may_lack`, or have it in FP8 where
     outputs would have copies: those of an adapter have none.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]

@@ -218,7 +218,7 @@ class RunFiles(PartFiles):
             if not self.short:
                 self.check.end()
         kept = kept_tensors(self.run, stored_names(self.run, self.plan.assembly.weights))
-        if self.run.adapter is None:
+        if kept and self.run.adapter is None:
             patterns, size = self.run.model.kept_tensors(self.run.dims), sum(map(nbytes, kept)) / GIB
             self.notice(
                 f"model: {', '.join(patterns)}: {len(kept):,} tensors, {size:.2f} GiB, are not trained; every output "

@@ -132,17 +132,22 @@ def read_n_kv_heads(config: Mapping[str, Any], *, default: int) -> int:
     return read_int(config, key, default=default)
 
 
-def read_layer_types(config: Mapping[str, Any], n_layers: int, *, default: Sequence[str]) -> Sequence[str]:
-    """Return `layer_types`: of each layer full_attention or sliding_attention.
+def read_layer_types(
+    config: Mapping[str, Any],
+    n_layers: int,
+    *,
+    default: Sequence[str],
+    known: Sequence[str] = ("full_attention", "sliding_attention"),
+) -> Sequence[str]:
+    """Return `layer_types`: of each layer one of `known`.
 
     default: what it is if the key is missing or null.
     """
     kinds = config.get("layer_types")
     if kinds is None:
         return default
-    known = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or any(kind not in known for kind in kinds):
-        raise invalid("layer_types", f"must be {n_layers} times full_attention or sliding_attention", kinds)
+        raise invalid("layer_types", f"must be {n_layers} times {' or '.join(known)}", kinds)
     return kinds
 
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from surogate import run
 from surogate.reporting import picture
 from surogate.runs.plan import plan_run
 from surogate.training import start as training
-from surogate_core.api import Definition, LossDef, ModelDef, Op, Sharding
+from surogate_core.api import Definition, LossDef, ModelDef, Op, Sharding, Value
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.batch import NO_LABEL, MicroBatch
 from surogate_core.errors import SurogateError
@@ -70,12 +70,14 @@ class Sample:
 
     read            for each output whether an op of the forward pass reads it
     differentiated  whether the run has its gradient, by its rule or by autograd
+    derived         inputs that an op has made of other inputs of this one: the op, and the number of its output
     """
 
     op: Op
     ins: tuple[Tensor, ...]
     read: tuple[bool, ...]
     differentiated: bool
+    derived: Mapping[int, tuple[Op, int]] = field(default_factory=dict)
 
 
 def unchanged(inputs: PlanInputs) -> PlanInputs:
@@ -303,6 +305,11 @@ class Bench:
             self.samples.setdefault(sample.op.kind, []).append(copy)
 
 
+def _derived(op: Op, makers: Mapping[Value, Op]) -> dict[int, tuple[Op, int]]:
+    made = {i: makers[value] for i, value in enumerate(op.ins) if value in makers}
+    return {i: (by, by.outs.index(op.ins[i])) for i, by in made.items() if {*by.ins} < {*op.ins}}
+
+
 class Steps:
     """A run of references in planned buffers. The memory of dead values is poisoned."""
 
@@ -323,12 +330,14 @@ class Steps:
         for name, calls in self.worker.executor._calls.items():  # type: ignore[union-attr]
             program = self.assembly.all_programs[name]
             forward = {v for op in program.ops if op.phase == "forward" for v in op.ins}
+            makers = {out: op for op in program.ops if op.phase == "forward" for out in op.outs}
             by_autograd = {op.attrs["of"] for op in program.ops if op.kind == "reference_vjp"}
             for i, (op, (run_op, dies)) in enumerate(zip(program.ops, calls, strict=True)):
                 if op.kind in bench._wanted | bench._served:
                     rule = bench.registry.ops[op.kind].vjp is not None
                     has_gradient = op.phase == "forward" and (rule or op.kind in by_autograd)
-                    sample = Sample(op, (), tuple(out in forward for out in op.outs), has_gradient)
+                    read = tuple(out in forward for out in op.outs)
+                    sample = Sample(op, (), read, has_gradient, _derived(op, makers))
 
                     call = run_op.__self__
 

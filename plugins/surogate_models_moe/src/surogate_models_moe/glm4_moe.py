@@ -30,7 +30,8 @@ _PREDICTED = "num_nextn_predict_layers"
 class Glm4MoeDims(MixtureDims):
     """Sizes of a model.
 
-    predicting  layers behind the last one that predict further tokens. No run computes with them; outputs keep them.
+    predicting  layers behind the last one that predict further tokens. No run computes with them; outputs keep those
+                that files have.
     """
 
     predicting: int
@@ -80,4 +81,5 @@ GLM4_MOE = replace(
         metrics=metrics,
     ),
     kept_tensors=predicting_layers,
+    may_lack=predicting_layers,  # transformers saves none, and their number all the same
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surogate_core.api import BatchInputs, Builder, Value, WeightMap
+from surogate_core.api import BatchInputs, Builder, ProgramError, Value, WeightMap
 from surogate_models.api import (
     ResidualStream,
     add_norm,
@@ -54,9 +54,17 @@ def mixture(b: Builder, d: MixtureDims, name: str, x: Value) -> tuple[Value, Rou
 
 
 def collect(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: ResidualStream, routes: Routes) -> Value:
-    """Emit what `metrics` reports of the router of layer i, behind that of the layers before."""
-    before = () if stream.collected is None else (stream.collected,)
+    """Emit what `metrics` reports of the router of layer i, behind that of the layers before.
+
+    Raises ProgramError if the stream does not have what these collected: a block passes it on.
+    """
     layer, layers = i - sum(dense < i for dense in d.dense), d.n_layers - len(d.dense)
+    if layer and stream.collected is None:
+        raise ProgramError(
+            f"layer {i}: the stream has lost what the routers of the layers before report. Make that of a block by "
+            "replace(stream, residual=..., pending=...), not by ResidualStream(residual, pending)"
+        )
+    before = () if stream.collected is None else (stream.collected,)
     return b.apply("router_load", routes.logits, routes.experts, batch.targets, *before, layer=layer, layers=layers)
 
 

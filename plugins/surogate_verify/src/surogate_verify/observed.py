@@ -24,7 +24,8 @@ class Observed:
                128 positions, V]
     gradients  of the mean loss, by the name of the checkpoint's tensor or of the adapter's param
     choices    integers [positions, k] of each op that makes whole numbers of others, as routers do; of transformers,
-               which goes on with ours, its own. values: [positions, n], of which these are the largest. widths: each n
+               its own, and taken: ours, with which it goes on. Choices of groups are in front of those of experts.
+               values: [positions, n], of which its own are the largest. widths: each n
     buffers    tensors of checkpoints that transformers holds as buffers: it does not train them
     """
 
@@ -32,6 +33,7 @@ class Observed:
     states: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     choices: list[Tensor] = field(default_factory=list)
+    taken: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
     buffers: frozenset[str] = frozenset()

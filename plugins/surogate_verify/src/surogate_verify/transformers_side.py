@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatchcase
-from math import hypot
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +31,6 @@ from surogate_core.errors import ConfigError
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
-
-BF16_RMS: Final = 2.0**-9 / 3**0.5
-"""Rounding error of a number in bf16, rms: up to 2^-9, uniform."""
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -68,9 +65,10 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        if error or (draw and compute == torch.bfloat16):
-            rounding = BF16_RMS if draw else 0.0  # products of bf16 are rounded again, at random
-            stack.enter_context(RoundedProducts(hypot(error, rounding), device, draw))
+        if error:
+            stack.enter_context(RoundedProducts(error, device, draw))
+        elif draw and compute == torch.bfloat16:
+            stack.enter_context(RoundedAgain(device, draw))
         if draw and compute == torch.float32:
             stack.enter_context(OtherOrder(device, draw))
         same = stack.enter_context(SameChoices(ours.choices, ours.widths)) if ours.choices else None
@@ -91,7 +89,8 @@ def observe(
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().cpu())
     if same:
-        observed.choices, observed.values = (list(map(torch.cat, found)) for found in (same.own, same.values))
+        of_documents = (same.own, same.taken, same.values)
+        observed.choices, observed.taken, observed.values = (list(map(torch.cat, found)) for found in of_documents)
     observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
     observed.buffers = frozenset(name for name, _ in model.named_buffers())
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
@@ -248,22 +247,32 @@ class SameChoices(TorchFunctionMode):
     Two values that are closer than their rounding may be chosen either way, and the results then differ by all that
     depends on the choice. So the choices are compared by what they lose, and the results for equal choices.
 
+    A router may first choose groups of experts, by a `topk` of a value for each. It then takes the groups of our
+    experts, and where these are fewer, its best others. Two groups that are alike may have experts that are not: by
+    the values of experts alone, the loss of such a choice would be no rounding.
+
     Experts are read out of their common tensor in one op, whose gradient is written once.
     """
 
     def __init__(self, choices: Sequence[Tensor], widths: Sequence[int]) -> None:
-        """`widths`: of how many values each choice is. Routers may also choose groups of them."""
+        """`widths`: of how many values each choice is.
+
+        For each choice that the model makes in a document, of groups too: own, what it would have chosen; taken, what
+        it goes on with; values, of which its own are the largest.
+        """
         super().__init__()
         self._widths = widths
         self._choices, self._next, self._stop, self._size = choices, 0, 0, 0
         self._matrices: dict[Tensor, Sequence[Tensor]] = {}
-        self.own: list[list[Tensor]] = [[] for _ in choices]
-        self.values: list[list[Tensor]] = [[] for _ in choices]
+        self.own: list[list[Tensor]] = []
+        self.taken: list[list[Tensor]] = []
+        self.values: list[list[Tensor]] = []
+        self._made = 0
 
     @contextmanager
     def document(self, size: int) -> Iterator[None]:
         """Run the next document, of `size` tokens. Raises ConfigError unless it uses all choices."""
-        self._next, self._size, self._stop = 0, size, self._stop + size
+        self._next, self._made, self._size, self._stop = 0, 0, size, self._stop + size
         self._matrices.clear()
         yield
         if self._next != len(self._choices):
@@ -283,13 +292,32 @@ class SameChoices(TorchFunctionMode):
         found = func(*args, **kwargs or {})
         if func not in (torch.topk, Tensor.topk) or self._next == len(self._choices):
             return found
+        values, width = args[0], self._widths[self._next]
         ours = self._choices[self._next][self._stop - self._size : self._stop].to(found.indices.device).long()
-        if ours.shape != found.indices.shape or args[0].shape[-1] != self._widths[self._next]:
+        if values.ndim != 2 or len(values) != len(ours):
             return found
-        self.own[self._next].append(found.indices.cpu())
-        self.values[self._next].append(args[0].detach().cpu())
-        self._next += 1
-        return torch.return_types.topk((args[0].gather(-1, ours), ours))
+        if values.shape[-1] == width and found.indices.shape == ours.shape:
+            self._next += 1
+        elif 1 < values.shape[-1] < width and not width % values.shape[-1]:
+            ours = _with_groups_of(ours // (width // values.shape[-1]), values.detach(), found.indices.shape[-1])
+        else:
+            return found
+        for kept, part in ((self.own, found.indices), (self.taken, ours), (self.values, values.detach())):
+            kept.extend([] for _ in range(self._made + 1 - len(kept)))
+            kept[self._made].append(part.cpu())
+        self._made += 1
+        return torch.return_types.topk((values.gather(-1, ours), ours))
+
+
+def _with_groups_of(groups: Tensor, values: Tensor, k: int) -> Tensor:
+    """Return k groups of each token: those in `groups`, and the others with the largest values.
+
+    No k groups have what `groups` has if these are more. That is no matter of rounding: those with the lowest values.
+    """
+    ours = torch.zeros_like(values).scatter(-1, groups, 1.0)
+    possible = ours.sum(-1, keepdim=True) <= k
+    chosen = torch.where(possible, values.masked_fill(ours > 0, inf), -values).topk(k).indices
+    return chosen.gather(-1, values.gather(-1, chosen).argsort(-1, descending=True))
 
 
 class RoundedProducts(TorchFunctionMode):
@@ -308,16 +336,38 @@ class RoundedProducts(TorchFunctionMode):
     def _off(self, x: Tensor) -> Tensor:
         return x * torch.empty_like(x).uniform_(-self._largest, self._largest, generator=self._random)
 
+    def _off_weight(self, weight: Tensor) -> Tensor:
+        return self._off(weight)
+
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func is not F.linear:
             return func(*args, **kwargs or {})
         x, weight, bias = (*args, None)[:3]
         if weight not in self._off_by:
-            self._off_by[weight] = self._off(weight.detach())
+            self._off_by[weight] = self._off_weight(weight.detach())
         product = func(x + self._off(x.detach()), weight + self._off_by[weight])
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
         return product if bias is None else product + bias
+
+
+class RoundedAgain(RoundedProducts):
+    """Rounds what every product with a weight reads once more to bf16, forward and backward; not weights, which are
+    stored in bf16.
+
+    One element of twelve becomes a neighbour. The error is then that of rounding, a unit in the last place / sqrt(12).
+    A smaller one in all elements would be lost where the sum is rounded to bf16.
+    """
+
+    def __init__(self, device: str, seed: int) -> None:
+        super().__init__(0.0, device, seed)
+
+    def _off(self, x: Tensor) -> Tensor:
+        draw = torch.empty_like(x, dtype=torch.float32).uniform_(-12.0, 12.0, generator=self._random)
+        return (x * (0.625 * 2.0**-7 * draw.sign() * (draw.abs() < 1))).to(x.dtype)  # 0.6 to 1.3 units
+
+    def _off_weight(self, weight: Tensor) -> Tensor:
+        return weight.new_zeros(())
 
 
 class OtherOrder(TorchFunctionMode):

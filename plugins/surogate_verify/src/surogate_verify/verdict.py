@@ -95,7 +95,7 @@ def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[
         allowed = yardstick.allowed_gradient(max(reference, before)) if few else yardstick.allowed(reference)
         yield Row(name, "output", layer, distance(ours.states[name], want), reference, allowed)
     if ours.choices:
-        error = lost(ours.choices, truth.values)
+        error = lost(truth.taken, truth.values)
         reference = yardstick.error(lambda of: lost(of.choices, truth.values))
         yield Row("choices", "output", -1, error, reference, yardstick.allowed(reference))
 

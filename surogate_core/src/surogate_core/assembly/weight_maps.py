@@ -77,6 +77,8 @@ def checked_weight_maps(
         if named := sorted(name for name in tensors | copies.keys() if fnmatchcase(name, pattern)):
             what = f"returned {pattern!r}, which {named[0]} of `weights` matches: the program computes with it"
             raise inputs.model.failed("kept_tensors", what)
+    if strange := sorted({*inputs.model.may_lack(inputs.dims)} - {*inputs.model.kept_tensors(inputs.dims)}):
+        raise inputs.model.failed("may_lack", f"returned {strange[0]!r}, which is no pattern of `kept_tensors`")
     return maps
 
 

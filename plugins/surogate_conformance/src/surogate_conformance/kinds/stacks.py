@@ -56,7 +56,9 @@ def each_expert_is_a_matrix_of_its_own(definition: ModelDef, bench: Bench) -> No
         for op in (op for program in steps.assembly.programs.values() for op in program.ops):
             if (at := ops[op.kind].group_ends) is None:
                 continue
-            for param in (v for v in op.ins if v.name in maps and len(v.shape) == 2):
+            for i, param in enumerate(op.ins):
+                if param.name not in maps or len(param.shape) != 2 or ops[op.kind].param_kinds.get(i) == "vector":
+                    continue  # biases of experts are [E, N] too
                 experts, grouped = op.ins[at].size, grouped + 1
                 held = [matrix for matrices in matrices_of(maps[param.name]) for matrix in matrices]
                 each = param.shape[0] // experts
