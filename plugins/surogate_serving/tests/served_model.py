@@ -112,6 +112,8 @@ def _answered(behaviour: Behaviour, route: str, body: dict[str, Any], key: str |
     served = behaviour.models.get(body["model"])
     if served is None:
         return 404, b'{"message": "no such model"}'
+    if route == "/tokenize" and served.template == "":
+        return 400, b'{"message": "roles must alternate"}'
     if route == "/tokenize":
         return 200, json.dumps({"tokens": _tokens(served, body)}).encode()
     if body.get("prompt_logprobs", 0) > behaviour.top:

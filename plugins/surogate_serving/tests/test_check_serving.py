@@ -206,6 +206,14 @@ def test_other_tokens_are_named_and_shown_in_both_texts(
     assert found["checks"]["stops"]["equal"]
 
 
+def test_messages_that_the_served_template_refuses_are_a_difference(out: Path, good: ServedModel) -> None:
+    good.template = ""
+    status, found = check(out, good, "--no-log-probs")
+    tokens = found["checks"]["tokens"]
+    assert (status, tokens["equal"]) == (1, False)
+    assert "refuses the conversation of" in tokens["said"] and "roles must alternate" in tokens["remedy"]
+
+
 def test_one_percent_of_one_matrix_is_found_although_the_loss_hardly_moves(out: Path, good: ServedModel) -> None:
     with torch.no_grad():
         weight = good.model.model.layers[0].mlp.down_proj.weight

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from surogate.data.chat.row_tokenizer import RowTokenizer
 from surogate.data.chat.template import ChatTemplate
 from surogate.data.chats import Chat
 from surogate_core.errors import ConfigError
 
-from .connection import shown
+from .connection import Refused, shown
 from .protocol import Rendering, Server
 from .result import Result
-from .stops import trained_runs
+from .stops import trained_ends, trained_runs
 
+_WRONG_INPUT: Final = (400, 422)
 _BEFORE: Final = 4
 _AFTER: Final = 12
 """Tokens around a difference that are shown."""
@@ -42,7 +43,12 @@ def check_tokens(server: Server, model: str, chats: Sequence[Chat], tokenizer: R
     texts = [text for chat in chats for text in _texts(chat, tokenizer)]
     wrong: list[tuple[Text, list[int]]] = []
     for text in texts:
-        served = server.ids(model, text.rendering)
+        try:
+            served = server.ids(model, text.rendering)
+        except Refused as error:
+            if error.status not in _WRONG_INPUT:
+                raise
+            return _refused(text, error)
         if served != text.ids:
             wrong.append((text, served))
     starts = sum(_starts_an_answer(text) for text in texts)
@@ -58,11 +64,23 @@ def check_tokens(server: Server, model: str, chats: Sequence[Chat], tokenizer: R
     return Result("tokens", False, said, fault, remedy, lines, numbers)
 
 
+def _refused(text: Text, error: Refused) -> Result:
+    """Return the result for messages that the server refuses, as a chat template may do."""
+    return Result(
+        "tokens",
+        False,
+        f"the server refuses {text.what} of {text.of.where}",
+        "another chat template, or a message that the server does not take",
+        f"It says: {error.said}. Serve the chat_template.jinja of the output.",
+        numbers={"refused": text.of.where},
+    )
+
+
 def _texts(chat: Chat, tokenizer: RowTokenizer) -> Iterator[Text]:
     """Yield the texts of a conversation. A prompt that the template refuses is none that a server could make."""
 
-    def text(what: str, messages: Sequence[object], prompt: bool) -> Text:
-        rendering = Rendering(messages, chat.tools, prompt, chat.variables)  # type: ignore[arg-type]
+    def text(what: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> Text:
+        rendering = Rendering(messages, chat.tools, prompt, chat.variables)
         rendered = chat.template.render(rendering.messages, chat.tools, prompt)
         return Text(chat, what, rendering, tokenizer.encode_ids(rendered))
 
@@ -107,8 +125,7 @@ def _named(text: Text, served: list[int], tokenizer: RowTokenizer) -> tuple[str,
             "Use a version of the server that reads chat_template_kwargs, or start vLLM with "
             "--default-chat-template-kwargs.",
         )
-    ends = {ids[stop - 1] for ids, stop in ((text.of.encoded.tokens, s) for _, s in trained_runs(text.of.encoded))}
-    ends &= {*tokenizer.added_ids}
+    ends = trained_ends([text.of], tokenizer).keys()
     if _without(ours, ends) == _without(served, ends) and len(served) < len(ours):
         named = ", ".join(tokenizer.decode([end]) for end in sorted(ends))
         return f"the end of turns, {named}, is missing", f"Serve {files}: another template is served, without it."
