@@ -125,9 +125,13 @@ def _tokens(served: ServedModel, body: dict[str, Any]) -> list[int]:
     messages = json.loads(json.dumps(body["messages"]))
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    tools = None if "tools" in served.drops else body.get("tools")
+    for tool in tools or ():  # as vLLM's classes do
+        given = tool["function"]
+        tool["function"] = {**dict.fromkeys(("name", "description", "parameters")), **given}
     text = served.tokenizer.apply_chat_template(
         messages,
-        tools=None if "tools" in served.drops else body.get("tools"),
+        tools=tools,
         chat_template=served.template,
         add_generation_prompt=body["add_generation_prompt"],
         tokenize=False,

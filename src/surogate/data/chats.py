@@ -86,12 +86,13 @@ def _chat(row: Row, options: ConversationOptions, tokenizer: RowTokenizer, *, sk
 
 
 def places_of(rows: PackedRows, most: int) -> list[str]:
-    """Return the places of at most `most` documents of packed rows, evenly spread over them."""
+    """Return the places of at most `most` documents of packed rows, drawn at random, always the same ones."""
     corpus = rows.corpus
     _, starts, _ = rows.documents(np.arange(rows.n_rows))
     numbers = np.unique(corpus.documents(np.unique(starts)))
     found: dict[str, None] = {}
-    for number in numbers[np.linspace(0, len(numbers) - 1, min(most, len(numbers))).astype(int)].tolist():
+    drawn = np.random.default_rng(0).choice(numbers, min(most, len(numbers)), replace=False)
+    for number in np.sort(drawn).tolist():
         owner = int(np.searchsorted(corpus.document_bases, number, side="right")) - 1
         found[corpus.datasets[owner].where(number - int(corpus.document_bases[owner]))] = None
     return list(found)

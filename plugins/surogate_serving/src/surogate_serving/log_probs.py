@@ -16,7 +16,7 @@ from surogate.data.chats import Chat
 from .protocol import Server
 from .reference import Reference, kl
 from .result import Result
-from .rounding import DTYPES, FACTOR, FLOOR, NAMES
+from .rounding import FACTOR, FLOOR, NAMES
 
 Progress = Callable[[int], None]
 Asked = Sequence[tuple[Chat, list[int], list[int]]]
@@ -108,7 +108,6 @@ def check_log_probs(
     compared = compute(reference, asked, served, progress)
     ours, theirs = compared.of_tokens, served.of_tokens
     distance, loss, loss_served = rms(ours, theirs), *(-sum(values) / len(values) for values in (ours, theirs))
-    rounded = {f"rounded to {name}": _in(reference, name, asked) for name in DTYPES if name != reference.dtype}
     reference.disturb(error)
     noise = rms(ours, _all(reference, asked))
     bound = FACTOR * noise + FLOOR
@@ -139,9 +138,12 @@ def check_log_probs(
             fault="the adapter is not applied",
             remedy="The server answers with its base. Start vLLM with --enable-lora and the adapter's folder.",
         )
-    for name, (other, remedy) in rounded.items():
-        if rms(other(), theirs) < distance / 3:
-            return failed(fault=name, remedy=remedy)
+    for dtype, short in NAMES.items():
+        if dtype != reference.dtype and _rounds_to(dtype, reference, asked, theirs, distance):
+            remedy = (
+                f"Start the server with --dtype {reference.dtype}, or accept the rounding with --format {short} here."
+            )
+            return failed(fault=f"rounded to {dtype}", remedy=remedy)
     remedy = (
         "Serve the folder that the run, `surogate merge` or `surogate export` has written, and none that was changed "
         "since. If it is served in a format such as fp8-channel, name that with --format."
@@ -149,14 +151,16 @@ def check_log_probs(
     return failed(fault="other weights" if of_base is None else "another adapter, or another base", remedy=remedy)
 
 
-def _in(reference: Reference, dtype: str, asked: Asked) -> tuple[Callable[[], Sequence[float]], str]:
-    """Return the model in another dtype, as one of the things that a server may compute instead."""
-    names = {long: short for short, long in NAMES.items()}
-    remedy = (
-        f"The server computes in {dtype}. Start it with --dtype {reference.dtype}, or accept this rounding with "
-        f"--format {names[dtype]}."
-    )
-    return lambda: _all(reference.in_dtype(dtype), asked), remedy
+def _rounds_to(dtype: str, reference: Reference, asked: Asked, theirs: Sequence[float], distance: float) -> bool:
+    """Return whether a server computes in another dtype.
+
+    It is then within the bound of that dtype, and nearer to it than to the dtype of the files, because both round the
+    same weights. A fault of the same size is not nearer.
+    """
+    other = reference.in_dtype(dtype)
+    ours = _all(other, asked)
+    other.disturb(0.0)
+    return rms(ours, theirs) <= min(0.9 * distance, FACTOR * rms(ours, _all(other, asked)))
 
 
 def _all(reference: Reference, asked: Asked) -> list[float]:

@@ -20,6 +20,7 @@ _WRONG_INPUT: Final = (400, 422)
 _BEFORE: Final = 4
 _AFTER: Final = 12
 """Tokens around a difference that are shown."""
+_FUNCTION: Final = ("name", "description", "parameters")
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,23 @@ def _named(text: Text, served: list[int], tokenizer: RowTokenizer) -> tuple[str,
         )
     if bos is not None and ours == [bos, *served]:
         return f"{tokenizer.decode([bos])} is missing at the beginning", f"Serve {files}."
-    if text.rendering.tools and served == _rendered(text, text.of.template, tokenizer, tools=False):
+    without, template = tokenizer.chat_template, text.of.template
+    if text.rendering.tools and served == _rendered(text, template, tokenizer, None):
         return (
             "the tools are left out",
             f"Serve {files}: its template writes tools. If it does, the server, or a proxy before it, drops `tools`.",
         )
-    without = tokenizer.chat_template
-    if text.rendering.variables and without is not None and served == _rendered(text, without, tokenizer):
+    if text.rendering.tools and served == _rendered(text, template, tokenizer, _as_servers(text.rendering.tools)):
+        return (
+            "the tools are written in another form",
+            "The server writes the keys of a function as name, description, parameters, and null for one that is not "
+            "given. Write them so in the data, with a description and parameters for each.",
+        )
+    if (
+        text.rendering.variables
+        and without is not None
+        and served == _rendered(text, without, tokenizer, text.rendering.tools)
+    ):
         names = ", ".join(text.rendering.variables)
         return (
             f"chat_template_kwargs ({names}) are not applied",
@@ -137,15 +148,26 @@ def _named(text: Text, served: list[int], tokenizer: RowTokenizer) -> tuple[str,
     )
 
 
-def _rendered(text: Text, template: ChatTemplate, tokenizer: RowTokenizer, tools: bool = True) -> list[int] | None:
-    """Return the tokens of a text with another template, or without its tools; None if the template refuses it."""
-    rendering = text.rendering
+def _rendered(
+    text: Text, template: ChatTemplate, tokenizer: RowTokenizer, tools: Sequence[Any] | None
+) -> list[int] | None:
+    """Return the tokens of a text with another template, or with other tools; None if the template refuses it."""
     try:
-        return tokenizer.encode_ids(
-            template.render(rendering.messages, rendering.tools if tools else None, rendering.prompt)
-        )
+        return tokenizer.encode_ids(template.render(text.rendering.messages, tools, text.rendering.prompt))
     except ConfigError:
         return None
+
+
+def _as_servers(tools: Sequence[Any]) -> list[Any]:
+    """Return tools as servers give them to templates that read them into classes of their own, such as vLLM's."""
+
+    def formed(tool: Any) -> Any:
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            return tool
+        return {**tool, "function": {**{key: function.get(key) for key in _FUNCTION}, **function}}
+
+    return [formed(tool) for tool in tools]
 
 
 def _without(ids: Sequence[int], left_out: Collection[int]) -> list[int]:
