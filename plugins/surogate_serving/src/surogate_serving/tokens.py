@@ -108,7 +108,7 @@ def _named(text: Text, served: list[int], tokenizer: RowTokenizer) -> tuple[str,
     if bos is not None and served == [bos, *ours]:
         return (
             f"{tokenizer.decode([bos])} stands twice at the beginning",
-            "The chat template writes it, and the server adds another. Serve the tokenizer files of the output, and "
+            "The served chat template, or the server, writes another one. Serve the files of the output, and "
             "do not set add_special_tokens in requests.",
         )
     if bos is not None and ours == [bos, *served]:
