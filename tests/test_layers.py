@@ -140,7 +140,7 @@ MAY_NAME = {"config/keys.py", "config/schema.py", "front_end.py"}
 PACKAGES = sorted({path.parents[1] for path in (*ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*")) if path.is_dir()})
 """The folders of all packages."""
 
-OPTIONAL_PARTS = {"surogate_conformance", "surogate_profile", "surogate_verify"}
+OPTIONAL_PARTS = {"surogate_conformance", "surogate_profile", "surogate_serving", "surogate_verify"}
 """Packages with parts of core that are optional: commands that plan and run what they test."""
 
 LOOKS_INSIDE = {

@@ -9,7 +9,7 @@ from surogate_core.errors import PluginError
 from surogate_core.plugins import versions
 
 
-@pytest.mark.parametrize("package", ["surogate-verify", "surogate-profile"])
+@pytest.mark.parametrize("package", ["surogate-verify", "surogate-profile", "surogate-serving"])
 def test_a_command_runs_in_the_program_of_its_minor_version(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     versions.refuse_other_program(package)
     monkeypatch.setattr(versions, "version", {package: "0.3.1", "surogate": "0.3.0"}.__getitem__)

@@ -58,7 +58,7 @@ SOURCE_FOLDERS = [
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]*))?\)")
 _HEADING = re.compile(r"^#+ (?P<text>.*)$", re.M)
 _SOURCE = re.compile(r"`(?P<path>[a-z_]+/[\w/.]*\.(?:py|cu|cmake|sh|h))`")
-_COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+)(?P<rest>[^`\n]*)", re.M)
+_COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+(?:-[a-z]+)*)(?P<rest>[^`\n]*)", re.M)
 
 
 def name(path: Path) -> str:

@@ -69,6 +69,7 @@ PACKAGES = {
     "surogate-watch": ROOT / "plugins/surogate_watch/src/surogate_watch",
     "surogate-profile": ROOT / "plugins/surogate_profile/src/surogate_profile",
     "surogate-verify": ROOT / "plugins/surogate_verify/src/surogate_verify",
+    "surogate-serving": ROOT / "plugins/surogate_serving/src/surogate_serving",
     "surogate-conformance": ROOT / "plugins/surogate_conformance/src/surogate_conformance",
 }
 KINDS = sorted(LAYERS)

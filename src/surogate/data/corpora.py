@@ -83,11 +83,11 @@ def tokenize_row(
     entries = {f"datasets.{index}": entry for index, entry in enumerate(config.datasets)}
     entries |= {f"validation_datasets.{index}": entry for index, entry in enumerate(config.validation_datasets or ())}
     for key, entry in entries.items():
-        source = _source(entry, key)
+        source = source_of(entry, key)
         row = next((row for row in source.rows(None) if f"{Path.cwd()}/{row.where}".endswith(wanted)), None)
         if row is None:
             continue
-        chosen, options = _format(source, entry, formats, config.loss_scale, key)
+        chosen, options = format_of(source, entry, formats, config.loss_scale, key)
         _refuse_unread_variables(tokenizer, options, key)
         columns = chosen.fields(options)
         row = with_columns(row, Wanted(columns, chosen.optional(options)))
@@ -216,9 +216,9 @@ def _documents(
     parts = []
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
-        source = _source(entry, where)
+        source = source_of(entry, where)
         try:
-            chosen, options = _format(source, entry, formats, config.loss_scale, where, notice)
+            chosen, options = format_of(source, entry, formats, config.loss_scale, where, notice)
             columns = _columns(source, notice)
         except (KeyboardInterrupt, SystemExit):
             notice(f"{where}: interrupted while the columns of the rows were counted; nothing is kept")
@@ -305,11 +305,12 @@ def _readers(columns: Sequence[str], formats: Sequence[DatasetFormatDef]) -> dic
     return found
 
 
-def _source(entry: DatasetEntry, where: str) -> Source:
+def source_of(entry: DatasetEntry, where: str) -> Source:
+    """Open the rows of an entry."""
     return open_source(entry, str(entry.options.get("sample_by", "document")), where)
 
 
-def _format(
+def format_of(
     source: Source,
     entry: DatasetEntry,
     formats: Mapping[str, DatasetFormatDef],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -101,11 +101,46 @@ class ConversationOptions(BaseModel):
         return self
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """A row as chat templates read it.
+
+    messages   with their roles, texts and tool calls
+    tools      the JSON schemas of the row; None if it has none
+    prompt     number of messages in front of those of `completion_field`
+    untrained  indices of messages that a key excludes from training
+    dropped    parts of the row that no template has a place for
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    prompt: int
+    untrained: Sequence[int]
+    dropped: Dropped
+
+
 def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options: ConversationOptions) -> Encoded:
     """Render the messages of a row and tokenize them; answers are trained, each with its end-of-turn token.
 
     Raises ConfigError if the row is not a conversation, or if the chat template refuses it.
     """
+    chat = read_conversation(row, options)
+    encoded = encode_chat(
+        chat.messages,
+        chat.tools,
+        tokenizer,
+        options.loss_scale,
+        chat.untrained,
+        prompt=chat.prompt,
+        template_kwargs=options.chat_template_kwargs,
+    )
+    unseen = unseen_tools(chat.messages, chat.tools) if encoded.tokens else []
+    ignored = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in chat.dropped.items()]
+    return replace(encoded, omissions=(*encoded.omissions, *unseen, *ignored))
+
+
+def read_conversation(row: Mapping[str, object], options: ConversationOptions) -> Conversation:
+    """Return the messages and the tools of a row. Raises ConfigError if it is not a conversation."""
     names = options.message_property_mappings
     dropped: Dropped = Counter()
     messages = _messages(row[options.messages_field], options.messages_field, names, dropped)
@@ -138,18 +173,7 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
         _check_text(message, f"message {index} ({message['role']})")
     _check_text(tools, f"column {options.tools_field!r}")
     untrained = [index for index, message in enumerate(messages) if not is_trained(message, index, dropped)]
-    encoded = encode_chat(
-        messages,
-        tools,
-        tokenizer,
-        options.loss_scale,
-        untrained,
-        prompt=prompt,
-        template_kwargs=options.chat_template_kwargs,
-    )
-    unseen = unseen_tools(messages, tools) if encoded.tokens else []
-    ignored = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
-    return replace(encoded, omissions=(*encoded.omissions, *unseen, *ignored))
+    return Conversation(messages, tools, prompt, untrained, dropped)
 
 
 def _messages(value: object, column: str, names: MessageProperties | None, dropped: Dropped) -> list[dict[str, Any]]:

@@ -1,0 +1,75 @@
+"""vLLM: /tokenize renders messages, completions of token ids have the log probabilities of the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surogate_core.errors import ConfigError
+
+from . import protocol
+from .connection import Connection, Refused, shown
+from .protocol import Rendering, ServedModel
+
+_TOP = 20
+"""Likeliest tokens that are asked for: as many as the server allows by default."""
+
+
+@dataclass
+class VLLM:
+    """A server of vLLM."""
+
+    connection: Connection
+    program: str = "vLLM"
+    _top: int = field(default=_TOP, repr=False)
+
+    def models(self) -> Sequence[ServedModel]:
+        return protocol.served_models(self.connection.get("/v1/models"))
+
+    def ids(self, model: str, rendering: Rendering) -> list[int]:
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": protocol.sent(rendering.messages),
+            "add_generation_prompt": rendering.prompt,
+        }
+        if rendering.tools:
+            body["tools"] = list(rendering.tools)
+        if rendering.variables:
+            body["chat_template_kwargs"] = dict(rendering.variables)
+        return protocol.token_ids(self.connection.post("/tokenize", body), "tokens")
+
+    def log_probs(self, model: str, ids: Sequence[int], wanted: Sequence[int]) -> Mapping[int, Mapping[int, float]]:
+        listed = protocol.field(self._completed(model, ids), "choices", 0, "prompt_logprobs")
+        if not isinstance(listed, list) or len(listed) != len(ids):
+            raise ConfigError(
+                f"{self.connection.url}: the answer has no prompt_logprobs of the {len(ids)} tokens. Serve with a "
+                "version of vLLM that gives them."
+            )
+        return {at: _of_position(listed[at], ids[at]) for at in wanted}
+
+    def _completed(self, model: str, ids: Sequence[int]) -> Any:
+        body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
+        try:
+            return self.connection.post("/v1/completions", {**body, "prompt_logprobs": self._top})
+        except Refused as error:
+            if not self._top or "logprobs" not in error.said:
+                raise
+            self.connection.notice(f"the server gives no {_TOP} likeliest tokens, so there is no KL: {error.said}")
+            self._top = 0
+            return self.connection.post("/v1/completions", {**body, "prompt_logprobs": 0})
+
+    def stops(self, model: str, before: Sequence[int], end: int) -> bool:
+        body = {"model": model, "prompt": list(before), "max_tokens": 2, "temperature": 0}
+        answer = self.connection.post("/v1/completions", {**body, "logit_bias": {str(end): 100}})
+        return bool(protocol.field(answer, "choices", 0, "finish_reason") == "stop")
+
+
+def _of_position(listed: Any, token: int) -> dict[int, float]:
+    try:
+        found = {int(key): protocol.number(entry["logprob"]) for key, entry in listed.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError(f"the answer has prompt_logprobs {shown(str(listed))!r}, not one for each token.") from None
+    if token not in found:
+        raise ConfigError(f"the answer has prompt_logprobs without the token {token} of the prompt.")
+    return found
