@@ -6,12 +6,10 @@ from math import isnan
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surogate_verify import yardstick
 from surogate_verify.observed import LOGITS, Observed
-from surogate_verify.transformers_side import RoundedAgain
 from surogate_verify.verdict import Verdict, compare
 from surogate_verify.yardstick import Yardstick
 
@@ -39,24 +37,6 @@ def test_a_gradient_that_is_zero_in_truth_is_compared_with_the_largest_of_its_la
         assert wrong is not None and wrong.name == "q"
     missing = compared(torch.zeros(4), torch.full((4,), 1e-3), torch.full((4,), 1e-3)).first_wrong
     assert missing is not None and missing.name == "q" and missing.error == 1.0
-
-
-def test_draws_of_rounding_in_bf16_differ_by_as_much_as_it_errs() -> None:
-    x = torch.randn(256, 512, generator=torch.Generator().manual_seed(7))
-    held, unit = x.bfloat16().requires_grad_(), torch.eye(512, dtype=torch.bfloat16)
-    with torch.no_grad():
-        first, second = (_product(held, unit, seed) for seed in (1, 2))
-        assert torch.equal(first, _product(held, unit, 1)) and not torch.equal(first, second)
-        off, rounded = (error.double().norm() for error in (first.float() - held, held.float() - x))
-    assert float(off / rounded) == pytest.approx(1.0, abs=0.02)
-    upstream = torch.randn(256, 512, generator=torch.Generator().manual_seed(8)).bfloat16()
-    (gradient,) = torch.autograd.grad(_product(held, unit, 1), held, upstream)
-    assert 0.9 < float((gradient == upstream).float().mean()) < 0.93  # eleven of twelve
-
-
-def _product(x: Tensor, weight: Tensor, seed: int) -> Tensor:
-    with RoundedAgain("cpu", seed):
-        return F.linear(x, weight)
 
 
 def test_the_error_of_several_draws_is_wider_only_where_they_differ() -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatchcase
-from math import inf
+from math import hypot, inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,9 @@ from surogate_core.errors import ConfigError
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
+
+BF16_RMS: Final = 2.0**-9 / 3**0.5
+"""Rounding error of a number in bf16, rms: up to 2^-9, uniform."""
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -65,10 +68,9 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        if error:
-            stack.enter_context(RoundedProducts(error, device, draw))
-        elif draw and compute == torch.bfloat16:
-            stack.enter_context(RoundedAgain(device, draw))
+        if error or (draw and compute == torch.bfloat16):
+            rounding = BF16_RMS if draw else 0.0  # products of bf16 are rounded again, at random
+            stack.enter_context(RoundedProducts(hypot(error, rounding), device, draw))
         if draw and compute == torch.float32:
             stack.enter_context(OtherOrder(device, draw))
         same = stack.enter_context(SameChoices(ours.choices, ours.widths)) if ours.choices else None
@@ -336,38 +338,16 @@ class RoundedProducts(TorchFunctionMode):
     def _off(self, x: Tensor) -> Tensor:
         return x * torch.empty_like(x).uniform_(-self._largest, self._largest, generator=self._random)
 
-    def _off_weight(self, weight: Tensor) -> Tensor:
-        return self._off(weight)
-
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func is not F.linear:
             return func(*args, **kwargs or {})
         x, weight, bias = (*args, None)[:3]
         if weight not in self._off_by:
-            self._off_by[weight] = self._off_weight(weight.detach())
+            self._off_by[weight] = self._off(weight.detach())
         product = func(x + self._off(x.detach()), weight + self._off_by[weight])
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
         return product if bias is None else product + bias
-
-
-class RoundedAgain(RoundedProducts):
-    """Rounds what every product with a weight reads once more to bf16, forward and backward; not weights, which are
-    stored in bf16.
-
-    One element of twelve becomes a neighbour. The error is then that of rounding, a unit in the last place / sqrt(12).
-    A smaller one in all elements would be lost where the sum is rounded to bf16.
-    """
-
-    def __init__(self, device: str, seed: int) -> None:
-        super().__init__(0.0, device, seed)
-
-    def _off(self, x: Tensor) -> Tensor:
-        draw = torch.empty_like(x, dtype=torch.float32).uniform_(-12.0, 12.0, generator=self._random)
-        return (x * (0.625 * 2.0**-7 * draw.sign() * (draw.abs() < 1))).to(x.dtype)  # 0.6 to 1.3 units
-
-    def _off_weight(self, weight: Tensor) -> Tensor:
-        return weight.new_zeros(())
 
 
 class OtherOrder(TorchFunctionMode):
