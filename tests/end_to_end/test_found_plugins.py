@@ -48,6 +48,10 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
     "serve": (),
     "new": (["adapter", "{folder}"],),
     "watch": (["{folder}", "--once"], ["{folder}/adapter", "--once"]),
+    "check-serving": (
+        ["http://127.0.0.1:9", "--run", "{folder}", "--timeout", "0.2"],
+        ["http://127.0.0.1:9", "--run", "{folder}/adapter", "--timeout", "0.2"],
+    ),
     "plugins test": (),  # its argument is what runs
     "plugins trace": (["{own}"],),
 }
