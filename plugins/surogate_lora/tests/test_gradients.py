@@ -15,6 +15,7 @@ from surogate_core.api import AdapterDef, Builder, Op, PrecisionRequest, Program
 from surogate_core.testing.binding import choose
 from surogate_core.testing.devices import device
 from surogate_core.testing.ops import check_op
+from surogate_lora import gradients as gradients_module
 from surogate_lora.adapter import LORA
 from surogate_lora.gradient_kernel import LORA_WGRAD_KERNEL
 from surogate_lora.gradients import refusal, strips
@@ -66,6 +67,27 @@ def test_gradients_have_the_bits_of_the_products_and_their_unpacking(settings: d
     fused, apart = gradients(planned(**settings), 1), gradients(planned(UNFUSED, **settings), 1)
     assert fused.keys() == apart.keys()
     assert all(torch.equal(fused[name], apart[name]) for name in apart)
+
+
+@pytest.mark.parametrize("settings", [{}, {"recompute": frozenset({"block"})}], ids=["kept", "recomputed"])
+def test_in_long_rows_operands_do_not_wait_for_attention(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The MLP and the projection of the output have one op before the backward pass of attention, qkv one after it."""
+    whole = gradients(planned(**settings), 1)
+    monkeypatch.setattr(gradients_module, "MANY_ROWS", 71)
+    model = planned(**settings)
+    order = [op for op in model.assembly.programs["micro_next"].ops if op.block == 1 and op.phase == "backward"]
+    kinds = [op.kind for op in order if op.kind in ("lora_wgrad", "attention_bwd")]
+    assert kinds == ["lora_wgrad", "attention_bwd", "lora_wgrad"]
+    divided = gradients(model, 1)
+    assert divided.keys() == whole.keys()
+    assert all(torch.equal(divided[name], whole[name]) for name in whole)
+
+
+def test_rows_that_are_not_many_have_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients_module, "MANY_ROWS", 72)
+    assert kinds(planned())["lora_wgrad"] == 1
 
 
 @pytest.mark.parametrize(

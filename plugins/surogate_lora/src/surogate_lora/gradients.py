@@ -1,12 +1,15 @@
 """All gradients of A and B of a block by one `lora_wgrad`, instead of products (`linear_wgrad`) and a `lora_unpack`.
 
 Its kernel reads the operands of a block in one launch, and computes no element of the packed matrices that is always
-zero. All operands stay in memory until then, which is the end of the block's backward pass.
+zero. All operands stay in memory until then, which is the end of the block's backward pass. With many rows that costs
+more than launches do: the operands of the MLP would wait for the backward pass of attention, where most memory is held.
+So there each stretch of a block between two ops of attention has a `lora_wgrad` of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surogate_core.api import Op, Program, Value
@@ -20,24 +23,61 @@ MOST_RANKS = 64
 MOST_STRIPS = 32
 """Strips that the kernel computes in one launch. A block of a dense model has 11, and with 64 ranks 14."""
 
+MANY_ROWS = 16_384
+"""Operands of more rows do not wait for attention."""
+
 
 def fuse_gradients(program: Program) -> Program:
-    """Replace each `lora_unpack` and the products that only it reads by one `lora_wgrad`, where that has a kernel.
+    """Replace each `lora_unpack` and the products that only it reads by a `lora_wgrad`, where that has a kernel.
 
-    Parts of more than MOST_RANKS ranks are left alone: their wide operands would be read several times.
+    Parts of more than MOST_RANKS ranks are left alone: their wide operands would be read several times. Operands of
+    more than MANY_ROWS rows are read before the next op of attention: see the module.
     """
     products = {op.outs[0]: op for op in program.ops if op.kind == "linear_wgrad"}
     reads = Counter(v for op in program.ops for v in op.ins)
-    fused: dict[Op, Op] = {}
-    gone: set[Op] = set()
+    position = {op: i for i, op in enumerate(program.ops)}
+    stretches = _stretches(program)
+    fused: dict[Op, list[Op]] = {}
     for op in program.ops:
         if op.kind != "lora_unpack" or not all(v in products and reads[v] == 1 for v in op.ins):
             continue
-        merged = replace(op, kind="lora_wgrad", ins=tuple(v for whole in op.ins for v in products[whole].ins))
-        if not refusal(merged):
-            fused[op] = merged
-            gone |= {products[v] for v in op.ins}
-    return replace(program, ops=tuple(fused.get(op, op) for op in program.ops if op not in gone))
+        whole = replace(op, kind="lora_wgrad", ins=tuple(v for out in op.ins for v in products[out].ins))
+        if refusal(whole):
+            continue
+        fused |= {products[v]: [] for v in op.ins}
+        if whole.ins[0].shape[0] <= MANY_ROWS:
+            fused[op] = [whole]
+            continue
+        fused[op] = []
+        wholes: dict[int, list[int]] = {}
+        for i, out in enumerate(op.ins):
+            wholes.setdefault(stretches[products[out]], []).append(i)
+        for part in wholes.values():
+            last = max((products[op.ins[i]] for i in part), key=position.__getitem__)
+            fused[last] = [_of_pairs(whole, part)]
+    return replace(program, ops=tuple(new for op in program.ops for new in fused.get(op, [op])))
+
+
+def _stretches(program: Program) -> Mapping[Op, int]:
+    """Return for each op how many ops of attention come before it: those that read where documents begin."""
+    count, found = 0, {}
+    for op in program.ops:
+        count += any(v.role == "input" and v.name == "cu_seqlens" for v in op.ins)
+        found[op] = count
+    return found
+
+
+def _of_pairs(op: Op, pairs: list[int]) -> Op:
+    """Return the `lora_wgrad` of some pairs of operands of another."""
+    kept = [i for i, at in enumerate(op.attrs["places"]) if at.whole in pairs]
+    places = (op.attrs["places"][i] for i in kept)
+    attrs = {
+        "shapes": tuple(op.attrs["shapes"][i] for i in kept),
+        "places": tuple(at._replace(whole=pairs.index(at.whole)) for at in places),
+        "dtypes": tuple(op.attrs["dtypes"][i] for i in kept),
+    }
+    ins = tuple(v for i in pairs for v in op.ins[2 * i : 2 * i + 2])
+    return replace(op, ins=ins, outs=tuple(op.outs[i] for i in kept), attrs=dict(op.attrs) | attrs)
 
 
 def refusal(op: Op) -> str:

@@ -4,7 +4,8 @@
     backward  ... block k + 2 is read first | copy that of block k back ... block k reads it ...
 
 So at most three blocks have a residual on the device, and a copy has two blocks of time. The last two blocks keep
-theirs.
+theirs. With many tokens attention takes longer than a copy, so that one block of time is enough and one residual less
+is on the device. What enters the first block moves as a residual does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from surogate_core.api import Builder, ConfigError, OffloadContext, Op, Program,
 LABELS = frozenset({"residual", "residual_mid"})
 AHEAD = 2
 """Blocks between a copy and the op that needs its result."""
+
+MANY_TOKENS = 16_384
+"""With more tokens a copy has one block of time. A block of 8 billion parameters takes 0.6 us a token and its copy 0.2,
+at any number of tokens; what attention adds grows with the length of a row."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,13 @@ def schedule(programs: Programs, context: OffloadContext) -> Programs:
 
     Raises ConfigError for a model of so few blocks that nothing is moved.
     """
-    blocks = {value.block for value in _uses(programs.micro)}
-    if len(blocks) <= AHEAD:
+    uses = _uses(programs.micro)
+    blocks = {value.block for value in uses if value.block >= 0}
+    ahead = _ahead(uses)
+    if len(blocks) <= ahead:
         raise ConfigError(
             "offload_residual: true: nothing to move, because the backward pass reads the residual stream of "
-            f"{len(blocks)} blocks, and that of the last {AHEAD} stays on the device. Remove the key."
+            f"{len(blocks)} blocks, and that of the last {ahead} stays on the device. Remove the key."
         )
     return programs.with_micro_steps(lambda program: offloaded(program, context.builder))
 
@@ -45,9 +52,10 @@ def schedule(programs: Programs, context: OffloadContext) -> Programs:
 def offloaded(program: Program, b: Builder) -> Program:
     """Return `program` with moves of the values of the residual stream that its backward pass reads."""
     uses = _uses(program)
+    ahead = _ahead(uses)
     blocks = sorted({value.block for value in uses})
-    moved = {value: use for value, use in uses.items() if value.block in blocks[:-AHEAD]}
-    after = {block: blocks[i + AHEAD] for i, block in enumerate(blocks[:-AHEAD])}  # the block that is AHEAD
+    moved = {value: use for value, use in uses.items() if value.block in blocks[:-ahead]}
+    after = {block: blocks[i + ahead] for i, block in enumerate(blocks[:-ahead])}  # the block that is so far ahead
     begins = {block: min(use.written for value, use in uses.items() if value.block == block) for block in blocks}
     returns = {block: min(use.backward for value, use in uses.items() if value.block == block) for block in blocks}
 
@@ -57,7 +65,7 @@ def offloaded(program: Program, b: Builder) -> Program:
         with b.block(value.block):
             host = b.activation(value.label, value.shape, value.dtype, place="host")
             back[value] = b.activation(value.label, value.shape, value.dtype)
-        ahead = after[value.block]
+        later = after[value.block]
         with b.record("forward", value.block) as out:
             b.emit("move", value, outs=[host], lane="to_host")
         with b.record("forward", value.block) as waits:
@@ -65,9 +73,14 @@ def offloaded(program: Program, b: Builder) -> Program:
         with b.record("backward", value.block) as into:
             b.emit("move", host, outs=[back[value]], lane="to_device")
         before.setdefault(use.written + 1, []).extend(out)
-        before.setdefault(max(begins[ahead], use.forward) + 1, []).extend(waits)
-        before.setdefault(min(returns[ahead], use.backward), []).extend(into)
+        before.setdefault(max(begins[later], use.forward) + 1, []).extend(waits)
+        before.setdefault(min(returns[later], use.backward), []).extend(into)
     return replace(program, ops=tuple(_with(program.ops, before, back)))
+
+
+def _ahead(uses: Iterable[Value]) -> int:
+    """Return how many blocks lie between a copy and the op that needs its result."""
+    return 1 if max((value.shape[0] for value in uses), default=0) > MANY_TOKENS else AHEAD
 
 
 def _uses(program: Program) -> dict[Value, _Use]:
@@ -76,9 +89,11 @@ def _uses(program: Program) -> dict[Value, _Use]:
     readers = program.readers()
     found = {}
     for value, op in program.producers().items():
-        if value.label not in LABELS or value.block < 0 or op.phase != "forward" or value in program.outputs:
+        reading = readers.get(value, ())
+        is_residual = value.label in LABELS if value.block >= 0 else {op.block for op in reading} == {0}
+        if not is_residual or op.phase != "forward" or value in program.outputs:
             continue
-        reads = [(position[reader], reader.phase == "forward") for reader in readers.get(value, ())]
+        reads = [(position[reader], reader.phase == "forward") for reader in reading]
         later = [index for index, is_forward in reads if not is_forward]
         if later:
             forward = max((index for index, is_forward in reads if is_forward), default=position[op])
