@@ -29,6 +29,7 @@ from surogate_recipes_bf16.kernels.attention_route import (
     head_groups,
     of_chunk,
     packs_dkv,
+    packs_dq,
     score_bytes,
     shape_of,
 )
@@ -404,13 +405,17 @@ def _launch(kernels: Sequence[KernelDef], op: Op, given: dict[Value, Tensor]) ->
 
 
 def algorithms(case: Case) -> list[BackwardAlgorithm]:
-    """Return the algorithms of the installed cuDNN: every route, kept scores with every number of head groups."""
+    """Return the algorithms of the installed cuDNN: every route with every number of head groups."""
     from surogate_recipes_bf16 import _C
 
     kv_heads = shape_of(case.op_bwd).kv_heads
-    kept = [BackwardAlgorithm(Route.KEPT_SCORES, n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]
-    ordered = [BackwardAlgorithm(Route.ORDERED)] if _C.cudnn_version() >= ORDERED_CUDNN else []
-    return [BackwardAlgorithm(Route.ANY_ORDER), *kept, *ordered]
+    ordered = [Route.ORDERED] if _C.cudnn_version() >= ORDERED_CUDNN else []
+    return [
+        BackwardAlgorithm(route, n)
+        for route in (Route.ANY_ORDER, Route.KEPT_SCORES, *ordered)
+        for n in range(1, kv_heads + 1)
+        if kv_heads % n == 0
+    ]
 
 
 def gradients(
@@ -430,7 +435,8 @@ def gradients(
     from surogate_recipes_bf16 import _C
 
     shape = shape_of(case.op_bwd)
-    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, packed_dkv, chunks)
+    packed = packed_dkv, packs_dq(shape, algorithm)
+    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, *packed, chunks)
     size = plan.workspace_bytes()
     if packed_dkv == packs_dkv(shape):
         assert size <= algorithm_bytes(of_chunk(shape, chunks), algorithm)
@@ -473,11 +479,26 @@ def test_every_algorithm_matches_fp64_and_deterministic_ones_repeat_their_bits(
             assert torch.equal(first, second) and torch.equal(first, third), algorithm
 
 
+@pytest.mark.parametrize("unused", [0, 3], ids=["dense", "ragged"])
+def test_groups_of_heads_change_no_bit(unused: int) -> None:
+    """But those of dq where they change from run to run anyway."""
+    case = Case([512] * 2, (8, 4, 128), "bf16", unused)
+    shape = shape_of(case.op_bwd)
+    columns = shape.heads * shape.head_dim
+    whole: dict[Route, Tensor] = {}
+    for algorithm in algorithms(case):
+        (dqkv,) = gradients(case, algorithm, packed_dkv=packs_dkv(shape))
+        before = whole.setdefault(algorithm.route, dqkv)
+        assert torch.equal(dqkv[:, columns:], before[:, columns:]), algorithm
+        assert not algorithm.deterministic or torch.equal(dqkv, before), algorithm
+        assert relative_error(dqkv[:, :columns], before[:, :columns]) < 2.0**-8
+
+
 def test_a_number_of_groups_that_does_not_divide_the_heads_is_rejected() -> None:
     from surogate_recipes_bf16 import _C
 
     with pytest.raises(ValueError, match=r"attention_bwd: 3 kv_heads cannot be divided into 2 groups"):
-        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 2, True, 1)
+        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 2, True, False, 1)
 
 
 # ------------------------------------------------------------------------ out and lse that are not those of attention
@@ -624,7 +645,7 @@ def test_rows_that_cannot_be_divided_into_chunks_are_rejected() -> None:
     from surogate_recipes_bf16 import _C
 
     with pytest.raises(ValueError, match=r"attention_bwd: 64 tokens cannot be divided into 3 chunks"):
-        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 1, True, 3)
+        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, 0, 0.125, Route.KEPT_SCORES, 1, True, False, 3)
 
 
 def too_large() -> Case:
