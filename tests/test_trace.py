@@ -35,6 +35,7 @@ TUNED = {"from_scratch": "false", "lora": "true"}
 RUNS: Mapping[str, dict[str, str]] = {
     "bf16": {"sample_packing": "true", "attn_bwd_chunks": "2"},
     "recomputed": {"recompute": "true", "offload_residual": "true", "offload_optimizer": "true"},
+    "long": {**TUNED, "sequence_len": "512", "per_device_train_batch_size": "128", "row_tiles": "32768"},
     "fp8": {"recipe": "fp8-hybrid", "numerics_report_steps": "2"},
     "stored": {**TUNED, "qlora_bnb": "true", "recipe": "fp8-hybrid", "recompute": "true"},
     "started": {"from_scratch": "false", "adapter": "dora", "qlora_bnb": "true", "loss": "dpo"},

@@ -157,6 +157,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "", disk: DiskUs
         "host_bytes": dict(report.host_bytes),
         "host_limit": report.host_memory,
         "recompute": _recompute(plan),
+        "row_tiles": plan.row_tiles,
         "step": {
             "seconds": report.step.seconds,
             "tokens": report.tokens,

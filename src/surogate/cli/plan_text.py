@@ -104,6 +104,8 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
         yield f"  {'host total':<14}{_size(report.pinned_bytes)}   {_host_verdict(report)}"
     if plan.chosen:
         yield _wrapped(str(plan.chosen))
+    if plan.tiles_line:
+        yield plan.tiles_line
     yield ""
     yield f"activations at the peak ({report.peak})"
     yield from _by_label(report.activations_by_label)

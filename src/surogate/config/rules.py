@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from surogate_core.program.passes.tile import MULTIPLE
+
 from .errors import Findings, keys_of
 from .keys import ADAPTER_FLAG, same_value
 from .options import Owner
@@ -29,6 +31,12 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
             "lmhead_chunks",
             f"{config.lmhead_chunks} does not divide the {tokens} tokens of a micro-step "
             "(per_device_train_batch_size x sequence_len); use auto, or a divisor of them",
+        )
+    if config.row_tiles != "auto" and config.row_tiles % MULTIPLE:
+        findings.wrong(
+            "row_tiles",
+            f"{config.row_tiles} is no multiple of {MULTIPLE}; use auto, or "
+            f"{max(1, round(config.row_tiles / MULTIPLE)) * MULTIPLE}",
         )
     if config.per_device_train_batch_size % config.attn_bwd_chunks:
         findings.wrong(

@@ -293,6 +293,12 @@ class MemoryKeys(Keys):
         False,
         description="Recompute what the adapter adds to a block too; includes block. No effect without an adapter.",
     )
+    row_tiles: Annotated[int | Literal["auto"], BeforeValidator(count_or_auto(0))] = Field(
+        "auto",
+        description="Rows, that is tokens, of a micro-step on which norms, products and feed-forward parts run at a "
+        "time, a multiple of 128; 0: all. auto: all, or at most 16 tiles if `sequence_len` is above 16384 and the run "
+        "would not fit otherwise, or be slower.",
+    )
     lmhead_chunks: Annotated[int | Literal["auto"], BeforeValidator(count_or_auto(1))] = Field(
         "auto",
         description="Chunks in which the logits are computed; divides batch size x `sequence_len`. On a GPU, chunks "

@@ -56,6 +56,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         * documents_in_row(config.sequence_len, config.sample_packing, registry.loss(config.loss).group_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,
+        row_tiles=config.row_tiles if isinstance(config.row_tiles, int) else None,
         zero_copy=config.use_zero_copy,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

@@ -31,6 +31,7 @@ from surogate_core.api import (
     OutSpec,
     ProgramError,
     Rewrites,
+    RowWise,
     Value,
     accumulator,
     first_output,
@@ -136,6 +137,11 @@ _ROTATION: Mapping[str, Any] = {
 _ROPE: Mapping[str, Any] = {**_ROTATION, "query_scaling": (QueryScaling | None, None)}
 _NORM: Mapping[str, Any] = {**_ROTATION, "eps": float, "offset": (float, 0.0)}
 
+
+def _every_row(op: Op) -> RowWise:
+    return RowWise(ins=tuple(range(len(op.ins))), outs=tuple(range(len(op.outs))))
+
+
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope",
@@ -145,6 +151,7 @@ OPS: tuple[OpDef, ...] = (
         vjp=_vjp_rope,
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1), outs=(0,)),
     ),
     OpDef(
         kind="rope_bwd",
@@ -153,6 +160,7 @@ OPS: tuple[OpDef, ...] = (
         reference=f"{_REFERENCE}:rope_bwd",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1), outs=(0,)),
     ),
     OpDef(
         kind="qk_norm_rope",
@@ -162,6 +170,7 @@ OPS: tuple[OpDef, ...] = (
         vjp=_vjp,
         may_overwrite=lambda op: {0: 0},  # without a backward pass, which reads qkv again
         flops=lambda op: 7 * op.ins[0].size,  # per element: norm 4, RoPE 3
+        row_wise=lambda op: RowWise(ins=(0, 3), outs=(0,)),
     ),
     OpDef(
         kind="qk_norm_rope_bwd",
@@ -171,6 +180,7 @@ OPS: tuple[OpDef, ...] = (
         rewrites=Rewrites(narrowed=first_output("qk_norm_rope_dgrad")),
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
+        row_wise=lambda op: RowWise(ins=(0, 1, 4), outs=(0,), sums=(1, 2)),
     ),
     OpDef(
         kind="qk_norm_rope_dgrad",
@@ -179,7 +189,14 @@ OPS: tuple[OpDef, ...] = (
         reference=f"{_REFERENCE}:qk_norm_rope_dgrad",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 13 * op.ins[1].size,
+        row_wise=lambda op: RowWise(ins=(0, 1, 4), outs=(0,)),
     ),
-    OpDef(kind="join_qkv", infer=_infer_join, reference=f"{_REFERENCE}:join_qkv", vjp=_vjp_join),
-    OpDef(kind="split_qkv", infer=_infer_split, attrs={"widths": tuple}, reference=f"{_REFERENCE}:split_qkv"),
+    OpDef(kind="join_qkv", infer=_infer_join, reference=f"{_REFERENCE}:join_qkv", vjp=_vjp_join, row_wise=_every_row),
+    OpDef(
+        kind="split_qkv",
+        infer=_infer_split,
+        attrs={"widths": tuple},
+        reference=f"{_REFERENCE}:split_qkv",
+        row_wise=_every_row,
+    ),
 )

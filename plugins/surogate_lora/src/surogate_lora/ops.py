@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, RowWise, Value
 
 
 class Place(NamedTuple):
@@ -176,6 +176,7 @@ OPS: tuple[OpDef, ...] = (
         attrs=_PARTS,
         reference="surogate_lora.reference:lora_wgrad",
         flops=_wgrad_flops,
+        row_wise=lambda op: RowWise(ins=tuple(range(len(op.ins))), sums=tuple(range(len(op.outs)))),
     ),
     OpDef(
         kind="lora_dropout",

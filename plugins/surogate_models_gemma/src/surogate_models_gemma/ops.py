@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, RowWise, Value
 
 _REFERENCE = "surogate_models_gemma.reference"
 
@@ -54,6 +54,7 @@ OPS: tuple[OpDef, ...] = (
         vjp=_scale_vjp,
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0,), outs=(0,)),
     ),
     OpDef(
         kind="geglu",
@@ -61,6 +62,7 @@ OPS: tuple[OpDef, ...] = (
         reference=f"{_REFERENCE}:geglu",
         vjp=_geglu_vjp,
         flops=lambda op: 9 * op.outs[0].size,
+        row_wise=lambda op: RowWise(ins=(0,), outs=(0,)),
     ),
     OpDef(
         kind="geglu_bwd",
@@ -68,5 +70,6 @@ OPS: tuple[OpDef, ...] = (
         reference=f"{_REFERENCE}:geglu_bwd",
         may_overwrite=lambda op: {0: 1},
         flops=lambda op: 20 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1), outs=(0,)),
     ),
 )

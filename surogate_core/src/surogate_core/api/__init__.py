@@ -20,7 +20,18 @@ from ..origin import Definition
 from ..program.builder import Builder
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, Rewrites, first_output
+from ..program.opdef import (
+    IN_OUTPUTS,
+    Emitter,
+    Gradients,
+    OpDef,
+    OutSpec,
+    ParamKind,
+    Product,
+    Rewrites,
+    RowWise,
+    first_output,
+)
 from ..program.shards import Sharding, chunk_size, part_size
 from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
@@ -165,6 +176,7 @@ __all__ = [
     "Rewrites",
     "Rewritten",
     "RowChoice",
+    "RowWise",
     "RunInfo",
     "RunStopped",
     "Scalars",

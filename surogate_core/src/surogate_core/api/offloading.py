@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -45,6 +45,7 @@ class OffloadDef(Definition, Generic[Options]):
               activations by the op `move` on the lanes "to_host" and "to_device", to and from values with the place
               "host". Memory on the device is free once "compute" has waited for the copy: the op `wait` on the value on
               the host. Raises ConfigError for a run that the strategy cannot serve.
+    keeps     labels of activations that recomputation leaves in memory, because `schedule` moves them
     proposed  for `surogate plan --fit` and the suggestions of a run that does not fit: {option: value} that select the
               strategy, in as many ways as are worth a try. Empty: they do not propose it.
 
@@ -57,4 +58,5 @@ class OffloadDef(Definition, Generic[Options]):
     selected: Callable[[Options], bool]
     on_host: Callable[[Programs, OffloadContext[Options]], Iterable[Value]] | None = None
     schedule: Callable[[Programs, OffloadContext[Options]], Programs] | None = None
+    keeps: Collection[str] = frozenset()
     proposed: Sequence[Mapping[str, Any]] = ()

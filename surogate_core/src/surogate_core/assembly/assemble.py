@@ -46,6 +46,7 @@ from .passes.staged import stage_params
 from .passes.start import record_start
 from .passes.store import store_weights
 from .passes.stream import stream_values
+from .passes.tile import sum_rows_in_blocks, tile_rows
 from .resolve import resolve
 from .verifier import Verifier
 
@@ -56,6 +57,10 @@ def _compares(draft: Draft) -> bool:
 
 def _chunks(draft: Draft) -> bool:
     return draft.inputs.attn_bwd_chunks > 1
+
+
+def _tiles(draft: Draft) -> bool:
+    return 0 < (draft.inputs.row_tiles or 0) < draft.inputs.tokens
 
 
 def _stores(draft: Draft) -> bool:
@@ -75,8 +80,8 @@ def _divides_weights(draft: Draft) -> bool:
 
 
 FORK: Final = Pass("fork", "", "from here on for each plan", lambda draft: draft)
-"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `offload`, `zero_copy` and `host_memory`, as
-long as their `grouping` is the same."""
+"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `row_tiles`, `offload`, `zero_copy` and
+`host_memory`, as long as their `grouping` is the same."""
 
 PASSES: Final = (
     Pass("build", "forward", "the model records its ops", build_model),
@@ -108,6 +113,8 @@ PASSES: Final = (
     Pass("recompute", "micro-steps", "computes values again instead of keeping them", recompute_values),
     Pass("dead_code", "micro-steps", "drops ops that no op reads", drop_dead_code),
     Pass("offload", "all", "strategies move values, one strategy after another", apply_offloads),
+    Pass("tile", "micro-steps, evaluate", "ops on rows run some rows at a time", tile_rows, if_=_tiles),
+    Pass("sums", "micro-steps", "small sums over many rows in blocks", sum_rows_in_blocks),
     Pass("accumulate", "micro-steps", "the first writes gradients, the next add to them", accumulate_gradients),
     Pass("scatter", "micro-steps", "ranks divide gradients", scatter_gradients, if_=_divides_gradients),
     Pass("reduce", "micro-steps", "the last sums gradients over ranks; those that no step runs go", reduce_gradients),

@@ -54,6 +54,8 @@ class PlanInputs:
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
+    row_tiles         rows of a tile, a multiple of `tile.MULTIPLE`, 0: no tiles; None: `sketched` may choose some,
+                      if the run does not fit
     weight_format     how frozen matrices are stored; None: in the model's dtype
     stored_kinds      kinds of params that are stored so: "matrix", of blocks, "head", "embedding"
     target            device to plan for; None: no device, and references run every op
@@ -91,6 +93,7 @@ class PlanInputs:
     recompute: frozenset[str] = frozenset()
     recompute_more: bool = False
     recompute_chosen: Recomputation | None = None
+    row_tiles: int | None = 0
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     weight_format: tuple[WeightFormatDef, BaseModel] | None = None
     stored_kinds: frozenset[ParamKind] = frozenset({"matrix"})
@@ -114,6 +117,16 @@ class PlanInputs:
     def labels(self) -> Mapping[str, frozenset[str]]:
         """Return the labels of the values that each part of a block drops."""
         return labels_of(self.model.recompute)
+
+    @property
+    def kept_labels(self) -> frozenset[str]:
+        """Return the labels of the values that are not recomputed, because offload strategies move them."""
+        return frozenset(label for strategy, _ in self.offload for label in strategy.keeps)
+
+    def dropped_by(self, recomputation: Recomputation) -> Callable[[Value], bool]:
+        """Return the rule that says whether a value inside a block is dropped after the forward pass."""
+        labels, kept = self.labels, self.kept_labels
+        return lambda value: value.label not in kept and recomputation.drops(value, labels)
 
     @property
     def recomputation(self) -> Recomputation:

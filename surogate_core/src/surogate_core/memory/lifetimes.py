@@ -32,16 +32,17 @@ class Lifetime(NamedTuple):
 def lifetimes(program: Program, workspace: Sequence[int]) -> dict[Place, list[Lifetime]]:
     """Return the lifetime of each piece of the arenas on the device and the host, in order of first use.
 
-    A value that is written in place and the values that it overwrites have one piece. Outputs live until the end of the
-    program. What an op of a side lane uses lives until that op is known to be done. The `workspace` of each op lives
-    during the op, on the device; it is named "<index>.workspace" and labelled "workspace".
+    Rows are used where their whole value is. A value that is written in place and the values that it overwrites have
+    one piece. Outputs live until the end of the program. What an op of a side lane uses lives until that op is known to
+    be done. The `workspace` of each op lives during the op, on the device; it is named "<index>.workspace" and labelled
+    "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, (op, nbytes) in enumerate(zip(program.ops, workspace, strict=True)):
-        for value in op.ins + op.outs:
+        for value in (v.root for v in op.ins + op.outs):
             if value in last:
                 last[value] = index
             elif value.role in ("act", "staged"):
@@ -56,7 +57,7 @@ def lifetimes(program: Program, workspace: Sequence[int]) -> dict[Place, list[Li
             first[value] = last[value] = index
     for index, until in lane_order(program.ops).done.items():
         op = program.ops[index]
-        for value in op.ins + op.outs:
+        for value in (v.root for v in op.ins + op.outs):
             if value in last and last[value] < until - 1:
                 last[value] = until - 1
     for value in first:

@@ -15,8 +15,12 @@ from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
 from ..memory.cost import OpCosts, program_cost
+from ..program.passes.sum_in_blocks import BLOCK
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
 from .report import Report, at_least, device_parts, summarise
+
+_MOST_TILES = 16
+"""More make a program longer, but hardly smaller: values of a stretch are then a small part of the whole ones."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
@@ -51,6 +55,18 @@ class Plan:
     recompute_levels: Sequence[RecomputeLevel] = field(default=(), repr=False)
 
     @property
+    def row_tiles(self) -> int:
+        """Rows of a tile; 0: ops run on all rows at once."""
+        rows = self.inputs.row_tiles or 0
+        return rows if rows < self.inputs.tokens else 0
+
+    @property
+    def tiles_line(self) -> str:
+        """A line for the user about row tiles; "": there are none."""
+        rows, tokens = self.row_tiles, self.inputs.tokens
+        return f"row_tiles: {-(-tokens // rows)} tiles of {rows:,} of {tokens:,} rows" if rows else ""
+
+    @property
     def kernels(self) -> KernelTable:
         return self.assembly.kernels
 
@@ -83,11 +99,28 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
 
     `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a plan that does not fit
     may count only live bytes (`at_least`). `recording`: of a plan that this one can be made from (`assemble.record`).
+
+    Of a run that does not fit and may have row tiles, this is the plan with or without them that is expected to be
+    faster, and the smaller one if neither is expected to fit.
     """
     plan = sketch_exactly(replace(inputs, recompute_chosen=None), recording)
     with plan.assembly.passed.finding_causes():
         levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
-    return replace(plan, recompute_levels=levels if len(levels) > 1 else ())
+    plan = replace(plan, recompute_levels=levels if len(levels) > 1 else ())
+    if plan.report.missing_bytes <= 0 or inputs.row_tiles is not None or not (rows := tiles_of_long_rows(inputs)):
+        return plan
+    tiled = sketched(replace(inputs, row_tiles=rows), plan.recording)
+    is_smaller = tiled.report.missing_bytes < plan.report.missing_bytes
+    return tiled if (tiled.expected.seconds, not is_smaller) < (plan.expected.seconds, is_smaller) else plan
+
+
+def tiles_of_long_rows(inputs: PlanInputs) -> int:
+    """Return the rows of a tile that are tried for a run whose rows are long; 0 for others.
+
+    They are a multiple of the rows of which sums are made (`sum_in_blocks`), so that tiles do not change these.
+    """
+    blocks = -(-inputs.tokens // (_MOST_TILES * BLOCK))
+    return blocks * BLOCK if inputs.seq_len > BLOCK else 0
 
 
 def recomputed(plan: Plan) -> Plan:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -44,16 +43,18 @@ class RecomputeLevel:
     seconds: float
 
 
-_known: WeakKeyDictionary[Draft, dict[frozenset[str], list[RecomputeLevel]]] = WeakKeyDictionary()
-"""{recorded programs: {parts recomputed in any case: the levels}}, of runs planned so far"""
+_known: WeakKeyDictionary[Draft, dict[tuple[frozenset[str], frozenset[str]], list[RecomputeLevel]]] = (
+    WeakKeyDictionary()
+)
+"""{recorded programs: {(parts recomputed in any case, labels never recomputed): the levels}}, of runs planned so far"""
 
 
 def ladder(recording: Draft, inputs: PlanInputs) -> list[RecomputeLevel]:
     """Return the levels of a run. The first is `inputs.recompute` in every block. Runs of one recording share them."""
-    levels = _known.setdefault(recording, {})
-    if inputs.recompute not in levels:
-        levels[inputs.recompute] = _ladder(recording.programs["micro"], inputs)
-    return levels[inputs.recompute]
+    levels, key = _known.setdefault(recording, {}), (inputs.recompute, inputs.kept_labels)
+    if key not in levels:
+        levels[key] = _ladder(recording.programs["micro"], inputs)
+    return levels[key]
 
 
 def _ladder(program: Program, inputs: PlanInputs) -> list[RecomputeLevel]:
@@ -165,7 +166,7 @@ def _price(
 ) -> tuple[int, float]:
     """Return the bytes that the ops of a block keep for its backward pass, and the seconds added to a step."""
     builder = Builder(inputs.ops, inputs.precision.model)
-    drops = partial(Recomputation(parts).drops, labels=inputs.labels)
+    drops = inputs.dropped_by(Recomputation(parts))
     again = recompute(replace(program, ops=tuple(ops)), drops, builder)
     written = {v for op in again.ops if op.phase == "forward" for v in op.outs if v.role == "act"}
     kept = {v for op in again.ops if op.phase != "forward" for v in op.ins} & written

@@ -17,7 +17,7 @@ from . import shards
 from .contents import misfit
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .value import Collects, Init, Place, Role, Shard, Value
+from .value import Collects, Init, Place, Role, Rows, Shard, Value
 
 
 class Builder:
@@ -40,6 +40,7 @@ class Builder:
         self._named: dict[str, Value] = {}
         self._count: dict[str, int] = {}
         self._stacks: dict[str, int] = {}
+        self._rows: dict[tuple[Value, int, int], Rows] = {}
 
     def forked(self) -> Builder:
         """Return a builder with the values declared so far. What it declares and names, this one does not know."""
@@ -110,6 +111,30 @@ class Builder:
         self._count[base] = n + 1
         name = f"{base}#{n}" if n else base
         return Value(name, tuple(shape), dtype, "act", label, self._block, place=place, room=room)
+
+    def rows(self, value: Value, first: int, count: int) -> Value:
+        """Return `count` rows of an activation or input from row `first` on: one value, however often it is asked for.
+
+        Rows of rows are rows of the whole. All rows of a value are itself.
+        """
+        whole, first = value.root, first + (value.row if isinstance(value, Rows) else 0)
+        if (first, count) == (0, whole.shape[0]):
+            return whole
+        key = whole, first, count
+        if key not in self._rows:
+            name, shape = f"{whole.name}[{first}:{first + count}]", (count, *whole.shape[1:])
+            self._rows[key] = Rows(
+                name,
+                shape,
+                whole.dtype,
+                whole.role,
+                whole.label,
+                whole.block,
+                place=whole.place,
+                whole=whole,
+                row=first,
+            )
+        return self._rows[key]
 
     @property
     def declared(self) -> tuple[Value, ...]:

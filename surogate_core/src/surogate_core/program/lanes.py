@@ -1,8 +1,8 @@
 """The order between the lanes of a program.
 
 The ops of a lane run in program order. An op of a side lane, that is, of any but "compute", starts when everything
-before it on "compute" is done. An op waits for an earlier op of another side lane if both use a value and one of them
-writes it. Everything is done at the end of the program.
+before it on "compute" is done. An op waits for an earlier op of another side lane if both use a value, or rows of it,
+and one of them writes it. Everything is done at the end of the program.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
     computed: Known = {}  # what "compute" knows to be done
     started: dict[int, Known] = {}  # what an op of a side lane knew when it started
     for index, op in enumerate(ops):
-        if op.lane == "compute" and users.keys().isdisjoint(op.ins) and users.keys().isdisjoint(op.outs):
+        if op.lane == "compute" and users.keys().isdisjoint([v.root for v in (*op.ins, *op.outs)]):
             continue
         last = running.get(op.lane, [])[-1:]
         known = computed if op.lane == "compute" else _merged(computed, *(started[i] for i in last))
@@ -72,20 +72,21 @@ def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
         else:
             started[index] = known
             running.setdefault(op.lane, []).append(index)
-            for value in dict.fromkeys((*op.ins, *op.outs)):
+            written = {v.root for v in op.written}
+            for value in dict.fromkeys(v.root for v in (*op.ins, *op.outs)):
                 using, writing = users.setdefault(value, ({}, {}))
                 using[op.lane] = index
-                if value in op.written:
+                if value in written:
                     writing[op.lane] = index
     return LaneOrder(waits, done | {i: len(ops) for lane in running.values() for i in lane})
 
 
 def _needed(op: Op, users: Users) -> set[int]:
     """Return the ops on side lanes that must be done before `op`, the last one of each lane for each value."""
-    written = set(op.written)
+    written = {v.root for v in op.written}
     return {
         index
-        for value in (*op.ins, *op.outs)
+        for value in (v.root for v in (*op.ins, *op.outs))
         if value in users
         for index in users[value][value not in written].values()
     }

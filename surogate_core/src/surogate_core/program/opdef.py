@@ -96,6 +96,20 @@ class Rewrites(Declared):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowWise(Declared):
+    """An op that computes each row of its outputs from the same row of its inputs, however many rows it gets.
+
+    ins     indices of the inputs that have these rows; the others are read whole
+    outs    indices of the outputs that have them
+    sums    indices of all other outputs, which are sums over the rows
+    """
+
+    ins: tuple[int, ...]
+    outs: tuple[int, ...] = ()
+    sums: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpDef(Definition):
     """A kind of op.
 
@@ -153,6 +167,8 @@ class OpDef(Definition):
     elementwise op -> whether it may read a part of its first input, in one dimension, and then writes that part of what
                 it would write, its only output: of ranks that have a part of the input each makes its own, and they
                 gather these (`assembly/passes/quantize_parts.py`)
+    row_wise    op -> how it computes each row by itself; None: it does not. Of such ops plans may compute some rows at
+                a time (`row_tiles`).
     param_kinds {index of an input, which may be an optional one: the kind of a param that the op reads there}; "matrix"
                 or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
@@ -192,6 +208,7 @@ class OpDef(Definition):
     zero_copy: Share = 0.0
     positioned: bool = False
     elementwise: Callable[[Op], bool] = lambda op: False
+    row_wise: Callable[[Op], RowWise | None] = lambda op: None
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     group_ends: int | None = None

@@ -190,5 +190,30 @@ class Value:
         """Bytes of its memory, without alignment."""
         return self.room or self.nbytes
 
+    @property
+    def root(self) -> Value:
+        """The value in whose memory it lies: itself, or of rows the whole value."""
+        return self
+
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rows(Value):
+    """Some rows of an activation or an input, in its memory: `shape[0]` of them, from row `row` of `whole` on.
+
+    A program may write a value row by row. Then it is whole for later ops once each row has been written.
+    """
+
+    whole: Value = field(kw_only=True)
+    row: int = field(kw_only=True)
+
+    @property
+    def root(self) -> Value:
+        return self.whole
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of the whole value."""
+        return self.row * (self.whole.nbytes // self.whole.shape[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -11,7 +11,7 @@ from ..errors import ProgramError
 from .op import Lane, Op, Program, Signature
 from .opdef import OpDef
 from .passes.in_place import fits_in_place
-from .value import Value
+from .value import Rows, Value
 
 
 @dataclass
@@ -27,7 +27,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     """Check the invariants below. Raise ProgramError, naming the op and its source line, if one does not hold.
 
     - Value names are unique and dtypes are known.
-    - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
+    - An activation has exactly one writer, which runs before all readers. Inputs have no writer. Of an activation that
+      is written in rows, each row has one; what reads it runs after the writers of all, what reads rows after theirs.
     - Micro-steps and evaluations write no params, but for gathers of parts that the update has written.
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
@@ -45,24 +46,30 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     context = f"{program.name}{f' after {after}' if after else ''}"
     checked = checked or Checked()
     known, overwritten, aside = set[Value](), set[Value](), set[Value]()
+    in_rows: dict[Value, list[Rows]] = {}
     for index, op in enumerate(program.ops):
         if not isinstance(op, Op):
             raise ProgramError(f"{context}: op {index} is {op!r:.80}, expected an Op")
         if not known.issuperset(op.ins):
             for value in op.ins:
-                if value not in known and value.role == "act":
+                if value not in known and value.role == "act" and not _are_written(value, known, in_rows):
                     raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
             known.update(op.ins)  # adds those that no op need write
-        if overwritten and not overwritten.isdisjoint(op.ins):
-            value = next(v for v in op.ins if v in overwritten)
+        if overwritten and not overwritten.isdisjoint([v.root for v in op.ins]):
+            value = next(v for v in op.ins if v.root in overwritten)
             raise ProgramError(f"{_place(context, index, op)}: reads {value!r}, which an op has overwritten")
         for value in op.outs:
-            if value in known and value.role == "act":
+            if value.role == "act" and (value in known or _is_written_in_part(value, known, in_rows)):
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
             gathered = op.kind in ("all_gather", "broadcast") and any(part.inside is value for part in op.ins)
             if value.role == "param" and program.stage in ("micro", "evaluate") and not gathered:
                 raise ProgramError(f"{_place(context, index, op)}: writes param {value!r}; only the update may")
             known.add(value)
+            if isinstance(value, Rows):
+                written = in_rows.setdefault(value.whole, [])
+                written.append(value)
+                if sum(rows.shape[0] for rows in written) == value.whole.shape[0]:
+                    known.add(value.whole)
         if op.in_place:
             taken = [op.ins[i] for i in op.in_place.values()]
             if aside.intersection(taken):
@@ -71,7 +78,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
                 )
             overwritten.update(taken)
         if op.lane != "compute":
-            aside.update(op.ins)
+            aside.update(v.root for v in op.ins)
         if op not in checked.ops:
             place = _place(context, index, op)
             for value in (*op.ins, *op.outs):
@@ -90,6 +97,26 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             raise ProgramError(f"{context}: output {value!r} is never written")
         if value in overwritten:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
+
+
+def _are_written(value: Value, known: set[Value], in_rows: Mapping[Value, Sequence[Rows]]) -> bool:
+    """Return whether ops have written all of some rows."""
+    if not isinstance(value, Rows):
+        return False
+    if value.whole in known:
+        return True
+    last = value.row + value.shape[0]
+    of_them = (min(last, r.row + r.shape[0]) - max(value.row, r.row) for r in in_rows.get(value.whole, ()))
+    return sum(max(0, rows) for rows in of_them) == value.shape[0]
+
+
+def _is_written_in_part(value: Value, known: set[Value], in_rows: Mapping[Value, Sequence[Rows]]) -> bool:
+    """Return whether an op has written rows of a value, or some of its rows."""
+    if not isinstance(value, Rows):
+        return value in in_rows
+    last = value.row + value.shape[0]
+    others = in_rows.get(value.whole, ())
+    return value.whole in known or any(r.row < last and value.row < r.row + r.shape[0] for r in others)
 
 
 def check_states(programs: Iterable[Program]) -> None:

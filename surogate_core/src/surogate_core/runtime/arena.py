@@ -15,7 +15,7 @@ from ..front_end import called
 from ..machine.devices import GIB
 from ..memory.alignment import align
 from ..memory.plan import MemoryPlan
-from ..program.value import Place, Value
+from ..program.value import Place, Rows, Value
 from ..reference.rounding import TORCH_DTYPES
 from .host_memory import NoHostMemory, allocate, pin, unpin
 
@@ -73,7 +73,7 @@ class Buffers:
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input, or of this rank's part of one."""
-        held, within = value.inside or value, 0
+        held, within = value.inside or value.root, _within_root(value)
         if value.inside and value.owner is None:
             within = self.rank * value.nbytes
         for memory in self._on[value.place]:
@@ -106,8 +106,8 @@ class Buffers:
         """Return the memory and the offset of an activation or a staged param."""
         for memory in self._on[value.place]:
             arena = memory.plan.arenas.get(program)
-            if arena is not None and value in arena.offsets:
-                return memory, arena.offsets[value]
+            if arena is not None and value.root in arena.offsets:
+                return memory, arena.offsets[value.root] + _within_root(value)
         raise ProgramError(f"{program}: {value!r} is not in the arena plan")
 
     def close(self) -> None:
@@ -124,6 +124,10 @@ class _Memory:
     plan: MemoryPlan
     segments: Mapping[str, Tensor]
     arena: Tensor
+
+
+def _within_root(value: Value) -> int:
+    return value.offset if isinstance(value, Rows) else 0
 
 
 def _on_device(plan: MemoryPlan, device: torch.device) -> _Memory:

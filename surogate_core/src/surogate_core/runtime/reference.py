@@ -169,7 +169,7 @@ def _bind(
     """Return what runs each op, None if another rank owns it, and the values to poison, whose life ends with it."""
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
-        for value in (*op.ins, *op.outs):
+        for value in (v.root for v in (*op.ins, *op.outs)):
             if value.role == "act" and value not in program.outputs:
                 last[value] = index
     for op in program.ops:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..program.op import Op
-from ..program.opdef import OpDef, OutSpec
+from ..program.opdef import OpDef, OutSpec, RowWise
 from ..program.value import Value
 
 REFERENCE = "surogate_core.reference.ops"
@@ -32,6 +32,12 @@ def elements(per_element: int) -> Any:
 
 def define(kind: str, infer: Any, *, module: str = REFERENCE, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"{module}:{kind}", **fields)
+
+
+def rows(ins: Sequence[int], outs: Sequence[int] = (0,), sums: Sequence[int] = ()) -> Callable[[Op], RowWise]:
+    """Return the `OpDef.row_wise` of an op whose inputs and outputs with rows are always the same."""
+    found = RowWise(ins=tuple(ins), outs=tuple(outs), sums=tuple(sums))
+    return lambda op: found
 
 
 def recomputed_by(kind: str, own: slice) -> Callable[[Op, Op], str]:

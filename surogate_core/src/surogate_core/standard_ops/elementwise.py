@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
-from .definition import Attrs, Ins, define, elements, need
+from .definition import Attrs, Ins, define, elements, need, rows
 
 
 def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -59,11 +59,11 @@ def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 ELEMENTWISE: tuple[OpDef, ...] = (
-    define("add", _add, vjp=lambda b, op, grads: (grads[0], grads[0]), flops=elements(1)),
-    define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp),
+    define("add", _add, vjp=lambda b, op, grads: (grads[0], grads[0]), flops=elements(1), row_wise=rows((0, 1))),
+    define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp, row_wise=rows((0,))),
     define("fill", _fill, attrs={"shape": tuple, "dtype": str, "value": float}),
     define("accumulate_rounded", _accumulate_rounded, attrs={"stream": int}, flops=elements(1), positioned=True),
-    define("copy", _copy),
+    define("copy", _copy, row_wise=rows((0,))),
     define("move", _copy, uses_host=True),
     define("wait", _wait, uses_host=True, traffic=lambda op: 0),
     define("commit", _commit),

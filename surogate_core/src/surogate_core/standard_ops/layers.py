@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Rewrites, first_output
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Rewrites, RowWise, first_output
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by, rows
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -92,6 +94,11 @@ def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return _rmsnorm_bwd(ins, attrs)[:1]
+
+
+def _rows_of_norm(outs: tuple[int, ...], sums: tuple[int, ...] = ()) -> Callable[[Op], RowWise]:
+    """dy, x, rstd and, if there is one, dresidual have rows."""
+    return lambda op: RowWise(ins=(0, 1, *range(3, len(op.ins))), outs=outs, sums=sums)
 
 
 def _with_norm(infer: Infer) -> Infer:
@@ -228,10 +235,18 @@ LAYERS: tuple[OpDef, ...] = (
         _embedding,
         vjp=_embedding_vjp,
         traffic=lambda op: 2 * op.outs[0].nbytes,
+        row_wise=rows((0,)),
         param_kinds={1: "embedding"},
     ),
     define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int, "dtype": (str | None, IN_OUTPUTS)}),
-    define("rmsnorm", lambda ins, attrs: _norm_specs(*ins), attrs=_NORM, vjp=_rmsnorm_vjp, flops=elements(4)),
+    define(
+        "rmsnorm",
+        lambda ins, attrs: _norm_specs(*ins),
+        attrs=_NORM,
+        vjp=_rmsnorm_vjp,
+        flops=elements(4),
+        row_wise=rows((0,), (0, 1)),
+    ),
     define(
         "add_rmsnorm",
         _add_rmsnorm,
@@ -239,6 +254,7 @@ LAYERS: tuple[OpDef, ...] = (
         vjp=_add_rmsnorm_vjp,
         rewrites=Rewrites(rematerialize=_add_rmsnorm_rematerialize),
         flops=elements(5),
+        row_wise=rows((0, 1), (0, 1, 2)),
     ),
     define(
         "rmsnorm_bwd",
@@ -246,8 +262,15 @@ LAYERS: tuple[OpDef, ...] = (
         attrs=_OFFSET,
         rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3)), narrowed=first_output("rmsnorm_dgrad")),
         flops=elements(9),
+        row_wise=_rows_of_norm((0,), (1,)),
     ),
-    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), attrs=_OFFSET, flops=elements(10)),
+    define(
+        "rmsnorm_bwd_recompute",
+        _with_norm(_rmsnorm_bwd),
+        attrs=_OFFSET,
+        flops=elements(10),
+        row_wise=_rows_of_norm((0, 2), (1,)),
+    ),
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
@@ -255,6 +278,7 @@ LAYERS: tuple[OpDef, ...] = (
         rewrites=Rewrites(recompute_kind=recomputed_by("rmsnorm", slice(1, 3))),
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
+        row_wise=_rows_of_norm((0,)),
     ),
     define(
         "rmsnorm_dgrad_recompute",
@@ -262,6 +286,7 @@ LAYERS: tuple[OpDef, ...] = (
         attrs=_OFFSET,
         may_overwrite=lambda op: {0: 0, 1: 1},
         flops=elements(8),
+        row_wise=_rows_of_norm((0, 1)),
     ),
     define(
         "attention",
@@ -282,15 +307,22 @@ LAYERS: tuple[OpDef, ...] = (
         takes_chunks=True,
         flops=_attention_flops,
     ),
-    define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3)),
+    define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3), row_wise=rows((0,))),
     define(
         "swiglu_bwd",
         _swiglu_bwd,
         rewrites=Rewrites(recompute_kind=recomputed_by("swiglu", slice(1, 2))),
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
+        row_wise=rows((0, 1)),
     ),
-    define("swiglu_bwd_recompute", _swiglu_bwd_recompute, may_overwrite=lambda op: {0: 1, 1: 0}, flops=elements(7)),
+    define(
+        "swiglu_bwd_recompute",
+        _swiglu_bwd_recompute,
+        may_overwrite=lambda op: {0: 1, 1: 0},
+        flops=elements(7),
+        row_wise=rows((0, 1), (0, 1)),
+    ),
     define(
         "lm_head_ce",
         _lm_head_ce,

@@ -8,7 +8,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product, Rewrites
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need, rows
 
 
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -105,6 +105,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         vjp=lambda b, op, grads: _linear_grads(b, op.ins, grads[0]),
         # With a bias it adds nothing more, so that the kernel of the sum adds one thing only.
         rewrites=Rewrites(add_kind=lambda op: "linear_add" if len(op.ins) == 2 else "", pair_kind="linear_pair"),
+        row_wise=rows((0,)),
     ),
     _product(
         "linear_add",
@@ -112,21 +113,41 @@ PRODUCTS: tuple[OpDef, ...] = (
         Product(of="forward", adds="base"),
         vjp=lambda b, op, grads: (*_linear_grads(b, op.ins[:2], grads[0]), grads[0]),
         may_overwrite=lambda op: {0: 2},
+        row_wise=rows((0, 2)),
     ),
-    _product("linear_pair", _linear_pair, Product(of="forward", second="linear"), vjp=_linear_pair_vjp),
+    _product(
+        "linear_pair",
+        _linear_pair,
+        Product(of="forward", second="linear"),
+        vjp=_linear_pair_vjp,
+        row_wise=rows((0, 2)),
+    ),
     _product(
         "linear_dgrad",
         _linear_dgrad,
         Product(of="dgrad"),
         rewrites=Rewrites(add_kind=lambda op: "linear_dgrad_add", pair_kind="linear_dgrad_pair"),
+        row_wise=rows((0,)),
     ),
-    _product("linear_dgrad_add", _linear_dgrad_add, Product(of="dgrad", adds="base"), may_overwrite=lambda op: {0: 2}),
-    _product("linear_dgrad_pair", _linear_dgrad_pair, Product(of="dgrad", second="linear_dgrad")),
+    _product(
+        "linear_dgrad_add",
+        _linear_dgrad_add,
+        Product(of="dgrad", adds="base"),
+        may_overwrite=lambda op: {0: 2},
+        row_wise=rows((0, 2)),
+    ),
+    _product(
+        "linear_dgrad_pair",
+        _linear_dgrad_pair,
+        Product(of="dgrad", second="linear_dgrad"),
+        row_wise=rows((0, 2)),
+    ),
     _product(
         "linear_wgrad",
         _linear_wgrad,
         Product(of="wgrad"),
         flops=lambda op: 2 * op.ins[0].size * op.ins[1].shape[1],
+        row_wise=rows((0, 1), (), (0,)),
     ),
-    define("linear_bgrad", _linear_bgrad, flops=elements(1)),
+    define("linear_bgrad", _linear_bgrad, flops=elements(1), row_wise=rows((0,), (), (0,))),
 )

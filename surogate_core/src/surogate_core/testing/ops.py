@@ -7,13 +7,14 @@ assert torch.equal(y, ...)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..api import IN_OUTPUTS, OpDef, OutSpec, Value
+from ..api import IN_OUTPUTS, Op, OpDef, OutSpec, Value
 from ..dtypes import DTYPES
 from ..reference.ops import load
 from ..reference.rounding import TORCH_DTYPES
@@ -48,6 +49,8 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
     - the number, shapes and dtypes of the outputs are those of the shape rule, and of the changed inputs their own
     - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
     - a second call with the same inputs is bit-identical
+    - an op that computes each row by itself (`OpDef.row_wise`) gives the same rows and sums, but for rounding, in two
+      parts
     """
     check_declared_attrs(definition)
     check_optional_inputs(definition)
@@ -69,7 +72,31 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
     for spec, first, second in zip(specs, kept, _call(definition, tensors, attrs), strict=True):
         assert same_bits(first, second), f"{definition.kind}: a second call changes {spec.label}"
     _check_inputs(definition, tensors, before)
+    _check_rows(definition, Op(definition.kind, values, (), attrs), specs, tensors, kept)
     return tuple(kept)
+
+
+def _check_rows(
+    definition: OpDef, op: Op, specs: Sequence[OutSpec], ins: Sequence[Tensor], outs: Sequence[Tensor]
+) -> None:
+    found = definition.row_wise(replace(op, outs=tuple(Value(s.label, s.shape, s.dtype, "act") for s in specs)))
+    count = ins[found.ins[0]].shape[0] if found else 0
+    if found is None or count < 2:
+        return
+    cut = count // 3 or 1
+    first, second = (
+        _call(definition, tuple(x[rows] if i in found.ins else x for i, x in enumerate(ins)), dict(op.attrs))
+        for rows in (slice(0, cut), slice(cut, count))
+    )
+    assert {*found.outs, *found.sums} == {*range(len(outs))}, f"{definition.kind}: row_wise leaves out an output"
+    for i, whole in enumerate(outs):
+        a, b = first[i], second[i]
+        parts = a + b if i in found.sums else torch.cat((a, b))
+        what = f"{definition.kind}: row_wise: {specs[i].label} of rows 0 to {cut} and {cut} to {count}"
+        assert parts.shape == whole.shape, f"{what} is {list(parts.shape)}, of all {list(whole.shape)}"
+        kind = whole.dtype if whole.is_floating_point() and whole.dtype.itemsize > 1 else torch.float32
+        close = whole.double().abs().max() * torch.finfo(kind).eps * 16 if whole.numel() else 0.0
+        assert bool(((parts.double() - whole.double()).abs() <= close).all()), f"{what} is not that of all"
 
 
 def check_declared_attrs(definition: OpDef) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ...program.op import Program
 from ...program.passes.recompute import drops_anyway, recompute
 from ..draft import Draft
@@ -11,11 +9,12 @@ from ..draft import Draft
 
 def recompute_values(draft: Draft) -> Draft:
     """Recompute in micro-steps what the plan chooses, and what is never kept (`drops_anyway`)."""
-    chosen, labels, b = draft.inputs.recomputation, draft.inputs.labels, draft.builder
+    inputs, b = draft.inputs, draft.builder
+    chosen = inputs.recomputation
 
     def recomputed(program: Program) -> Program:
         if chosen or drops_anyway(program, b.ops):
-            return draft.verified(program, recompute(program, partial(chosen.drops, labels=labels), b))
+            return draft.verified(program, recompute(program, inputs.dropped_by(chosen), b))
         return program
 
     return draft.changing_micro_steps(recomputed)
