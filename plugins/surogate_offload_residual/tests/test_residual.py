@@ -17,7 +17,7 @@ from surogate_core.testing.programs import initialize, lane_order
 from surogate_offload_residual import schedule
 from surogate_offload_residual.plugin import surogate_offload_strategies
 
-(RESIDUAL,) = surogate_offload_strategies()
+ATTENTION, RESIDUAL = surogate_offload_strategies()
 OFFLOAD: dict[str, Any] = {"offload": [(RESIDUAL, NoOptions())]}
 ALL = frozenset(PARTS)
 
@@ -39,6 +39,23 @@ def test_gradients_are_bit_identical(layers: int, recompute: frozenset[str]) -> 
     assert losses[0] == losses[1]
     assert all(torch.equal(grad, moved.gradients[name]) for name, grad in plain.gradients.items())
     assert any(op.kind == "move" for op in moved.assembly.programs["micro_first"].ops)
+
+
+def test_outputs_of_attention_on_the_host_are_not_computed_again() -> None:
+    config = tiny_config(num_hidden_layers=5)
+    rows = [random_documents([9, 7], config["vocab_size"], seed) for seed in (3, 4)]
+    both: dict[str, Any] = {"offload": [(ATTENTION, NoOptions()), (RESIDUAL, NoOptions())]}
+    plain, moved = (PlannedModel(config, 2, 16, recompute=ALL, **settings) for settings in ({}, both))
+    for model in (plain, moved):
+        initialize((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    assert plain.micro_step(rows, 0.1) == moved.micro_step(rows, 0.1)
+    assert all(torch.equal(grad, moved.gradients[name]) for name, grad in plain.gradients.items())
+    counts = [
+        sum(op.kind == "attention" for op in model.assembly.programs["micro_first"].ops) for model in (plain, moved)
+    ]
+    assert counts == [10, 5]
+    hosts = {v.label for op in moved.assembly.programs["micro_first"].ops for v in op.outs if v.place == "host"}
+    assert {"attention", "lse"} < hosts
 
 
 def test_with_many_tokens_a_copy_has_one_block_of_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import OffloadDef, provides
 
-from .schedule import schedule
+from .schedule import ATTENTION, ATTENTION_LABELS, RESIDUAL, schedule
 
 SUROGATE_API = {"offload_strategies": 1}
 
 
 class ResidualOptions(BaseModel):
-    """Config keys of the strategy."""
+    """Config keys of the strategy `residual`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -21,15 +23,35 @@ class ResidualOptions(BaseModel):
     )
 
 
+class AttentionOptions(BaseModel):
+    """Config keys of the strategy `attention`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    offload_attention: bool = Field(
+        False,
+        description="Keep the outputs of attention in host memory between the forward and the backward pass. Attention "
+        "is then not computed again where blocks are recomputed.",
+    )
+
+
 surogate_offload_strategies = provides(
     [
+        OffloadDef(
+            name="attention",
+            summary="keeps the outputs of attention in host memory between the forward and the backward pass",
+            options=AttentionOptions,
+            selected=lambda options: options.offload_attention,
+            keeps=ATTENTION_LABELS,
+            schedule=partial(schedule, moved=ATTENTION),
+        ),
         OffloadDef(
             name="residual",
             summary="keeps the residual stream in host memory between the forward and the backward pass",
             options=ResidualOptions,
             selected=lambda options: options.offload_residual,
-            schedule=schedule,
+            schedule=partial(schedule, moved=RESIDUAL),
             proposed=[{"offload_residual": True}],
-        )
+        ),
     ]
 )

@@ -1,4 +1,4 @@
-"""Moves the residual stream to the host and back, ahead of the ops that need the memory or the values.
+"""Moves activations of blocks to the host and back, ahead of the ops that need the memory or the values.
 
     forward   ... block k writes its residual | copy it to the host ... block k + 2 begins | wait for that copy ...
     backward  ... block k + 2 is read first | copy that of block k back ... block k reads it ...
@@ -10,18 +10,47 @@ is on the device. What enters the first block moves as a residual does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surogate_core.api import Builder, ConfigError, OffloadContext, Op, Program, Programs, Value
 
-LABELS = frozenset({"residual", "residual_mid"})
 AHEAD = 2
 """Blocks between a copy and the op that needs its result."""
 
 MANY_TOKENS = 16_384
 """With more tokens a copy has one block of time. A block of 8 billion parameters takes 0.6 us a token and its copy 0.2,
 at any number of tokens; what attention adds grows with the length of a row."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Activations that a strategy moves.
+
+    key     of the user's file, for messages
+    title   for messages
+    is_one  (an activation that a forward op writes, the ops that read it) -> whether it is one of them
+    """
+
+    key: str
+    title: str
+    is_one: Callable[[Value, Sequence[Op]], bool]
+
+
+RESIDUAL = Moved(
+    "offload_residual",
+    "the residual stream",
+    lambda value, reading: (
+        value.label in ("residual", "residual_mid") if value.block >= 0 else {op.block for op in reading} == {0}
+    ),
+)
+
+ATTENTION_LABELS = frozenset({"attention", "lse"})
+ATTENTION = Moved(
+    "offload_attention",
+    "the outputs of attention",
+    lambda value, reading: value.label in ATTENTION_LABELS and value.block >= 0,
+)
 
 
 @dataclass(frozen=True)
@@ -33,25 +62,25 @@ class _Use:
     backward: int
 
 
-def schedule(programs: Programs, context: OffloadContext) -> Programs:
-    """Return the programs whose micro-steps keep the residual stream in host memory.
+def schedule(programs: Programs, context: OffloadContext, moved: Moved) -> Programs:
+    """Return the programs whose micro-steps keep activations in host memory.
 
     Raises ConfigError for a model of so few blocks that nothing is moved.
     """
-    uses = _uses(programs.micro)
+    uses = _uses(programs.micro, moved)
     blocks = {value.block for value in uses if value.block >= 0}
     ahead = _ahead(uses)
     if len(blocks) <= ahead:
         raise ConfigError(
-            "offload_residual: true: nothing to move, because the backward pass reads the residual stream of "
+            f"{moved.key}: true: nothing to move, because the backward pass reads {moved.title} of "
             f"{len(blocks)} blocks, and that of the last {ahead} stays on the device. Remove the key."
         )
-    return programs.with_micro_steps(lambda program: offloaded(program, context.builder))
+    return programs.with_micro_steps(lambda program: offloaded(program, context.builder, moved))
 
 
-def offloaded(program: Program, b: Builder) -> Program:
-    """Return `program` with moves of the values of the residual stream that its backward pass reads."""
-    uses = _uses(program)
+def offloaded(program: Program, b: Builder, moving: Moved) -> Program:
+    """Return `program` with moves of the values of `moving` that its backward pass reads."""
+    uses = _uses(program, moving)
     ahead = _ahead(uses)
     blocks = sorted({value.block for value in uses})
     moved = {value: use for value, use in uses.items() if value.block in blocks[:-ahead]}
@@ -83,15 +112,14 @@ def _ahead(uses: Iterable[Value]) -> int:
     return 1 if max((value.shape[0] for value in uses), default=0) > MANY_TOKENS else AHEAD
 
 
-def _uses(program: Program) -> dict[Value, _Use]:
-    """Return the values of the residual stream that forward ops write and that others read."""
+def _uses(program: Program, moved: Moved) -> dict[Value, _Use]:
+    """Return the values to move that forward ops write and that others read."""
     position = {op: index for index, op in enumerate(program.ops)}
     readers = program.readers()
     found = {}
     for value, op in program.producers().items():
         reading = readers.get(value, ())
-        is_residual = value.label in LABELS if value.block >= 0 else {op.block for op in reading} == {0}
-        if not is_residual or op.phase != "forward" or value in program.outputs:
+        if op.phase != "forward" or value in program.outputs or not moved.is_one(value, reading):
             continue
         reads = [(position[reader], reader.phase == "forward") for reader in reading]
         later = [index for index, is_forward in reads if not is_forward]
