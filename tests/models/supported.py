@@ -49,6 +49,7 @@ FAMILIES = (
     Family("GLM-4-MoE", "glm4_moe", ()),
     Family("Qwen3.5", "qwen3_5_text", ()),
     Family("Qwen3.5, mixtures", "qwen3_5_moe_text", ()),
+    Family("Qwen3-Next", "qwen3_next", ()),
 )
 
 RUNS = (

@@ -29,7 +29,7 @@ from surogate_models_moe.api import (
 from . import qwen3_5
 from .qwen3_5 import QWEN3_5, HybridDims, mixer, mixer_weights
 
-_SHARED = "shared_expert_intermediate_size"
+SHARED = "shared_expert_intermediate_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ def dims(config: Mapping[str, Any]) -> HybridMixtureDims:
         n_experts=256,
         d_expert=d_expert,
         router=Router(normalize=True),
-        d_shared=read_int(config, _SHARED, default=512),
+        d_shared=read_int(config, SHARED, default=512),
         shared_gated=True,
-        reads=(_SHARED,),
+        reads=(SHARED,),
     )
     return HybridMixtureDims(**vars(sizes), mixture=mixture)
 
