@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, losses, make_workplace
+from end_to_end.product import Workplace, assert_refused, losses, make_workplace
 from outer_models import STACKED, write_outer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -139,3 +139,25 @@ def test_a_checkpoint_of_the_text_class_is_refused_by_what_it_lacks(place: Workp
     text = {"architectures": ["Qwen3_5MoeForCausalLM"], **config["text_config"]}
     (folder / "config.json").write_text(json.dumps(text))
     assert losses(train(place, "as text", folder)) == losses(train(place, f"full {STACKED}", place.root / STACKED))
+
+
+def test_a_truncated_tower_is_refused_before_the_first_step(place: Workplace, tmp_path: Path) -> None:
+    folder = shutil.copytree(place.root / STACKED, tmp_path / "truncated")
+    held = {name: x for name, x in weights(folder).items() if name != "model.visual.blocks.0.norm2.bias"}
+    assert len(held) == len(weights(folder)) - 1
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    keys = {"model": str(folder), "output_dir": str(tmp_path / "none"), "verify_outputs": True}
+    done = place.surogate("train", place.write(**keys))
+    assert_refused(done, "truncated: does not load in transformers: missing keys: model.visual.blocks.0.norm2.bias")
+    assert "step 1/" not in done.stdout
+
+
+@pytest.mark.parametrize("part", [{"type": "image"}, {"type": "image_url", "image_url": {"url": "a.png"}}])
+def test_rows_with_images_are_refused_by_their_place(place: Workplace, tmp_path: Path, part: dict[str, Any]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    content = [part, {"type": "text", "text": "What is it?"}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "A sea."}]
+    rows.write_text(json.dumps({"messages": messages}) + "\n")
+    keys = {"datasets": [{"path": str(rows), "type": "conversation"}], "model": str(place.root / STACKED)}
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:1: .*message 0, part 0 .*image"):
+        run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
