@@ -116,3 +116,9 @@ def test_a_quantized_base_trains_as_one_that_the_run_stores(place: Workplace) ->
         train(place, "stored run", **keys, model=str(place.root / "stored")),
     )
     assert losses(one) == losses(other)
+
+
+def test_a_model_from_scratch_lacks_the_layer_that_predicts_further_tokens(place: Workplace) -> None:
+    """Files of transformers lack it too."""
+    output = train(place, "from scratch", from_scratch=True, verify_outputs=True)
+    assert weights(output).keys() == weights(place.root / "base").keys() - {*HEADS}

@@ -80,13 +80,13 @@ def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
 
 
 def kept_names(run: Run, names: StoredNames) -> set[str]:
-    """Return the names of the tensors of a run's base that its outputs have as they are.
+    """Return the names of the tensors of a run's base that its outputs have as they are; none without a base.
 
     Raises ConfigError if files lack what a pattern names, as those of a text model alone do, but for what they may
     lack by `ModelDef.may_lack`.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
-    if not patterns:
+    if not patterns or run.config.from_scratch:
         return set()
     held = [name for found in locate(run.model_dir).values() for name in found]
     matching = {pattern: [name for name in held if fnmatchcase(name, pattern)] for pattern in patterns}
