@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surogate import run
+from surogate.checkpoints.base_files import moved_in
 from surogate.runs.published_weights import in_form_of
 from surogate_core.api import ConfigError
+from surogate_core.plugins.discovery import load_registry
 from surogate_models_hybrid.plugin import SUROGATE_EXAMPLES
 from surogate_models_hybrid.qwen3_5_moe import QWEN3_5_MOE_OUTER
 
@@ -126,6 +128,16 @@ def test_the_form_is_that_of_which_files_hold_the_most() -> None:
         assert in_form_of(found, d, held).weights(d) == found.weights(d)
     assert in_form_of(model, d, ()) is model
     assert [m.param for m in split] == [m.param for m in stacked]
+
+
+def test_rows_that_several_processes_wrote_are_in_the_form_that_they_name(place: Workplace) -> None:
+    """A checkpoint has only tensors with a layout in the order of the program."""
+    registry = load_registry(files=())
+    held = weights(place.root / STACKED)
+    names = [name for name in held if name.endswith(("gate_up_proj", "down_proj")) and ".experts." in name]
+    assert len(names) == 4
+    moved = moved_in(place.root / STACKED, names, registry)
+    assert {name: tensor.shape for name, tensor in moved.items()} == {name: held[name].shape for name in names}
 
 
 def test_a_checkpoint_of_the_text_class_is_refused_by_what_it_lacks(place: Workplace, tmp_path: Path) -> None:

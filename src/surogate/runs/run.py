@@ -41,8 +41,8 @@ class Run:
 
     model_dir     the folder of the model's files
     model_config  its parsed config.json, with the run's `rope_scaling`, and without the config of `form`
-    model, dims   the model that the config.json names, with the head of the run's loss and with its options, and its
-                  sizes
+    model, dims   the model that the config.json names, with the head of the run's loss and with its options, in the
+                  form that its files hold, and its sizes
     adapter       the adapter that is trained and its options; None if all weights are trained
     weight_format how frozen weights are stored, and its options; None: in the model's dtype
     form          the form of the files, whose weights the run reads in floating point; None: they are in it already, or
