@@ -6,6 +6,8 @@
 void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "route", surogate::route);
     surogate::bind_launcher(m, "route_bwd", surogate::route_bwd);
+    surogate::bind_launcher(m, "sigmoid_route", surogate::sigmoid_route);
+    surogate::bind_launcher(m, "sigmoid_route_bwd", surogate::sigmoid_route_bwd);
     surogate::bind_launcher(m, "expert_order", surogate::expert_order);
     surogate::bind_launcher(m, "router_load", surogate::router_load);
     surogate::bind_launcher(m, "gather_rows", surogate::gather_rows);
