@@ -132,6 +132,11 @@ def norm(dim: int) -> Op:
     return op("gated_rmsnorm", ("bf16", (64, 2 * dim)), ("bf16", (64, 2 * dim)), ("bf16", (dim,)), eps=1e-6)
 
 
+def key_heads(v_dim: int) -> Op:
+    sizes = {"n_k_heads": 1, "n_v_heads": 2, "k_dim": 8, "v_dim": v_dim}
+    return op("split_key_heads", ("bf16", (64, 16 + 4 * v_dim)), ("bf16", (64, 4)), **sizes)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -141,6 +146,8 @@ def norm(dim: int) -> Op:
         (delta(v_dim=256), "heads must have 128 elements, got 256"),
         (norm(128), ""),
         (norm(96), "heads must have 64, 128, 256 elements, got 96"),
+        (key_heads(8), ""),
+        (key_heads(12), "widths must be multiples of 8, got 12"),
     ],
 )  # fmt: skip
 def test_kernels_name_the_size_that_they_lack(given: Op, reason: str) -> None:
