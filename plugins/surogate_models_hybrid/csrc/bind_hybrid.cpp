@@ -13,6 +13,8 @@ void bind_hybrid(nanobind::module_& m) {
     bind_launcher(m, "gated_rmsnorm_bwd", gated_rmsnorm_bwd);
     bind_launcher(m, "split_gate", split_gate);
     bind_launcher(m, "join_gate", join_gate);
+    bind_launcher(m, "split_key_heads", split_key_heads);
+    bind_launcher(m, "join_key_heads", join_key_heads);
     bind_launcher(m, "sigmoid_gate", sigmoid_gate);
     bind_launcher(m, "sigmoid_gate_bwd", sigmoid_gate_bwd);
 }

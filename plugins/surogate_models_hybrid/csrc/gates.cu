@@ -156,6 +156,81 @@ void move_gate(const void* x, const void* qkv, const void* gate, int64_t tokens,
     check_launch(op);
 }
 
+// Columns of the projections of Qwen3-Next, by key heads, and sorted. Sizes are in words of 8 elements, of b and a in elements.
+struct KeyHeads {
+    int64_t tokens;
+    int key_heads, of_key, of_values;  // words of a key of a head, and of the values that share it
+    int heads, shared;                 // value heads, and those of a key head
+
+    __host__ __device__ int of_head() const { return 2 * of_key + 2 * of_values; }
+    __host__ __device__ int64_t words() const { return tokens * key_heads * of_head(); }
+    __host__ __device__ int64_t numbers() const { return tokens * 2 * heads; }
+};
+
+// A thread moves a word of qkvz, or behind these a number of ba.
+template <bool Join>
+__global__ void __launch_bounds__(threads) move_key_heads_kernel(T* qkvz, T* ba, T* qkv, T* z, T* sorted, KeyHeads d) {
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
+    if (i < d.words()) {
+        const int of_token = d.key_heads * d.of_head();
+        const int64_t token = i / of_token;
+        const int head = static_cast<int>(i % of_token) / d.of_head(), at = static_cast<int>(i % of_token) % d.of_head();
+        const int keys = d.key_heads * d.of_key, values = d.key_heads * d.of_values, behind = at - 2 * d.of_key;
+        T* row = qkv + token * (2 * keys + values) * V::size;
+        T* other = at < d.of_key           ? row + (head * d.of_key + at) * V::size
+                   : behind < 0            ? row + (keys + head * d.of_key + at - d.of_key) * V::size
+                   : behind < d.of_values  ? row + (2 * keys + head * d.of_values + behind) * V::size
+                                           : z + (token * values + head * d.of_values + behind - d.of_values) * V::size;
+        T* own = qkvz + i * V::size;
+        if constexpr (Join) {
+            V::load(other).store(own);
+        } else {
+            V::load(own).store(other);
+        }
+        return;
+    }
+    const int64_t number = i - d.words();
+    if (number >= d.numbers()) {
+        return;
+    }
+    const int64_t token = number / (2 * d.heads);
+    const int column = static_cast<int>(number % (2 * d.heads)), head = column / (2 * d.shared);
+    const int at = column % (2 * d.shared), of_a = at / d.shared;
+    T* other = sorted + token * 2 * d.heads + of_a * d.heads + head * d.shared + at % d.shared;
+    if constexpr (Join) {
+        ba[number] = *other;
+    } else {
+        *other = ba[number];
+    }
+}
+
+template <bool Join>
+void move_key_heads(const void* qkvz, const void* ba, const void* qkv, const void* z, const void* sorted, int64_t tokens,
+                    int64_t key_heads, int64_t heads, int64_t k_dim, int64_t v_dim, const char* op, cudaStream_t stream) {
+    check_pointer(qkvz, op, "qkvz", 16);
+    check_pointer(qkv, op, "qkv", 16);
+    check_pointer(z, op, "z", 16);
+    check_pointer(ba, op, "ba", 2);
+    check_pointer(sorted, op, "sorted ba", 2);
+    check_positive(tokens, op, "tokens");
+    check_positive(key_heads, op, "key heads");
+    SUROGATE_REQUIRE(heads > 0 && heads % key_heads == 0, op,
+                     "value heads must be a multiple of key heads, got " + std::to_string(heads));
+    SUROGATE_REQUIRE(k_dim > 0 && v_dim > 0 && k_dim % V::size == 0 && v_dim % V::size == 0, op,
+                     "heads must have multiples of 8 elements, got " + std::to_string(k_dim) + " and " + std::to_string(v_dim));
+    const int64_t shared = heads / key_heads;
+    const KeyHeads d{tokens,
+                     to_int(key_heads, op, "key heads"),
+                     to_int(k_dim / V::size, op, "elements of a key"),
+                     to_int(shared * v_dim / V::size, op, "elements of values"),
+                     to_int(heads, op, "value heads"),
+                     to_int(shared, op, "value heads of a key head")};
+    const auto mutable_of = [](const void* pointer) { return static_cast<T*>(const_cast<void*>(pointer)); };
+    move_key_heads_kernel<Join><<<to_int(ceil_div(d.words() + d.numbers(), threads), op, "elements"), threads, 0, stream>>>(
+        mutable_of(qkvz), mutable_of(ba), mutable_of(qkv), mutable_of(z), mutable_of(sorted), d);
+    check_launch(op);
+}
+
 __global__ void __launch_bounds__(threads) sigmoid_gate_kernel(const T* x, const T* gate, T* y, int64_t words) {
     const int64_t at = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) * V::size;
     if (at >= words * V::size) {
@@ -261,6 +336,16 @@ void split_gate(const void* x, void* qkv, void* gate, int64_t tokens, int64_t he
 void join_gate(const void* qkv, const void* gate, void* x, int64_t tokens, int64_t heads, int64_t dim, int64_t rest,
                cudaStream_t stream) {
     move_gate<true>(x, qkv, gate, tokens, heads, dim, rest, "join_gate", stream);
+}
+
+void split_key_heads(const void* qkvz, const void* ba, void* qkv, void* z, void* sorted, int64_t tokens, int64_t key_heads,
+                     int64_t heads, int64_t k_dim, int64_t v_dim, cudaStream_t stream) {
+    move_key_heads<false>(qkvz, ba, qkv, z, sorted, tokens, key_heads, heads, k_dim, v_dim, "split_key_heads", stream);
+}
+
+void join_key_heads(const void* qkv, const void* z, const void* sorted, void* qkvz, void* ba, int64_t tokens,
+                    int64_t key_heads, int64_t heads, int64_t k_dim, int64_t v_dim, cudaStream_t stream) {
+    move_key_heads<true>(qkvz, ba, qkv, z, sorted, tokens, key_heads, heads, k_dim, v_dim, "join_key_heads", stream);
 }
 
 void sigmoid_gate(const void* x, const void* gate, void* y, int64_t size, cudaStream_t stream) {

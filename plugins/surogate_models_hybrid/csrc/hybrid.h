@@ -33,6 +33,13 @@ void split_gate(const void* x, void* qkv, void* gate, int64_t tokens, int64_t he
 void join_gate(const void* qkv, const void* gate, void* x, int64_t tokens, int64_t heads, int64_t dim, int64_t rest,
                cudaStream_t stream);
 
+// Columns [q; k; values; gates] and [b; a] of each key head as [q; k; values], z and [b; a] of all heads, and back. A key head
+// has heads / key_heads value heads. k_dim and v_dim are multiples of 8.
+void split_key_heads(const void* qkvz, const void* ba, void* qkv, void* z, void* sorted, int64_t tokens, int64_t key_heads,
+                     int64_t heads, int64_t k_dim, int64_t v_dim, cudaStream_t stream);
+void join_key_heads(const void* qkv, const void* z, const void* sorted, void* qkvz, void* ba, int64_t tokens,
+                    int64_t key_heads, int64_t heads, int64_t k_dim, int64_t v_dim, cudaStream_t stream);
+
 // y = x sigmoid(gate), of `size` elements. Outputs may be inputs: y may be x, dx may be dy, d_gate may be gate.
 void sigmoid_gate(const void* x, const void* gate, void* y, int64_t size, cudaStream_t stream);
 void sigmoid_gate_bwd(const void* dy, const void* x, const void* gate, void* dx, void* d_gate, int64_t size,

@@ -6,10 +6,14 @@
 void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "route", surogate::route);
     surogate::bind_launcher(m, "route_bwd", surogate::route_bwd);
+    surogate::bind_launcher(m, "sigmoid_route", surogate::sigmoid_route);
+    surogate::bind_launcher(m, "sigmoid_route_bwd", surogate::sigmoid_route_bwd);
     surogate::bind_launcher(m, "expert_order", surogate::expert_order);
     surogate::bind_launcher(m, "router_load", surogate::router_load);
     surogate::bind_launcher(m, "gather_rows", surogate::gather_rows);
     surogate::bind_launcher(m, "sum_rows", surogate::sum_rows);
     surogate::bind_launcher(m, "weighted_swiglu", surogate::weighted_swiglu);
     surogate::bind_launcher(m, "weighted_swiglu_bwd", surogate::weighted_swiglu_bwd);
+    surogate::bind_launcher(m, "gate_rows", surogate::gate_rows);
+    surogate::bind_launcher(m, "gate_rows_bwd", surogate::gate_rows_bwd);
 }

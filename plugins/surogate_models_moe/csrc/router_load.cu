@@ -4,7 +4,7 @@
 //   logits [T,E], fp32 or bf16; experts [T,k] int32, each 0 to E - 1; targets [T] int32, below 0 without a label; before as load
 //
 // `load` may be `before`, and with `adds` the result is added to what it holds. All pointers are aligned to their element; E is
-// at most 256, k at most 16. Arithmetic is fp32. Two kernels: the first counts and sums the tokens of each of at most 128
+// at most 512, k at most 16. Arithmetic is fp32. Two kernels: the first counts and sums the tokens of each of at most 128
 // blocks in the workspace [blocks, E + 1], a warp a token; the second adds these up. Counts are integers until then, and sums
 // have a fixed order, so no result depends on time.
 //
@@ -24,16 +24,18 @@ namespace surogate {
 namespace {
 
 constexpr int most_blocks = 128;
-constexpr int columns = 288;  // threads of the second kernel, a multiple of 32 that is at least 257
+constexpr int columns = 544;  // the most threads of the second kernel, a multiple of 32 that is at least 513
 
-template <class T>
+template <class T, int Each>
 __global__ void __launch_bounds__(32 * warps)
     count_routes_kernel(const T* logits, const int32_t* experts, const int32_t* targets, float* of_blocks, int64_t tokens,
                         int n_experts, int k) {
-    __shared__ int counts[most_experts];
+    __shared__ int counts[32 * Each];
     __shared__ float entropies[warps];
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    counts[threadIdx.x] = 0;
+    for (int e = static_cast<int>(threadIdx.x); e < n_experts; e += 32 * warps) {
+        counts[e] = 0;
+    }
     __syncthreads();
     float entropy = 0.0f;  // of the tokens of this warp
     const int64_t step = static_cast<int64_t>(gridDim.x) * warps;
@@ -44,10 +46,10 @@ __global__ void __launch_bounds__(32 * warps)
         if (lane < k) {
             atomicAdd(&counts[experts[token * k + lane]], 1);
         }
-        float x[each];
+        float x[Each];
         float largest = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < each; ++i) {
+        for (int i = 0; i < Each; ++i) {
             const int e = lane + 32 * i;
             x[i] = e < n_experts ? to_float(logits[token * n_experts + e]) : -INFINITY;
             largest = fmaxf(largest, x[i]);
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(32 * warps)
         largest = warp_max(largest);
         float total = 0.0f, weighted = 0.0f;
 #pragma unroll
-        for (int i = 0; i < each; ++i) {
+        for (int i = 0; i < Each; ++i) {
             const float below = x[i] - largest, share = expf(below);
             total += share;
             weighted += share == 0.0f ? 0.0f : share * below;  // 0 beyond the experts
@@ -68,11 +70,10 @@ __global__ void __launch_bounds__(32 * warps)
     }
     __syncthreads();
     float* mine = of_blocks + static_cast<int64_t>(blockIdx.x) * (n_experts + 1);
-    const int e = static_cast<int>(threadIdx.x);
-    if (e < n_experts) {
+    for (int e = static_cast<int>(threadIdx.x); e < n_experts; e += 32 * warps) {
         mine[e] = static_cast<float>(counts[e]);
     }
-    if (e == 0) {
+    if (threadIdx.x == 0) {
         float total = 0.0f;
         for (int w = 0; w < warps; ++w) {
             total += entropies[w];
@@ -123,17 +124,16 @@ void router_load(const void* logits, const void* experts, const void* targets, c
     const int32_t* chosen = static_cast<const int32_t*>(experts);
     const int32_t* labels = static_cast<const int32_t*>(targets);
     float* partial = static_cast<float*>(workspace);
-    if (dtype == FP32) {
-        count_routes_kernel<float><<<blocks, 32 * warps, 0, stream>>>(static_cast<const float*>(logits), chosen, labels,
-                                                                      partial, tokens, e, many);
-    } else {
-        count_routes_kernel<__nv_bfloat16><<<blocks, 32 * warps, 0, stream>>>(
-            static_cast<const __nv_bfloat16*>(logits), chosen, labels, partial, tokens, e, many);
-    }
+    with_logits(dtype, n_experts, [&](auto type, auto each) {
+        using T = decltype(type);
+        count_routes_kernel<T, decltype(each)::value>
+            <<<blocks, 32 * warps, 0, stream>>>(static_cast<const T*>(logits), chosen, labels, partial, tokens, e, many);
+    });
     check_launch(op);
     const int row = static_cast<int>(layer), rows = to_int(layers, op, "layers");
     const bool in_place = before == load;  // the other rows are there
-    collect_load_kernel<<<in_place ? 1 : rows, columns, 0, stream>>>(partial, static_cast<const float*>(before),
+    const int width = static_cast<int>(ceil_div(n_experts + 1, static_cast<int64_t>(32)) * 32);
+    collect_load_kernel<<<in_place ? 1 : rows, width, 0, stream>>>(partial, static_cast<const float*>(before),
                                                                      static_cast<float*>(load), blocks, e + 1, row,
                                                                      in_place ? row : 0, adds);
     check_launch(op);

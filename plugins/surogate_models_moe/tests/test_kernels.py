@@ -82,6 +82,23 @@ def test_what_is_reported_of_routers_is_added_up_by_a_kernel(logits: str) -> Non
         assert choose(KERNELS, load, Target(DEVICES["rtx4090"])).op == "router_load"
 
 
+GROUPS: dict[str, Any] = {"k": 2, "normalize": True, "scoring": "sigmoid", "chosen_groups": 1}
+
+
+@pytest.mark.parametrize("logits", ["bf16", "fp32"])
+@pytest.mark.parametrize("bias", [[], [("fp32", (64,))]])
+def test_routes_by_sigmoids_have_a_kernel(logits: str, bias: list[Any]) -> None:
+    h100, ins = Target(DEVICES["h100"]), (logits, (4, 64))
+    for attrs in ({}, {"epsilon": 1e-20, "scale": 2.5}):
+        given = op("route", ins, *bias, **GROUPS | {"groups": 8}, **attrs)
+        assert "scoring" in choose(KERNELS, given, h100).attrs
+        undone = {"normalize": True, "scoring": "sigmoid", **attrs}
+        back = op("route_bwd", ("fp32", (4, 2)), ins, ("int32", (4, 2)), **undone)
+        assert "scoring" in choose(KERNELS, back, h100).attrs
+    plain = op("route", ins, k=2, normalize=True)
+    assert "scoring" not in choose(KERNELS, plain, h100).attrs
+
+
 def test_what_a_kernel_does_not_serve_is_named() -> None:
     h100 = Target(DEVICES["h100"])
     experts = "int32", (4, 17)
@@ -91,7 +108,8 @@ def test_what_a_kernel_does_not_serve_is_named() -> None:
         (replace(products()[-1], accumulate=frozenset({0})), "cannot accumulate"),
         *((total, "widths must be multiples of 8, got 12") for total in sums(12)),
         *((total, "at most 64 terms, got 72") for total in sums(72)),
-        (op("route", ("bf16", (4, 257)), k=8, normalize=True), "at most 256 experts, got 257"),
+        (op("route", ("bf16", (4, 513)), k=8, normalize=True), "at most 512 experts, got 513"),
+        (op("route", ("bf16", (4, 66)), **GROUPS | {"groups": 33}), "at most 32 groups of experts, got 33"),
         (op("route", ("bf16", (4, 64)), k=17, normalize=True), "at most 16 experts a token, got 17"),
         (op("expert_order", experts, n_experts=64), "at most 16 experts a token, got 17"),
     ):
@@ -105,16 +123,16 @@ GATED = [("bf16", (8, 48)), ("fp32", (4, 2)), ("int32", (8,))]
 
 
 def refused(kernels: list[KernelDef], op: Op, message: str) -> None:
-    """Every kernel refuses the op, and those of its dtypes for this reason."""
+    """Every kernel refuses the op, and those of its dtypes for this reason, or because they are of sigmoids alone."""
     reasons = [refusal(kernel, DEFINITIONS[op.kind], op, Target(DEVICES["h100"])) for kernel in kernels]
-    assert all(reasons) and {message} == {reason for reason in reasons if not reason.startswith("supports dtypes")}
+    others = ("supports dtypes", "only scoring='sigmoid'")
+    assert all(reasons) and {message} == {reason for reason in reasons if not reason.startswith(others)}
 
 
 @pytest.mark.parametrize(
     ("given", "further", "attrs", "message"),
     [
         (("route", *ROUTED), [("fp32", (16,))], {}, "does not take bias"),
-        (("route", *ROUTED), [], {"scoring": "sigmoid"}, "does not implement scoring='sigmoid'"),
         (("route", *ROUTED), [], {"scale": 2.5}, "does not implement scale=2.5"),
         (("route", *ROUTED), [], {"epsilon": 1e-20}, "does not implement epsilon=1e-20"),
         (("route", *ROUTED), [], {"groups": 4, "chosen_groups": 2}, "does not implement groups=4, chosen_groups=2"),
@@ -143,8 +161,15 @@ def test_no_kernel_takes_what_it_does_not_compute(
     refused([kernel for kernel in KERNELS if kernel.op == backward], undone, message)
 
 
-@pytest.mark.parametrize(
-    "kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad", "gate_rows"]
-)
-def test_what_families_with_biases_and_gates_add_has_no_kernel_yet(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad"])
+def test_what_families_with_biases_add_has_no_kernel_yet(kind: str) -> None:
     assert kind in DEFINITIONS and not [kernel for kernel in KERNELS if kernel.op == kind]
+
+
+def test_the_gate_of_a_shared_expert_has_kernels_for_rows_of_whole_words() -> None:
+    h100, gate = Target(DEVICES["h100"]), ("bf16", (8, 1))
+    for kind, before in (("gate_rows", []), ("gate_rows_bwd", [("bf16", (8, 48))])):
+        assert choose(KERNELS, op(kind, *before, ("bf16", (8, 48)), gate), h100).op == kind
+        odd = [(dtype, (8, 44)) for dtype, _ in before]
+        with pytest.raises(AssertionError, match="widths must be multiples of 8, got 44"):
+            choose(KERNELS, op(kind, *odd, ("bf16", (8, 44)), gate), h100)

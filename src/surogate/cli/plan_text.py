@@ -193,7 +193,8 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
 def _disk(run: Run, plan: Plan) -> Iterator[str]:
     use = disk_use(run, plan)
     yield f"disk:   outputs {_size(use.outputs).strip()}, each checkpoint {_size(use.checkpoint).strip()}"
-    if patterns := run.model.kept_tensors(run.dims) if run.adapter is None else ():
+    trained_whole = run.adapter is None and not run.config.from_scratch
+    if patterns := run.model.kept_tensors(run.dims) if trained_whole else ():
         size = "bytes unknown, as the weights are not here" if use.kept is None else _size(use.kept).strip()
         yield paragraph(
             f"kept from the base, not trained: {', '.join(patterns)} ({size})", output_width() or 80, " " * 8

@@ -45,7 +45,7 @@ def _whole(value: Value) -> int:
 
 
 def _kept(run: Run) -> int | None:
-    patterns = run.model.kept_tensors(run.dims)
+    patterns = () if run.config.from_scratch else run.model.kept_tensors(run.dims)
     sizes = stored_bytes(run.model_dir) if patterns else {}
     if sizes is None:
         return None

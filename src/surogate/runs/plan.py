@@ -61,12 +61,14 @@ def sketch_run(
 
 
 def _refuse_undrawn(run: Run) -> None:
-    """Raise ConfigError if a run draws its weights and its model has tensors that no run draws."""
-    if run.config.from_scratch and (kept := run.model.kept_tensors(run.dims)):
+    """Raise ConfigError if a run draws its weights and its model has tensors that no run draws, but that files may be
+    without."""
+    optional = {*run.model.may_lack(run.dims)}
+    kept = [pattern for pattern in run.model.kept_tensors(run.dims) if pattern not in optional]
+    if run.config.from_scratch and kept:
         raise ConfigError(
             f"from_scratch: true draws new weights, but {run.model.architectures[0]} also has {', '.join(kept)}, which "
-            "no run trains. Train a model without them from scratch: name a config.json of the keys in text_config, or "
-            "one whose number of such layers is 0."
+            "no run trains. Train a model without them from scratch: name a config.json of the keys in text_config."
         )
 
 

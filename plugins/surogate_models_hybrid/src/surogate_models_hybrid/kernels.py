@@ -179,6 +179,18 @@ def _bind_split(op: Op, ctx: BindContext) -> Call:
     return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, *_split_sizes(op))
 
 
+def _key_heads_supports(op: Op, target: Target) -> Support:
+    return _supports(op, op.attrs["k_dim"], op.attrs["v_dim"])
+
+
+def _bind_key_heads(op: Op, ctx: BindContext) -> Call:
+    """Bind `split_key_heads` or `join_key_heads`. Both launchers take the pointers in the order of ins and outs."""
+    from . import _C
+
+    sizes = (op.attrs[name] for name in ("n_k_heads", "n_v_heads", "k_dim", "v_dim"))
+    return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, op.ins[0].shape[0], *sizes)
+
+
 def _gate_supports(op: Op, target: Target) -> Support:
     return _supports(op, op.ins[0].size)
 
@@ -269,6 +281,10 @@ KERNELS: tuple[KernelDef, ...] = (
     ),
     KernelDef(op="split_gate", dtypes=("bf16",) * 3, supports=_split_supports, bind=_bind_split),
     KernelDef(op="join_gate", dtypes=("bf16",) * 3, supports=_split_supports, bind=_bind_split),
+    *(
+        KernelDef(op=kind, dtypes=("bf16",) * 5, supports=_key_heads_supports, bind=_bind_key_heads)
+        for kind in ("split_key_heads", "join_key_heads")
+    ),
     KernelDef(op="sigmoid_gate", dtypes=("bf16",) * 3, supports=_gate_supports, bind=_bind_gate),
     KernelDef(op="sigmoid_gate_bwd", dtypes=("bf16",) * 5, supports=_gate_supports, bind=_bind_gate),
 )

@@ -203,6 +203,15 @@ def test_queries_and_gates_are_moved(heads: int, dim: int, rest: int) -> None:
     assert same_bits(run("join_gate", qkv, gate, **attrs)[0], x)
 
 
+@pytest.mark.parametrize(("key_heads", "heads", "k_dim", "v_dim"), [(2, 6, 8, 16), (16, 32, 128, 128), (1, 1, 64, 8)])
+def test_projections_by_key_heads_are_sorted(key_heads: int, heads: int, k_dim: int, v_dim: int) -> None:
+    sizes = {"n_k_heads": key_heads, "n_v_heads": heads, "k_dim": k_dim, "v_dim": v_dim}
+    ins = drawn(33, 2 * key_heads * k_dim + 2 * heads * v_dim), drawn(33, 2 * heads)
+    parts = run("split_key_heads", *ins, **sizes)
+    assert all(map(same_bits, parts, reference.split_key_heads(*ins, **sizes)))
+    assert all(map(same_bits, run("join_key_heads", *parts, **sizes), ins))
+
+
 def test_the_sigmoid_gate_and_its_gradients_match_fp64() -> None:
     x, gate, dy = (drawn(65, 72) for _ in range(3))
     assert_close(run("sigmoid_gate", x, gate)[0], truth("sigmoid_gate", x, gate), BF16, 4)

@@ -22,7 +22,7 @@ from surogate_models_moe.ops import OPS
 pytestmark = pytest.mark.gpu
 
 DEFINITIONS = {definition.kind: definition for definition in OPS}
-ROUTES = [(1, 1, 1), (5, 3, 3), (67, 60, 4), (33, 128, 8), (9, 256, 16)]
+ROUTES = [(1, 1, 1), (5, 3, 3), (67, 60, 4), (33, 128, 8), (9, 256, 16), (19, 300, 5), (33, 512, 10)]
 """Tokens, experts, experts a token."""
 
 
@@ -59,6 +59,55 @@ def test_routes_and_their_gradients(shape: tuple[int, int, int], dtype: str, nor
     if normalize:
         others = torch.ones(tokens, n_experts, dtype=torch.bool).scatter(1, experts.long(), False)
         assert not d_logits[others].any()
+
+
+SIGMOIDS: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((67, 60, 4), {}),
+    ((33, 128, 8), {"normalize": True, "epsilon": 1e-20, "scale": 2.5}),
+    ((65, 256, 8), {"normalize": True, "epsilon": 1e-20, "scale": 2.5, "groups": 8, "chosen_groups": 4}),
+    ((21, 512, 16), {"scale": 0.5, "groups": 32, "chosen_groups": 3}),
+    ((40, 6, 2), {"normalize": True, "groups": 3, "chosen_groups": 1}),
+]
+"""Tokens, experts, experts a token; attributes besides the scoring."""
+
+
+@pytest.mark.parametrize(("shape", "attrs"), SIGMOIDS, ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_routes_by_sigmoids_and_their_gradients(
+    shape: tuple[int, int, int], attrs: dict[str, Any], dtype: str, corrected: bool
+) -> None:
+    """Logits and biases are of few values: scores that differ do so by more than rounding, and others are equal."""
+    tokens, n_experts, k = shape
+    logits = ((torch.randn(tokens, n_experts) * 2).round() / 2).to(TORCH_DTYPES[dtype])
+    bias = [torch.randint(-8, 9, (n_experts,)) / 64] if corrected else []
+    weighing = {"scoring": "sigmoid", "normalize": False, **attrs}
+    choosing = {name: weighing.pop(name) for name in ("groups", "chosen_groups") if name in weighing}
+    weights, experts = run("route", logits, *bias, k=k, **weighing, **choosing)
+    wide = [x.double() for x in bias]
+    expected, chosen = reference.route(logits.double(), *wide, k=k, **weighing, **choosing)
+    assert torch.equal(experts, chosen)
+    assert_close(weights, expected, torch.float32, k, weighing.get("scale", 1.0))
+
+    d_weights = torch.randn(tokens, k)
+    (d_logits,) = run("route_bwd", d_weights, logits, experts, **weighing)
+    gradient = reference.route_bwd(d_weights.double(), logits.double(), chosen, **weighing)
+    smallest = torch.sigmoid(logits.double()).gather(1, chosen.long()).sum(1).min() if attrs.get("normalize") else 1.0
+    largest = 2 * float(d_weights.abs().max()) * weighing.get("scale", 1.0) / float(smallest)
+    assert_close(d_logits, gradient, TORCH_DTYPES[dtype], k, largest)
+    others = torch.ones(tokens, n_experts, dtype=torch.bool).scatter(1, experts.long(), False)
+    assert not d_logits[others].any()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_experts_by_sigmoids_are_valid_whatever_the_logits_are(groups: int) -> None:
+    logits, attrs = torch.randn(5, 40), {"scoring": "sigmoid", "k": 8, "normalize": True}
+    attrs |= {"groups": groups, "chosen_groups": 2} if groups > 1 else {}
+    logits[1], logits[2, 7], logits[3], logits[4, 5:] = float("nan"), float("nan"), -float("inf"), float("-inf")
+    weights, experts = run("route", logits, **attrs)
+    assert torch.equal(experts[[0, 3]], reference.route(logits, **attrs)[1][[0, 3]])
+    assert ((experts >= 0) & (experts < 40)).all() and all(len(set(row)) == 8 for row in experts.tolist())
+    assert weights.isnan().any(1).tolist() == [False, True, True, True, False]
 
 
 def test_experts_are_valid_whatever_the_logits_are() -> None:
@@ -151,18 +200,42 @@ def test_weighted_swiglu_and_its_gradients(shape: tuple[int, int, int], width: i
     assert_close(d_weights, sums, torch.float32, width, magnitude)
 
 
+@pytest.mark.parametrize("shape", cases([(1, 8), (5, 264), (67, 1000)], more=[(8192, 2048)]), ids=str)
+def test_the_gate_of_rows_and_its_gradients(shape: tuple[int, int]) -> None:
+    """Gates are up to 8 from 0, where 1 - sigmoid is small. The sum over a row may cancel."""
+    x, dy = (torch.randn(shape).bfloat16() for _ in range(2))
+    gate = (4 * torch.randn(shape[0], 1)).clamp(-8, 8).bfloat16()
+    wide = x.double(), gate.double()
+    (y,) = run("gate_rows", x, gate)
+    assert_close(y, reference.gate_rows(*wide), torch.bfloat16, 1)
+    dx, d_gate = run("gate_rows_bwd", dy, x, gate)
+    gradient, sums = reference.gate_rows_bwd(dy.double(), *wide)
+    _, magnitude = reference.gate_rows_bwd(dy.double().abs(), x.double().abs(), gate.double())
+    assert_close(dx, gradient, torch.bfloat16, 1)
+    assert d_gate.shape == (shape[0], 1)
+    # rounded to bf16 once; the sum in fp32 is off by its terms' sizes
+    bound = 2.0**-8 * sums.abs() + shape[1] * 2.0**-24 * magnitude
+    assert ((d_gate.double() - sums).abs() <= bound).all()
+
+
 def test_wrong_arguments_are_named() -> None:
     from surogate_models_moe import _C
 
     p = guarded((64,), torch.float32).pointer
     for call, message in (
-        (lambda: _C.route(p, p, p, 1, 257, 1, False, 0, 0), "experts must be 1 to 256, got 257"),
+        (lambda: _C.route(p, p, p, 1, 513, 1, False, 0, 0), "experts must be 1 to 512, got 513"),
+        (lambda: _C.sigmoid_route(p, 0, p, p, 1, 66, 2, 33, 1, True, 0.0, 1.0, 0, 0), "groups must be 1 to 32 and"),
+        (lambda: _C.sigmoid_route(p, 0, p, p, 1, 4, 2, 4, 2, True, 0.0, 1.0, 0, 0), "groups must have two experts or"),
+        (lambda: _C.sigmoid_route(p, 0, p, p, 1, 8, 5, 2, 1, True, 0.0, 1.0, 0, 0), "chosen_groups must be at most"),
+        (lambda: _C.sigmoid_route(p, p + 2, p, p, 1, 8, 2, 1, 1, True, 0.0, 1.0, 0, 0), "bias must be aligned"),
         (lambda: _C.route(p, p, p, 1, 4, 5, False, 0, 0), "k must be 1 to 16 and at most the number of experts, got 5"),
         (lambda: _C.route_bwd(p, p, p, p, 1, 4, 2, False, 2, 0), "logits must be fp32 or bf16, not fp64"),
         (lambda: _C.expert_order(p, p, p, p, 0, 1, 4, 0), "workspace is a null pointer"),
         (lambda: _C.router_load(p, p, p, 0, p, p, 1, 4, 2, 3, 3, False, 0, 0), "layer must be below layers, got 3"),
         (lambda: _C.router_load(p, p, p, p, p, p, 1, 4, 2, 0, 3, True, 0, 0), "cannot add to before"),
         (lambda: _C.gather_rows(p, p, p, 1, 1, 12, 0), "the width must be a multiple of 8, got 12"),
+        (lambda: _C.gate_rows(p, p, p, 1, 12, 0), "the width must be a multiple of 8, got 12"),
+        (lambda: _C.gate_rows_bwd(p, p + 4, p, p, p, 1, 8, 0), "x must be aligned to 16 bytes"),
         (lambda: _C.sum_rows(p + 4, p, p, 1, 1, 8, 0), "y must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,13 +1,20 @@
-"""Routes of tokens to experts, the order of rows, figures (`csrc/routes.cu`, `expert_order.cu`, `router_load.cu`)."""
+"""Routes of tokens to experts, the order of rows, figures.
+
+In `csrc/`: `routes.cu`, `sigmoid_routes.cu`, `expert_order.cu`, `router_load.cu`.
+"""
 
 from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
+from ..ops.routes import SIGMOID
 from .support import supports
 
-MOST_EXPERTS, MOST_CHOSEN = 256, 16
-"""A lane of a warp has eight experts, and the lanes of half a warp an expert of the token each."""
+MOST_EXPERTS, MOST_CHOSEN = 512, 16
+"""A lane of a warp has up to sixteen experts, and the lanes of half a warp an expert of the token each."""
+
+MOST_GROUPS = 32
+"""A lane of a warp judges a group of experts."""
 
 _EXPERTS = {"route_bwd": 2, "expert_order": 0, "router_load": 1}
 """The input that has the experts of each token."""
@@ -29,6 +36,14 @@ def _supports(op: Op, target: Target) -> Support:
     return supports(op, target, accumulate=op.kind == "router_load")
 
 
+def _sigmoid_supports(op: Op, target: Target) -> Support:
+    if op.attrs.get("scoring") != SIGMOID:
+        return Support(False, f"only scoring={SIGMOID!r}")
+    if (groups := op.attrs.get("groups", 1)) > MOST_GROUPS:
+        return Support(False, f"at most {MOST_GROUPS} groups of experts, got {groups}")
+    return _supports(op, target)
+
+
 def _bind_route(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
@@ -43,6 +58,28 @@ def _bind_route_bwd(op: Op, ctx: BindContext) -> Call:
     _, logits, experts = op.ins
     sizes = (*logits.shape, experts.shape[1])
     return ctx.call(_C.route_bwd, *op.ins, *op.outs, *sizes, op.attrs["normalize"], DTYPES[logits.dtype].code)
+
+
+def _weighing(op: Op) -> tuple[bool, float, float]:
+    """Return the attributes that decide the weights of chosen experts."""
+    return op.attrs["normalize"], float(op.attrs.get("epsilon", 0.0)), float(op.attrs.get("scale", 1.0))
+
+
+def _bind_sigmoid_route(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    logits, *bias = op.ins
+    groups = (op.attrs.get("groups", 1), op.attrs.get("chosen_groups", 1))
+    sizes = (*logits.shape, op.attrs["k"], *groups, *_weighing(op), DTYPES[logits.dtype].code)
+    return ctx.call(_C.sigmoid_route, logits, bias[0] if bias else 0, *op.outs, *sizes)
+
+
+def _bind_sigmoid_route_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    _, logits, experts = op.ins
+    sizes = (*logits.shape, experts.shape[1], *_weighing(op), DTYPES[logits.dtype].code)
+    return ctx.call(_C.sigmoid_route_bwd, *op.ins, *op.outs, *sizes)
 
 
 def _bind_order(op: Op, ctx: BindContext) -> Call:
@@ -78,6 +115,28 @@ KERNELS: tuple[KernelDef, ...] = (
     ),
     *(
         KernelDef(op="route_bwd", dtypes=("fp32", dtype, "int32", dtype), supports=_supports, bind=_bind_route_bwd)
+        for dtype in ("fp32", "bf16")
+    ),
+    *(
+        KernelDef(
+            op="route",
+            dtypes=(dtype, *bias, "fp32", "int32"),
+            attrs=("scoring", "scale", "epsilon", "groups", "chosen_groups"),
+            takes=("bias",),
+            supports=_sigmoid_supports,
+            bind=_bind_sigmoid_route,
+        )
+        for dtype in ("fp32", "bf16")
+        for bias in ((), ("fp32",))
+    ),
+    *(
+        KernelDef(
+            op="route_bwd",
+            dtypes=("fp32", dtype, "int32", dtype),
+            attrs=("scoring", "scale", "epsilon"),
+            supports=_sigmoid_supports,
+            bind=_bind_sigmoid_route_bwd,
+        )
         for dtype in ("fp32", "bf16")
     ),
     KernelDef(
