@@ -37,10 +37,10 @@ def modules_of(
     tensors = [tensor for m in maps for tensor in m.tensors]
     matrices = {names.of(t.name): replace(t, name=names.of(t.name)) for t in tensors if t.name in stored}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
-        formats = ", ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
+        keys = " or ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
         raise ConfigError(
-            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which this format does not hold. `surogate "
-            f"quantize` writes stacks of experts a matrix at a time: --set {formats}."
+            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which servers read in no format of few bits. Use "
+            f"--format hf; for runs, `surogate quantize` writes a matrix for each: --set {keys}."
         )
     others = [] if _HEAD + _MODULE in stored else [_HEAD]  # a tied one is not among the tensors
     others += [t.name for t in tensors if len(t.shape) > 1 and t.name.endswith(_MODULE) and t.name not in stored]
