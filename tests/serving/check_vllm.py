@@ -138,15 +138,17 @@ def names_job(name: str, format: str, work: Path) -> tuple[dict[str, Any], set[s
     return {"kind": "names", "folder": str(served), "modules": sorted(linear), "out": out}, plain & linear
 
 
-def compare_names(jobs: list[tuple[dict[str, Any], set[str]]]) -> Iterator[str]:
-    """Yield the modules that vLLM takes for others than the files have."""
+def compare_names(jobs: list[tuple[dict[str, Any], set[str]]]) -> list[str]:
+    """Return the modules that vLLM takes for others than the files have, and print how many are right."""
+    wrong = []
     for job, plain in jobs:
         found, folder = set(json.loads(Path(job["out"]).read_text())["plain"]), Path(job["folder"])
         for name in sorted(found ^ plain):
             taken = "plain" if name in found else "quantized"
-            yield f"{folder.parent.name} {folder.name}: vLLM takes {name} for {taken}"
+            wrong.append(f"{folder.parent.name} {folder.name}: vLLM takes {name} for {taken}")
     count = sum(len(job["modules"]) for job, _ in jobs)
-    print(f"\n{count} modules of {len(jobs)} quantized models with towers: vLLM matches them as the files have them")
+    print(f"\n{count - len(wrong)} of {count} modules of {len(jobs)} quantized models are to vLLM what the files have")
+    return wrong
 
 
 # ---------------------------------------------------------------------------------------------------------------- HTTP
@@ -198,7 +200,7 @@ def main() -> int:
             stderr=subprocess.STDOUT,
             check=True,
         )
-    wrong = [*compare_engine(loaded), *compare_names(named)]
+    wrong = [*compare_engine(loaded), *(compare_names(named) if named else [])]
     if loaded:
         wrong += check_over_http(python, chosen.models[0], work)
     print(f"\n{PACKAGES[0]}, transformers {version('transformers')}; {time.perf_counter() - start:.0f} s")
