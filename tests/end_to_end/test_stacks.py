@@ -259,3 +259,12 @@ def test_processes_divide_quantized_stacks(place: Workplace, key: str) -> None:
             continue
         of_two, of_one = (weights(folder / "adapter", "adapter_model") for folder in (here.out, alone))
         assert losses(here.out) == losses(alone) and equal(of_two, of_one)
+
+
+@pytest.mark.parametrize("format", ["fp8-channel", "fp8-blocks", "nvfp4", "nvfp4:compressed-tensors", "nf4"])
+def test_a_format_of_servers_refuses_stacks_by_name_before_it_writes(place: Workplace, format: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{GATE_UP} is a stack of matrices.*Use --format hf") as refused:
+        run.export(place.root / "model", place.root / "served", format=format, config=place.write())
+    assert "\n" not in str(refused.value) and not (place.root / "served").exists()
+    run.export(place.root / "model", place.root / f"hf-{format}", format="hf", config=place.write())
+    assert equal(weights(place.root / "model"), weights(place.root / f"hf-{format}"))

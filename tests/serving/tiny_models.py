@@ -190,26 +190,52 @@ MODELS: Mapping[str, Tiny] = {
     ),
 }
 
+DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
+OTHERS: Mapping[str, Tiny] = {
+    "qwen2-moe": Tiny(
+        "qwen2_moe", "qwen", "qwen2.5", {**SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8}
+    ),
+    "glm4-moe": Tiny("glm4_moe", "qwen", "qwen2.5", {**SHARED, "head_dim": 64, "n_routed_experts": 8}),
+    "qwen3.5": Tiny("qwen3_5_text", "qwen", "qwen3", DELTA),
+    "qwen3.5-moe": Tiny(
+        "qwen3_5_moe_text",
+        "qwen",
+        "qwen3",
+        {**DELTA, **SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8},
+    ),
+}
+"""Families of which no GGUF file is written."""
 
-def config_of(tiny: Tiny, size: int, eos: int) -> Any:
-    """Return the config of a model with so many tokens."""
+
+def config_of(tiny: Tiny, size: int, eos: int, **sizes: Any) -> Any:
+    """Return the config of a model with so many tokens. sizes: keys of the text in place of its own."""
     ids = {"vocab_size": size, "eos_token_id": eos, "bos_token_id": None, "pad_token_id": None}
-    text = {**SAME, **ids, **tiny.text}
+    text = {**SAME, **ids, **tiny.text, **sizes}
     made = CONFIG_MAPPING[tiny.model_type]
     if not tiny.vision:
         return made(**text)
-    return made(
-        text_config=text, vision_config=dict(tiny.vision), tie_word_embeddings=bool(text.get("tie_word_embeddings"))
-    )
+    outer = {"tie_word_embeddings": bool(text.get("tie_word_embeddings"))}
+    vision = {**tiny.vision, "out_hidden_size": text["hidden_size"]}
+    return made(text_config=text, vision_config=vision, **outer)
 
 
 def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     """Draw weights whose logits spread over some nats."""
     torch.manual_seed(seed)
     gemma = "Gemma" in type(model).__name__
+    added = gemma or "Qwen3_5" in type(model).__name__  # norms multiply by 1 + weight
     for name, x in model.named_parameters():
         if "norm" in name:
-            x.data = (0.0 if gemma else 1.0) + 0.25 * torch.randn_like(x)
+            x.data = (0.0 if added else 1.0) + 0.25 * torch.randn_like(x)
         elif name.endswith("bias"):
             x.data = 0.25 * torch.randn_like(x)
         elif "embed" in name:
@@ -218,13 +244,15 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
             x.data = torch.randn_like(x) * x.shape[-1] ** -0.5 * (2.0 if "lm_head" in name else 1.0)
 
 
-def write_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def write_model(name: str, folder: Path, dtype: torch.dtype = torch.float32, **sizes: Any) -> Path:
     """Write a model as a run writes it, and return its folder."""
-    tiny = MODELS[name]
+    tiny = {**MODELS, **OTHERS}[name]
     tokenizer, roles = tokenizer_of(tiny.tokenizer)
     size = -(-tokenizer.get_vocab_size() // 32) * 32  # padded, as published models are
     by = AutoModelForImageTextToText if tiny.vision else AutoModelForCausalLM
-    model = by.from_config(config_of(tiny, size, tokenizer.token_to_id(roles["eos_token"])), dtype=torch.float32)
+    model = by.from_config(
+        config_of(tiny, size, tokenizer.token_to_id(roles["eos_token"]), **sizes), dtype=torch.float32
+    )
     randomize(model)
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder, tiny.tokenizer, tiny.template)

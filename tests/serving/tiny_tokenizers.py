@@ -114,7 +114,7 @@ def tokenizer_of(kind: str) -> tuple[Tokenizer, dict[str, str]]:
             return byte_level(LLAMA3, (*LLAMA[:2], *CHATML[1:]), ignore_merges=True), {"eos_token": "<|im_end|>"}
         case "olmo":
             roles = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
-            return byte_level(LLAMA3, ("<|endoftext|>", "<|pad|>")), roles
+            return byte_level(LLAMA3, (*CHATML, "<|pad|>")), roles
         case "olmoe":
             tokens = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), CHATML, normalizer=normalizers.NFC())
             return tokens, {"eos_token": "<|endoftext|>"}

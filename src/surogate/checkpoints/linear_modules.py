@@ -22,27 +22,42 @@ KEYS = {"sequence_len": 16, "per_device_train_batch_size": 1}
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
-_ALL = ".*"
-"""End of a pattern of tensors: all of a module."""
+_ANY = "*"
+"""End of a pattern of tensors: all of a module, where a dot stands before it."""
 
 
-def modules_of(run: Run, maps: Sequence[WeightMap], stored: Collection[str], names: StoredNames) -> LinearModules:
-    """Return the linear modules whose tensors are `stored`, by their names in files, and the other modules."""
+def modules_of(
+    run: Run,
+    maps: Sequence[WeightMap],
+    stored: Collection[str],
+    names: StoredNames,
+    held: Mapping[str, ExportTensor],
+) -> LinearModules:
+    """Return the linear modules whose tensors are `stored`, and the other modules. held: the tensors of the files."""
     tensors = [tensor for m in maps for tensor in m.tensors]
-    others = [t.name.removesuffix(_MODULE) for t in tensors if len(t.shape) == 2 and t.name not in stored]
-    head = () if _HEAD + _MODULE in stored else (_HEAD,)  # a tied one is not among the tensors
-    kept = [pattern.removesuffix(_ALL) for pattern in run.model.kept_tensors(run.dims)]
     matrices = {names.of(t.name): replace(t, name=names.of(t.name)) for t in tensors if t.name in stored}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
-        formats = ", ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
+        keys = " or ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
         raise ConfigError(
-            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which this format does not hold. `surogate "
-            f"quantize` writes stacks of experts a matrix at a time: --set {formats}."
+            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which servers read in no format of few bits. Use "
+            f"--format hf; for runs, `surogate quantize` writes a matrix for each: --set {keys}."
         )
-    return LinearModules(matrices=matrices, others=list(dict.fromkeys((*head, *others, *kept))), towers=kept)
+    others = [] if _HEAD + _MODULE in stored else [_HEAD]  # a tied one is not among the tensors
+    others += [t.name for t in tensors if len(t.shape) > 1 and t.name.endswith(_MODULE) and t.name not in stored]
+    towers = []
+    for pattern in run.model.kept_tensors(run.dims):
+        beginning = pattern.removesuffix(_ANY)
+        in_files = names.of(beginning)
+        own = [name for name in held if name.startswith(in_files)]
+        if own:
+            towers.append(beginning.removesuffix("."))
+        others += [beginning + name.removeprefix(in_files) for name in own if len(held[name].shape) > 1]
+    both = [each for name in others for each in (name, names.of(name))]
+    modules = dict.fromkeys(name.removesuffix(_MODULE) for name in [*both, *towers])
+    return LinearModules(matrices=matrices, others=list(modules), towers=towers)
 
 
-def linear_modules(model_dir: Path, held: Collection[str], registry: Registry) -> LinearModules:
+def linear_modules(model_dir: Path, held: Mapping[str, ExportTensor], registry: Registry) -> LinearModules:
     """Return the linear modules of the model in a folder, whose files have the tensors `held`.
 
     Raises ConfigError if no plugin builds the model, or its files do not have a matrix in the shape of config.json.
@@ -57,7 +72,8 @@ def linear_modules(model_dir: Path, held: Collection[str], registry: Registry) -
         if not info.precise
     }
     stored = {tensor.name for m in draft.weights if m.param in params for tensor in m.tensors}
-    return modules_of(run, draft.weights, stored, names_among(set(held), run.model, run.dims, draft.weights))
+    names = names_among(set(held), run.model, run.dims, draft.weights)
+    return modules_of(run, draft.weights, stored, names, held)
 
 
 def refuse_other_shapes(model_dir: Path, linear: LinearModules, tensors: Mapping[str, ExportTensor]) -> None:

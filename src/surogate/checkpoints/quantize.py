@@ -100,7 +100,7 @@ def stored_export(
     form = _form(run, codec, stored.values())
     base, names = open_base(run, maps), stored_names(run, maps)
     apart = [by_matrix(m) if m.param in assembly.stored else m for m in maps]
-    linear = modules_of(run, apart, {matrix.name for held in stored.values() for matrix in held.each}, names)
+    matrices = {matrix.name for held in stored.values() for matrix in held.each}
     every = [tensor for m in base.maps for tensor in m.tensors]
     formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
     in_files = _matrices(names.maps(maps), assembly.stored)
@@ -113,7 +113,7 @@ def stored_export(
         chosen=Chosen.of(format or _by_ops(codec, form)),
         registry=run.registry,
         notice=notice,
-        linear=lambda tensors: linear,
+        linear=lambda tensors: modules_of(run, apart, matrices, names, tensors),
         model_dtype=codec.dtype,
         options=codec.options,
     )

@@ -12,7 +12,8 @@ compressed-tensors  `x.weight_packed`, `x.weight_scale`, `x.weight_global_scale`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 MODELOPT, COMPRESSED = "modelopt", "compressed-tensors"
 
-STACKED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+STACKED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+)
 """Matrices of a module that vLLM and SGLang stack."""
 
 _PIECE = 1 << 20
@@ -95,9 +102,12 @@ def packed(name: str, codes: Tensor, scales: Tensor, whole: Tensor) -> Mapping[s
     return {f"{name}_packed": codes, f"{name}_scale": scales, f"{name}_global_scale": inverse}
 
 
-def ignored(linear: LinearModules, pattern: str) -> list[str]:
-    """Return the modules in floating point. `pattern` has a place for a tower: programs have other names before it."""
-    towers = [pattern.format(name.rpartition(".")[2]) for name in linear.towers]
+def ignored(linear: LinearModules, inside: Callable[[str], str]) -> list[str]:
+    """Return the modules in floating point. inside: (the end of a tower's name) -> a pattern of what it contains.
+
+    Servers have other names before that of a tower, and other modules in it than the files.
+    """
+    towers = [inside(name.removeprefix("model.")) for name in linear.towers]
     return [*(name for name in linear.others if name not in linear.towers), *towers]
 
 
@@ -122,9 +132,9 @@ def _write(context: ExportContext, folder: Path) -> None:
         for stack in stacks(linear.matrices)
     ]
     if context.type == MODELOPT:
-        config = files.config(ignored(linear, "*{}*"), _options(context))
+        config = files.config(ignored(linear, lambda tower: f"*{tower}.*"), _options(context))
     else:
-        config = packed_config(ignored(linear, "re:.*{}.*"))
+        config = packed_config(ignored(linear, lambda tower: rf"re:(.*\.)?{re.escape(tower)}\."))
     context.write_model(folder, rewritten, config)
 
 

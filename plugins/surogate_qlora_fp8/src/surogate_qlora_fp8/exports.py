@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,14 @@ from .options import Fp8WeightOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
-FUSED = {"q_proj": "k_proj and v_proj", "k_proj": "v_proj", "gate_proj": "up_proj", "w1": "w3"}
+FUSED = {
+    "q_proj": "k_proj and v_proj",
+    "k_proj": "v_proj",
+    "gate_proj": "up_proj",
+    "w1": "w3",
+    "q_a_proj": "kv_a_proj_with_mqa",
+    "in_proj_qkv": "in_proj_z",
+}
 """Matrices that vLLM stacks, and what it puts below them. A block may not lie in two of them."""
 
 _PIECE = 1 << 20
@@ -109,7 +117,8 @@ BLOCKS = ExportFormatDef(
 def channel_config(linear: LinearModules) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors, which calls the scheme FP8_DYNAMIC."""
     ignored = [name for name in linear.others if name not in linear.towers]
-    inside = [f"re:.*{name.rpartition('.')[2]}.*" for name in linear.towers]  # programs have other names before it
+    # Servers have other names before that of a tower, and other modules in it than the files.
+    inside = [rf"re:(.*\.)?{re.escape(name.removeprefix('model.'))}\." for name in linear.towers]
     weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
     activations = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}

@@ -41,8 +41,10 @@ class LinearModules:
 
     matrices  {name of a tensor: the tensor} of those whose matrices a weight format would store. Routers, embeddings,
               the LM head and towers are not among them.
-    others    names of the modules that keep their matrices in floating point, for lists such as `ignore`
-    towers    those of them that are whole parts of the model, with modules inside, such as a tower for images
+    others    names of the modules that keep their matrices in floating point, for lists such as `ignore`: as the class
+              of transformers has them, and as the files do where that differs. Each module inside of a tower is one.
+    towers    names of whole parts of the model that are kept, such as a tower for images or a layer that predicts
+              further tokens. They are among `others` too.
     """
 
     matrices: Mapping[str, HFTensor]
