@@ -29,6 +29,12 @@ HYBRID: dict[str, Any] = {
     "linear_num_value_heads": 4,
 }
 """Sizes of the layers with a gated delta rule."""
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
 _VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -82,9 +88,17 @@ OUTER: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"layer_types": ["linear_attention", "full_attention"], **HYBRID},
         "vision_config": {**_QWEN, "num_position_embeddings": 16},
     },
+    "qwen3_5_moe": {
+        "text_config": {key: value for key, value in TEXT.items() if key != "intermediate_size"}
+        | {"layer_types": ["linear_attention", "full_attention"], **HYBRID, **EXPERTS},
+        "vision_config": {**_QWEN, "num_position_embeddings": 16},
+    },
 }
 """{`model_type`, or what the text is: keys of its config.json}"""
-_TYPES = {"ministral3": "mistral3"}
+STACKED = "qwen3_5_moe stacked"
+"""The mixture as it is published: all experts of a layer are one tensor. transformers writes a matrix for each."""
+OUTER[STACKED] = OUTER["qwen3_5_moe"]
+_TYPES = {"ministral3": "mistral3", STACKED: "qwen3_5_moe"}
 
 LOADER = "AutoModelForImageTextToText"
 PROCESSOR = {"processor_class": "AProcessor", "image_mean": [0.5, 0.5, 0.5]}
@@ -110,5 +124,23 @@ def write_outer(folder: Path, kind: str, **changes: Any) -> Path:
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
     model.save_pretrained(folder)
+    if kind == STACKED:
+        _stack_experts(folder / "model.safetensors")
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder
+
+
+def _stack_experts(path: Path) -> None:
+    """Rewrite a file: a matrix for each expert and projection becomes two tensors of all experts of a layer."""
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(path)
+    of_experts = [name for name in held if ".mlp.experts." in name]
+    for module in {name.split(".experts.")[0] + ".experts" for name in of_experts}:
+        each = [
+            {x: held.pop(f"{module}.{e}.{x}_proj.weight") for x in ("gate", "up", "down")}
+            for e in range(EXPERTS["num_experts"])
+        ]
+        held[f"{module}.gate_up_proj"] = torch.stack([torch.cat((m["gate"], m["up"])) for m in each])
+        held[f"{module}.down_proj"] = torch.stack([m["down"] for m in each])
+    save_file(held, path, {"format": "pt"})

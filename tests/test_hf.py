@@ -104,6 +104,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"model_type": "qwen3_5_moe_text", "full_attention_interval": 2, **HYBRID},
         **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     },
+    "qwen3_next": {
+        **{"model_type": "qwen3_next", "full_attention_interval": 2, "decoder_sparse_step": 2, **HYBRID},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    },
     "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 

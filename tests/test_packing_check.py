@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from models.harness import OPS, plan_inputs, tiny_config
+from models.test_parity import QWEN3_5
 from torch import Tensor
 
 from surogate.data.asked import Asked
@@ -24,6 +26,7 @@ from surogate_core.errors import ProgramError
 from surogate_core.reference.attention import attention
 from surogate_core.runtime.initialize import initialize
 from surogate_core.runtime.worker import Worker
+from surogate_models_hybrid import reference
 
 SEQ_LEN, ROWS, VOCAB = 64, 2, 61
 CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
@@ -43,9 +46,16 @@ def rows_of(lengths: list[int]) -> PackedRows:
     return pack(DocumentSpans.of([dataset]), SEQ_LEN)
 
 
-def check(rows: PackedRows, dtype: str, ops: Mapping[str, OpDef] = OPS) -> PackingCheck | None:
+def check(
+    rows: PackedRows,
+    dtype: str,
+    ops: Mapping[str, OpDef] = OPS,
+    config: Mapping[str, Any] = CONFIG,
+    decay: float | None = None,
+) -> PackingCheck | None:
+    """decay: of all states, how much of its logarithm is lost at a token, about; None: as it is drawn."""
     given = plan_inputs(
-        CONFIG,
+        config,
         batch_size=ROWS,
         seq_len=SEQ_LEN,
         max_documents=ROWS * rows.max_documents,
@@ -54,6 +64,9 @@ def check(rows: PackedRows, dtype: str, ops: Mapping[str, OpDef] = OPS) -> Packi
     assembly = assemble(given)
     worker = Worker.on_cpu(assembly, ops, seed=1)
     initialize((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
+    for name, param in assembly.params.items():
+        if decay is not None and name.endswith(".a_log"):
+            worker.buffers.persistent(param).fill_(log(decay))
     worker.start()
     return check_packing(worker, rows, ROWS, 0, (dtype,), Processes(World()))
 
@@ -78,6 +91,38 @@ def test_attention_across_documents_is_refused() -> None:
             "fp32",
             OPS | {"attention": replace(OPS["attention"], reference=f"{__name__}:across")},
         )
+
+
+HYBRID = CONFIG | tiny_config(**QWEN3_5 | {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40})
+
+
+def leak(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """Let a function of the references of hybrid models take a micro-batch for one document."""
+    original = getattr(reference, function)
+
+    def leaking(*given: Any) -> Any:
+        positions = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.dtype == torch.int32]
+        return original(*(torch.arange(len(x)) if i in positions else x for i, x in enumerate(given)))
+
+    monkeypatch.setattr(reference, function, leaking)
+
+
+@pytest.mark.parametrize(("function", "decay"), [("_masks", 0.01), ("_masks", 0.05), ("_tap", 16.0)])
+def test_a_state_or_a_convolution_that_leaks_into_the_next_document_is_refused(
+    function: str, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decays are slow, as in trained models."""
+    rows = rows_of([20, 30, 9, 40, 22, 64, 13, 5])
+    assert check(rows, "fp32", config=HYBRID, decay=decay)
+    leak(monkeypatch, function)
+    with pytest.raises(ProgramError, match=r"packing: 7 documents .* sample_packing: false"):
+        check(rows, "fp32", config=HYBRID, decay=decay)
+
+
+def test_fast_decays_hide_a_leak_from_the_check_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hence `surogate plugins test` lets decays be slow."""
+    leak(monkeypatch, "_masks")
+    assert check(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), "fp32", config=HYBRID, decay=16.0)
 
 
 def test_rows_of_one_document_are_not_checked() -> None:

@@ -241,6 +241,11 @@ FAULTS = [
         rf"{MODEL} failed in may_lack: returned 'vision.\*', which is no pattern of `kept_tensors`",
     ),
     case(
+        "published_weights of other params",
+        'change("MODEL", published_weights=lambda d: [[WeightMap("heat", (HFTensor("head", (1, 8)),))]])',
+        f"{MODEL} failed in published_weights: .*published: weight maps and params differ",
+    ),
+    case(
         "tied_copies of unknown tensors",
         'change("MODEL", tied_copies=lambda d: {"copy": "heat"})',
         f"{MODEL} failed in tied_copies: returned .'copy': 'heat'.: heat is wrong",

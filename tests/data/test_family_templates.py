@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chat_formats import GEMMA3, PUBLISHED, Published, published_tokenizer
 from models import supported
+from qwen_templates import TEMPLATES
 
 from surogate.data.chat.conversation import ConversationOptions, encode_conversation
 from surogate.data.chat.token_spans import runs
@@ -246,7 +247,8 @@ FAMILIES = {
 
 
 def test_templates_of_the_table_of_families_are_tested() -> None:
-    assert {name for family in supported.FAMILIES for name in family.templates} <= PUBLISHED.keys() | FAMILIES.keys()
+    tested = PUBLISHED.keys() | FAMILIES.keys() | TEMPLATES.keys()
+    assert {name for family in supported.FAMILIES for name in family.templates} <= tested
 
 
 def made(folder: Path, name: str, template: str | None = None) -> Tokenizer:

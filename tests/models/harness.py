@@ -40,6 +40,7 @@ from surogate_models_gemma.ops import OPS as GEMMA_OPS
 from surogate_models_hybrid.ops import OPS as HYBRID_OPS
 from surogate_models_hybrid.qwen3_5 import QWEN3_5
 from surogate_models_hybrid.qwen3_5_moe import QWEN3_5_MOE
+from surogate_models_hybrid.qwen3_next import QWEN3_NEXT
 from surogate_models_mistral.ministral3 import MINISTRAL3
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
 from surogate_models_moe.glm4_moe import GLM4_MOE
@@ -78,7 +79,7 @@ OPS = {
 }
 FAMILIES = (
     *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
-    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5, QWEN3_5_MOE),
+    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT),
 )
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100

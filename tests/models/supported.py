@@ -11,7 +11,7 @@ class Family:
     """A row of the table.
 
     variant: in `models/test_parity.py` and `test_hf.py`. templates: those that `data/test_published_templates.py` and
-    `data/test_family_templates.py` mask.
+    `data/test_family_templates.py` mask, and those of `qwen_templates.py`.
     """
 
     name: str
@@ -47,8 +47,9 @@ FAMILIES = (
     Family("Qwen2-MoE", "qwen2_moe", ("qwen2.5",)),
     Family("OLMoE", "olmoe", ("OLMo 2, OLMoE",)),
     Family("GLM-4-MoE", "glm4_moe", ()),
-    Family("Qwen3.5", "qwen3_5_text", ()),
-    Family("Qwen3.5, mixtures", "qwen3_5_moe_text", ()),
+    Family("Qwen3.5", "qwen3_5_text", ("Qwen3.5", "Qwen3.6", "Qwen3.8")),
+    Family("Qwen3.5, mixtures", "qwen3_5_moe_text", ("Qwen3.5", "Qwen3.6")),
+    Family("Qwen3-Next", "qwen3_next", ()),
 )
 
 RUNS = (

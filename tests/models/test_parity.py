@@ -119,6 +119,7 @@ QWEN3_5_MOE: dict[str, Any] = (
         "shared_expert_intermediate_size": 28,
     }
 )
+QWEN3_NEXT: dict[str, Any] = QWEN3_5_MOE | {"model_type": "qwen3_next", "mlp_only_layers": [1]}
 QWEN3_5_OTHER: dict[str, Any] = QWEN3_5 | {
     "layer_types": None,
     "full_attention_interval": 2,
@@ -171,6 +172,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_other": QWEN3_5_OTHER,
     "qwen3_5_moe_text": QWEN3_5_MOE,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_next_plain": QWEN3_NEXT
+    | {"linear_num_value_heads": 6, "norm_topk_prob": False, "mlp_only_layers": [], "tie_word_embeddings": True},
     "ministral3": MINISTRAL3,
     "ministral3_tied": MINISTRAL3 | {"tie_word_embeddings": True, "sliding_window": 6, "num_key_value_heads": 1},
     "ministral": MISTRAL | {"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2},
@@ -192,6 +196,7 @@ FAMILIES = (
     "qwen2_moe",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "qwen3_next",
 )
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 

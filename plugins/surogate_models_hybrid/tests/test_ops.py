@@ -144,6 +144,10 @@ def test_ops_have_the_shapes_and_dtypes_that_they_declare(dtype: str) -> None:
     assert all(map(torch.equal, pair, (dx, dgate)))
     parts = check_op(KINDS["split_gate"], out, n_heads=2, head_dim=8)
     assert torch.equal(check_op(KINDS["join_gate"], *parts, n_heads=2, head_dim=8)[0], out)
+    heads = {"n_k_heads": 1, "n_v_heads": 2, "k_dim": 4, "v_dim": 4}
+    sorted_parts = check_op(KINDS["split_key_heads"], out[:, :24].contiguous(), out[:, 24:28].contiguous(), **heads)
+    whole = torch.cat(check_op(KINDS["join_key_heads"], *sorted_parts, **heads), dim=1)
+    assert torch.equal(whole, out[:, :28])
     check_op(KINDS["sigmoid_gate_bwd"], *check_op(KINDS["sigmoid_gate"], out, y), out, y)
 
 
@@ -183,6 +187,18 @@ def test_a_gate_follows_the_query_of_its_head() -> None:
     assert qkv.tolist() == [[0, 1, 2, 6, 7, 8, 12, 13]] and gate.tolist() == [[3, 4, 5, 9, 10, 11]]
 
 
+def test_projections_by_key_heads_are_sorted() -> None:
+    """Two key heads of 2, each with three value heads of 1: [q q k k v v v z z z] and [b b b a a a] of each."""
+    heads = {"n_k_heads": 2, "n_v_heads": 6, "k_dim": 2, "v_dim": 1}
+    qkvz, ba = torch.arange(20.0)[None], torch.arange(12.0)[None]
+    qkv, z, sorted_ba = reference.split_key_heads(qkvz, ba, **heads)
+    assert qkv.tolist() == [[0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 6, 14, 15, 16]]
+    assert z.tolist() == [[7, 8, 9, 17, 18, 19]]
+    assert sorted_ba.tolist() == [[0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]]
+    back = reference.join_key_heads(qkv, z, sorted_ba, **heads)
+    assert torch.equal(back[0], qkvz) and torch.equal(back[1], ba)
+
+
 def infer(kind: str, *ins: Tensor, **attrs: Any) -> None:
     KINDS[kind].specs(tuple(as_inputs(ins)), attrs, "here")
 
@@ -204,6 +220,8 @@ def test_wrong_shapes_are_named() -> None:
         ("gated_rmsnorm", (x, x, w[:7, 0, 0]), {"eps": 1e-6}, "w must be [D] of heads of D"),
         ("gated_rmsnorm", (x, x[1:], w[:8, 0, 0]), {"eps": 1e-6}, "gate must have the shape of x, [8, 80]"),
         ("split_gate", (x,), {"n_heads": 6, "head_dim": 8}, "x has 80 columns, queries and gates need 96"),
+        ("split_key_heads", (x, inputs[1]), sizes, "qkvz has 80 columns, heads need"),
+        ("join_key_heads", (x, x[:, 1:], inputs[1]), sizes, "z must be [8, "),
         ("sigmoid_gate", (x, x[:, 1:]), {}, "gate must have the shape of x"),
     ]
     for kind, ins, attrs, message in cases:

@@ -12,4 +12,6 @@ void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "sum_rows", surogate::sum_rows);
     surogate::bind_launcher(m, "weighted_swiglu", surogate::weighted_swiglu);
     surogate::bind_launcher(m, "weighted_swiglu_bwd", surogate::weighted_swiglu_bwd);
+    surogate::bind_launcher(m, "gate_rows", surogate::gate_rows);
+    surogate::bind_launcher(m, "gate_rows_bwd", surogate::gate_rows_bwd);
 }

@@ -143,8 +143,15 @@ def test_no_kernel_takes_what_it_does_not_compute(
     refused([kernel for kernel in KERNELS if kernel.op == backward], undone, message)
 
 
-@pytest.mark.parametrize(
-    "kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad", "gate_rows"]
-)
-def test_what_families_with_biases_and_gates_add_has_no_kernel_yet(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad"])
+def test_what_families_with_biases_add_has_no_kernel_yet(kind: str) -> None:
     assert kind in DEFINITIONS and not [kernel for kernel in KERNELS if kernel.op == kind]
+
+
+def test_the_gate_of_a_shared_expert_has_kernels_for_rows_of_whole_words() -> None:
+    h100, gate = Target(DEVICES["h100"]), ("bf16", (8, 1))
+    for kind, before in (("gate_rows", []), ("gate_rows_bwd", [("bf16", (8, 48))])):
+        assert choose(KERNELS, op(kind, *before, ("bf16", (8, 48)), gate), h100).op == kind
+        odd = [(dtype, (8, 44)) for dtype, _ in before]
+        with pytest.raises(AssertionError, match="widths must be multiples of 8, got 44"):
+            choose(KERNELS, op(kind, *odd, ("bf16", (8, 44)), gate), h100)

@@ -216,7 +216,7 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
-    merge = _of_base(adapter, merge, folder, config, registry)
+    merge = _of_base(adapter, merge, folder, base_dir, config, registry)
     form = form_of(registry, base_dir, config)
     if QUANTIZATION in config and form is None:
         raise ConfigError(
@@ -231,17 +231,19 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     from .formed_weights import all_formed
     from .stored_weights import locate
 
-    model_def, dims = named_model(config, registry)
+    model_def, dims = named_model(config, registry, base_dir)
     tensors = [tensor for m in names.maps(model_def.weights(dims)) for tensor in m.tensors]
     return Merging(base_dir, merge, names, folder, all_formed(base_dir, locate(base_dir), form, tensors))
 
 
-def _of_base(adapter: AdapterDef, merge: Merge, folder: Path, config: Mapping[str, Any], registry: Registry) -> Merge:
-    """Return the merge of an adapter into the base of a parsed config.json, as far as a package builds it."""
+def _of_base(
+    adapter: AdapterDef, merge: Merge, folder: Path, base_dir: Path, config: Mapping[str, Any], registry: Registry
+) -> Merge:
+    """Return the merge of an adapter into a base, by its parsed config.json, as far as a package builds it."""
     if adapter.of_model is None:
         return merge
     try:
-        model, dims = named_model(config, registry)
+        model, dims = named_model(config, registry, base_dir)
     except ConfigError:
         return merge
     return of_weights(adapter, model, dims).merge(folder)

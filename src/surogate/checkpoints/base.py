@@ -20,7 +20,7 @@ from surogate_core.runtime.pieces import Pieces
 from ..hub.config_json import QUANTIZATION
 from ..runs.run import Run
 from ..runs.unstored import remedies
-from .base_files import maps_in_files, stored_names
+from .base_files import kept_names, maps_in_files, stored_names
 from .checked_form import CheckedForm
 from .facts import FILES, FROZEN, UNQUANTIZED, WEIGHTS
 from .quantized_base import BaseFormat, quantized_params
@@ -66,6 +66,7 @@ def open_base(
     Raises ConfigError as `open_weights` does.
     """
     model, dims, names = run.model, run.dims, stored_names(run, maps)
+    kept_names(run, names)  # files without a tower are of another class, whose tensors have other names too
     other = [*model.ignored_tensors(dims), *model.kept_tensors(dims), *ignored]
     copies = {names.of(copy): names.of(original) for copy, original in model.tied_copies(dims).items()}
     named = names.maps(maps)

@@ -13,6 +13,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
 from ..hub.config_json import QUANTIZATION, read_config
+from ..runs.published_weights import in_form_of
 from ..runs.run import Run, named_model
 from ..runs.stored_names import StoredNames, names_among
 from .saved_tensors import SavedTensor, read_tensors
@@ -35,7 +36,7 @@ def names_in(folder: Path, model: ModelDef, dims: Dims, maps: Sequence[WeightMap
 def names_of_base(base_dir: Path, config: Mapping[str, Any], registry: Registry) -> StoredNames:
     """Return the names in the files of a base, by its parsed config.json; as they stand for what no plugin builds."""
     try:
-        model, dims = named_model(config, registry)
+        model, dims = named_model(config, registry, base_dir)
     except ConfigError:
         return StoredNames({})
     return names_in(base_dir, model, dims, model.weights(dims))
@@ -67,6 +68,7 @@ def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
             "--config PATH."
         ) from None
     model, dims = named_model(config, registry)
+    model = in_form_of(model, dims, names)
     maps = model.weights(dims)
     found = moved_tensors(names_among(names, model, dims, maps).maps(maps))
     if absent := sorted(set(names) - found.keys()):
@@ -77,18 +79,16 @@ def moved_in(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
     return found
 
 
-def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
-    """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
+def kept_names(run: Run, names: StoredNames) -> set[str]:
+    """Return the names of the tensors of a run's base that its outputs have as they are.
 
     Raises ConfigError if files lack what a pattern names, as those of a text model alone do, but for what they may
-    lack by `ModelDef.may_lack`, or have it in FP8 where
-    outputs would have copies: those of an adapter have none.
+    lack by `ModelDef.may_lack`.
     """
     patterns = [names.of(pattern) for pattern in run.model.kept_tensors(run.dims)]
     if not patterns:
-        return []
-    files = locate(run.model_dir)
-    held = [name for found in files.values() for name in found]
+        return set()
+    held = [name for found in locate(run.model_dir).values() for name in found]
     matching = {pattern: [name for name in held if fnmatchcase(name, pattern)] for pattern in patterns}
     optional = {names.of(pattern) for pattern in run.model.may_lack(run.dims)}
     if lacking := [pattern for pattern, found in matching.items() if not found and pattern not in optional]:
@@ -97,7 +97,19 @@ def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
             "checkpoint again, or change its config.json to that of a model without them: name the class of the text "
             "model, with the keys of text_config, or set the number of such layers to 0."
         )
-    wanted = set().union(*matching.values())
+    return set().union(*matching.values())
+
+
+def kept_tensors(run: Run, names: StoredNames) -> list[SavedTensor]:
+    """Return the tensors of a run's base that its outputs have as they are. They are read when they are written.
+
+    Raises ConfigError as `kept_names` does, and if files have one in FP8 where outputs would have copies: those of an
+    adapter have none.
+    """
+    wanted = kept_names(run, names)
+    if not wanted:
+        return []
+    files = locate(run.model_dir)
     tensors = read_tensors(path for path, found in files.items() if found & wanted)
     kept = [tensors[name] for name in sorted(wanted)]
     copied = run.form is not None and run.adapter is None

@@ -152,7 +152,7 @@ def open_model(model_dir: Path, registry: Registry) -> Source:
         if QUANTIZATION in config:
             raise refused_quantized(model_dir, "They cannot be exported in another form")
         return Source(model_dir, FormedWeights(model_dir), moved=moved_in_ranges(model_dir, registry))
-    model, dims = named_model(config, registry)
+    model, dims = named_model(config, registry, model_dir)
     names = names_of_base(model_dir, config, registry)
     tensors = [tensor for m in names.maps(model.weights(dims)) for tensor in m.tensors]
     return Source(model_dir, all_formed(model_dir, locate(model_dir), form, tensors))

@@ -32,6 +32,7 @@ from ..data.asked import Asked
 from ..hub.config_json import QUANTIZATION, read_config, refused_quantized, text_part, with_text_part
 from ..hub.files import CONFIG_FILES, resolve_model_dir
 from .published_form import Form, form_of, unquantized
+from .published_weights import in_form_of_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,8 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     options = loaded.options["model", model.name]
     weight_format, form = _stored_as(loaded, registry, model_dir, model_config)
     model, dims = configured(model, options), model.configure(read, options)
+    if not config.from_scratch:
+        model = in_form_of_folder(model, dims, model_dir)
     adapters = [
         (of_weights(_headed(registry.adapter(name), model, config), model, dims), given)
         for name, given in loaded.adapters.items()
@@ -107,13 +110,16 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     )
 
 
-def named_model(model_config: Mapping[str, Any], registry: Registry) -> tuple[ModelDef, Dims]:
+def named_model(
+    model_config: Mapping[str, Any], registry: Registry, folder: Path | None = None
+) -> tuple[ModelDef, Dims]:
     """Return the model that a parsed config.json names, and its sizes with the defaults of its options.
 
-    Raises ConfigError if no plugin builds it.
+    folder: that of its weights, in whose form its weight maps then are. Raises ConfigError if no plugin builds it.
     """
     model = registry.model_for(model_config)
-    return model, model.configure(model.dims(model_config), model.options())
+    dims = model.configure(model.dims(model_config), model.options())
+    return model if folder is None else in_form_of_folder(model, dims, folder), dims
 
 
 def of_weights(adapter: AdapterDef, model: ModelDef, dims: Dims) -> AdapterDef:

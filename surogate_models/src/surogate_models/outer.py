@@ -92,6 +92,7 @@ def outer(
         model_types=(model_type,),
         dims=read_text,
         weights=lambda d: [_renamed(m) for m in text.weights(d)],
+        published_weights=lambda d: [[_renamed(m) for m in form] for form in text.published_weights(d)],
         ignored_tensors=lambda d: [_name(pattern) for pattern in text.ignored_tensors(d)],
         tied_copies=lambda d: {_name(copy): _name(original) for copy, original in text.tied_copies(d).items()},
         kept_tensors=lambda d: [*(pattern for patterns in towers.values() for pattern in patterns), *may_lack],

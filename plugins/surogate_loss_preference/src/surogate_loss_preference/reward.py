@@ -6,7 +6,7 @@ document that is not `pad_token_id`, and so does training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -57,8 +57,8 @@ def scored(model: ModelDef, base: Mapping[str, Any], folder: Path, options: Rewa
     """Return the model with a head of one score. `base` and `folder`: config.json and folder of the run's base."""
     padding = cache(partial(_padding, folder, base))
 
-    def weights(dims: Any) -> list[WeightMap]:
-        trunk = [m for m in model.weights(dims) if not _is_lm_head(m)]
+    def with_score(maps: Sequence[WeightMap]) -> list[WeightMap]:
+        trunk = [m for m in maps if not _is_lm_head(m)]
         width = next(m.tensors[0].shape[-1] for m in trunk if len(m.tensors[0].shape) == 2)  # of the embedding
         return [*trunk, WeightMap("score", (HFTensor(SCORE, (1, width)),), kind="head", new=True)]
 
@@ -75,7 +75,8 @@ def scored(model: ModelDef, base: Mapping[str, Any], folder: Path, options: Rewa
         architectures=(*model.architectures, *(_classifier(name) for name in model.architectures)),
         dims=lambda config: model.dims(_checked(model, config)),
         build=build,
-        weights=weights,
+        weights=lambda dims: with_score(model.weights(dims)),
+        published_weights=lambda dims: [with_score(form) for form in model.published_weights(dims)],
         ignored_tensors=lambda dims: (*model.ignored_tensors(dims), _LM_HEAD),
         tied_copies=lambda dims: {},
         loaded_by=f"AutoModel{_CLASSIFIER}",

@@ -6,6 +6,8 @@
                                      -> out [T, HV DV], states [T / 64, HV, DV, DK]
     gated_rmsnorm     (x [T, H D], gate [T, H D], w [D]; eps) -> y [T, H D], rstd [T, H]
     split_gate        (x [T, 2 H D + R]; n_heads H, head_dim D) -> qkv [T, H D + R], gate [T, H D]
+    split_key_heads   (qkvz [T, 2 HK DK + 2 HV DV], ba [T, 2 HV]; as gated_delta_rule)
+                                     -> qkv [T, 2 HK DK + HV DV], z [T, HV DV], ba [T, 2 HV]
     sigmoid_gate      (x [T, N], gate [T, N]) -> [T, N]
 
 Documents are told apart by `positions` alone, which restart at 0 in each: no output depends on how many there are, and
@@ -25,6 +27,10 @@ else again.
 
 `gated_rmsnorm` is x rstd w silu(gate) of each head. `split_gate` divides the outputs of a projection whose rows are,
 of each query head, those of the query and then those of its gate, before R others; `join_gate` is its inverse.
+
+`split_key_heads` sorts the outputs of the projections of Qwen3-Next. Their rows are, of each key head, [q; k; values;
+gates] and [b; a] of its HV / HK value heads; sorted, they are [q; k; v], z and [b; a] of all heads. `join_key_heads` is
+its inverse.
 """
 
 from __future__ import annotations
@@ -121,13 +127,18 @@ def _conv_flops(products: int, silu: int) -> Callable[[Op], int]:
 _HEADS: Attrs = {"n_k_heads": int, "n_v_heads": int, "k_dim": int, "v_dim": int}
 
 
-def _delta(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    qkv, ba, a_log, dt_bias, positions = ins
-    columns, tokens = _columns(qkv, "qkv"), qkv.shape[0]
+def _delta_columns(attrs: Attrs) -> int:
+    """Return the number of columns of [q; k; v]. Raises ProgramError if there cannot be such heads."""
     key_heads, heads, k_dim, v_dim = (int(attrs[name]) for name in _HEADS)
     _need(min(key_heads, heads, k_dim, v_dim) > 0, f"numbers and sizes of heads must be positive, got {dict(attrs)}")
     _need(heads % key_heads == 0, f"{heads} value heads cannot share {key_heads} key heads evenly")
-    width = 2 * key_heads * k_dim + heads * v_dim
+    return 2 * key_heads * k_dim + heads * v_dim
+
+
+def _delta(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    qkv, ba, a_log, dt_bias, positions = ins
+    columns, tokens, width = _columns(qkv, "qkv"), qkv.shape[0], _delta_columns(attrs)
+    _, heads, k_dim, v_dim = (int(attrs[name]) for name in _HEADS)
     _need(columns == width, f"qkv has {columns} columns, heads need {width}")
     _need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
     for name, value in (("a_log", a_log), ("dt_bias", dt_bias)):
@@ -273,11 +284,7 @@ def _split(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _split_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     if grads == (None, None):
         return (None,)
-    dqkv, dgate = (
-        b.apply("fill", label=f"d_{out.label}", shape=out.shape, dtype=out.dtype, value=0.0) if given is None else given
-        for given, out in zip(grads, op.outs, strict=True)
-    )
-    return (b.apply("join_gate", dqkv, dgate, **op.attrs),)
+    return (b.apply("join_gate", *_filled(b, op, grads), **op.attrs),)
 
 
 def _join(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -286,6 +293,43 @@ def _join(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _need(gate.shape == (qkv.shape[0], width), f"gate must be [{qkv.shape[0]}, {width}], not {gate!r}")
     _need(0 < width <= columns, f"qkv has {columns} columns, queries need {width}")
     return [OutSpec("d_qkv", (qkv.shape[0], columns + width), qkv.dtype)]
+
+
+def _key_heads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    qkvz, ba = ins
+    tokens, heads = qkvz.shape[0], int(attrs["n_v_heads"])
+    width = _delta_columns(attrs)
+    values, columns = heads * int(attrs["v_dim"]), _columns(qkvz, "qkvz")
+    _need(columns == width + values, f"qkvz has {columns} columns, heads need {width + values}")
+    _need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
+    return [
+        OutSpec("qkv", (tokens, width), qkvz.dtype),
+        OutSpec("qkv", (tokens, values), qkvz.dtype),
+        OutSpec("qkv", ba.shape, ba.dtype),
+    ]
+
+
+def _key_heads_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    if grads == (None, None, None):
+        return None, None
+    return b.emit("join_key_heads", *_filled(b, op, grads), **op.attrs)
+
+
+def _join_key_heads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    qkv, z, ba = ins
+    tokens, heads = qkv.shape[0], int(attrs["n_v_heads"])
+    width, values = _delta_columns(attrs), heads * int(attrs["v_dim"])
+    for name, value, columns in (("qkv", qkv, width), ("z", z, values), ("ba", ba, 2 * heads)):
+        _need(value.shape == (tokens, columns), f"{name} must be [{tokens}, {columns}], not {list(value.shape)}")
+    return [OutSpec("d_qkvz", (tokens, width + values), qkv.dtype), OutSpec("d_ba", ba.shape, ba.dtype)]
+
+
+def _filled(b: Emitter, op: Op, grads: Gradients) -> list[Value]:
+    """Return the gradients of all outputs: zeros of those that the loss does not read."""
+    return [
+        b.apply("fill", label=f"d_{out.label}", shape=out.shape, dtype=out.dtype, value=0.0) if given is None else given
+        for given, out in zip(grads, op.outs, strict=True)
+    ]
 
 
 def _gate(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -356,6 +400,8 @@ OPS: tuple[OpDef, ...] = (
     ),
     _op("split_gate", _split, attrs=_QUERIES, vjp=_split_vjp),
     _op("join_gate", _join, attrs=_QUERIES),
+    _op("split_key_heads", _key_heads, attrs=_HEADS, vjp=_key_heads_vjp),
+    _op("join_key_heads", _join_key_heads, attrs=_HEADS),
     _op("sigmoid_gate", _gate, vjp=_gate_vjp, may_overwrite=lambda op: {0: 0}, flops=lambda op: 5 * op.ins[0].size),
     _op(
         "sigmoid_gate_bwd",

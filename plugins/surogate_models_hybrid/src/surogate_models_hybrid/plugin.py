@@ -9,7 +9,8 @@ from surogate_models.api import TINY_CONFIG
 from .kernels import KERNELS
 from .ops import OPS
 from .qwen3_5 import QWEN3_5, QWEN3_5_OUTER
-from .qwen3_5_moe import QWEN3_5_MOE
+from .qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_OUTER
+from .qwen3_next import QWEN3_NEXT
 
 SUROGATE_API = {"models": 1, "ops": 1, "kernels": 1, "diagnose": 1}
 _TEXT = {
@@ -47,7 +48,9 @@ SUROGATE_EXAMPLES = {
     "model qwen3_5_text": [_TEXT],
     "model qwen3_5": [{"text_config": _TEXT, "vision_config": _TOWER, "tie_word_embeddings": False}],
     "model qwen3_5_moe_text": [_MIXTURE],
+    "model qwen3_5_moe": [{"text_config": _MIXTURE, "vision_config": _TOWER, "tie_word_embeddings": False}],
+    "model qwen3_next": [_TEXT | _EXPERTS | {"mlp_only_layers": [1]}, _MIXTURE],
 }
 surogate_ops = provides(OPS)
-surogate_models = provides([QWEN3_5, QWEN3_5_OUTER, QWEN3_5_MOE])
+surogate_models = provides([QWEN3_5, QWEN3_5_OUTER, QWEN3_5_MOE, QWEN3_5_MOE_OUTER, QWEN3_NEXT])
 surogate_kernels, surogate_diagnose = compiled_hooks("surogate_models_hybrid", KERNELS)

@@ -8,7 +8,7 @@ times sigmoid of the gate -> output projection. Norms multiply by 1 + w, but tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,13 +154,30 @@ def block(b: Builder, d: HybridDims, batch: BatchInputs, i: int, stream: Residua
     return ResidualStream(residual, mlp(b, d, name, norm))
 
 
-def mixer(b: Builder, d: HybridDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:
+def projections(b: Builder, d: HybridDims, name: str, x: Value) -> tuple[Value, Value, Value]:
+    """Emit the projections of a layer of the delta rule, of x [T, d_model]: -> [q; k; v], z, [b; a]."""
+    qkv = linear(b, d, x, f"{name}.qkv", d.delta_rows, label="qkv")
+    z = linear(b, d, x, f"{name}.z", d.v_rows, label="qkv")
+    return qkv, z, linear(b, d, x, f"{name}.ba", 2 * d.n_v_heads, label="qkv")
+
+
+def mixer(
+    b: Builder,
+    d: HybridDims,
+    batch: BatchInputs,
+    i: int,
+    stream: ResidualStream,
+    project: Callable[[Builder, HybridDims, str, Value], tuple[Value, Value, Value]] = projections,
+) -> ResidualStream:
     """Emit the first half of a block: the delta rule or attention of the norm of the stream, which is still to be
-    added.
+    added. project: as `projections`.
     """
     name = f"layers.{i}.attn"
     norm, residual = add_norm(b, d, stream, f"{name}.norm")
-    mixed = (gated_delta if d.linear[i] else gated_attention)(b, d, batch, name, norm)
+    if d.linear[i]:
+        mixed = gated_delta(b, d, batch, name, *project(b, d, name, norm))
+    else:
+        mixed = gated_attention(b, d, batch, name, norm)
     return replace(stream, residual=residual, pending=mixed)
 
 
@@ -174,11 +191,8 @@ def gated_attention(b: Builder, d: HybridDims, batch: BatchInputs, name: str, x:
     return linear(b, d, b.apply("sigmoid_gate", attended, gate), f"{name}.o", d.d_model, label="attn_out")
 
 
-def gated_delta(b: Builder, d: HybridDims, batch: BatchInputs, name: str, x: Value) -> Value:
-    """Emit a layer of the gated delta rule with its projections, of x [T, d_model]: -> [T, d_model]."""
-    qkv = linear(b, d, x, f"{name}.qkv", d.delta_rows, label="qkv")
-    z = linear(b, d, x, f"{name}.z", d.v_rows, label="qkv")
-    ba = linear(b, d, x, f"{name}.ba", 2 * d.n_v_heads, label="qkv")
+def gated_delta(b: Builder, d: HybridDims, batch: BatchInputs, name: str, qkv: Value, z: Value, ba: Value) -> Value:
+    """Emit a layer of the gated delta rule behind its `projections`: -> [T, d_model]."""
     conv = b.param(f"{name}.conv", (d.delta_rows, 1, d.conv_width), Init(kind="normal", std=d.init_std))
     heads = (d.n_v_heads,)
     a_log = b.param(f"{name}.a_log", heads, Init(kind="log_uniform", low=0.01, high=16.0), dtype="fp32")
@@ -198,11 +212,34 @@ def block_weights(d: HybridDims, name: str, source: str) -> list[WeightMap]:
     ]
 
 
-def mixer_weights(d: HybridDims, name: str, source: str) -> list[WeightMap]:
-    """Return the weight maps of `mixer`."""
-    weights = delta_weights if d.linear[int(name.rpartition(".")[2])] else gated_attention_weights
+def projection_weights(d: HybridDims, name: str, module: str) -> list[WeightMap]:
+    """Return the weight maps of `projections`.
+
+    b and a have a row for each head: in 8 or 4 bits these would save little, and they decide what a state keeps.
+    """
+    both = ((f"{module}.in_proj_b", d.n_v_heads), (f"{module}.in_proj_a", d.n_v_heads))
+    (ba,) = linear_weights(f"{name}.ba", d.d_model, False, *both)
     return [
-        *weights(d, f"{name}.attn", source),
+        *linear_weights(f"{name}.qkv", d.d_model, False, (f"{module}.in_proj_qkv", d.delta_rows)),
+        *linear_weights(f"{name}.z", d.d_model, False, (f"{module}.in_proj_z", d.v_rows)),
+        replace(ba, precise=True),
+    ]
+
+
+def mixer_weights(
+    d: HybridDims,
+    name: str,
+    source: str,
+    project_weights: Callable[[HybridDims, str, str], list[WeightMap]] = projection_weights,
+) -> list[WeightMap]:
+    """Return the weight maps of `mixer`. project_weights: those of its `project`."""
+    attn, own = f"{name}.attn", f"{source}.linear_attn"
+    if d.linear[int(name.rpartition(".")[2])]:
+        weights = [*project_weights(d, attn, own), *delta_weights(d, attn, own)]
+    else:
+        weights = gated_attention_weights(d, attn, source)
+    return [
+        *weights,
         weight_map(f"{name}.attn.norm", (f"{source}.input_layernorm.weight", d.d_model)),
     ]
 
@@ -218,22 +255,15 @@ def gated_attention_weights(d: HybridDims, name: str, source: str) -> list[Weigh
     ]
 
 
-def delta_weights(d: HybridDims, name: str, source: str) -> Sequence[WeightMap]:
-    """Return the weight maps of `gated_delta`.
-
-    b and a have a row for each head: in 8 or 4 bits these would save little, and they decide what a state keeps.
-    """
-    own, heads = f"{source}.linear_attn", d.n_v_heads
-    (ba,) = linear_weights(f"{name}.ba", d.d_model, False, (f"{own}.in_proj_b", heads), (f"{own}.in_proj_a", heads))
+def delta_weights(d: HybridDims, name: str, module: str) -> list[WeightMap]:
+    """Return the weight maps of `gated_delta`."""
+    heads = d.n_v_heads
     return [
-        *linear_weights(f"{name}.qkv", d.d_model, False, (f"{own}.in_proj_qkv", d.delta_rows)),
-        *linear_weights(f"{name}.z", d.d_model, False, (f"{own}.in_proj_z", d.v_rows)),
-        replace(ba, precise=True),
-        weight_map(f"{name}.conv", (f"{own}.conv1d.weight", d.delta_rows, 1, d.conv_width), kind="vector"),
-        weight_map(f"{name}.a_log", (f"{own}.A_log", heads)),
-        weight_map(f"{name}.dt_bias", (f"{own}.dt_bias", heads)),
-        weight_map(f"{name}.gated_norm", (f"{own}.norm.weight", d.v_dim)),
-        *linear_weights(f"{name}.o", d.v_rows, False, (f"{own}.out_proj", d.d_model)),
+        weight_map(f"{name}.conv", (f"{module}.conv1d.weight", d.delta_rows, 1, d.conv_width), kind="vector"),
+        weight_map(f"{name}.a_log", (f"{module}.A_log", heads)),
+        weight_map(f"{name}.dt_bias", (f"{module}.dt_bias", heads)),
+        weight_map(f"{name}.gated_norm", (f"{module}.norm.weight", d.v_dim)),
+        *linear_weights(f"{name}.o", d.v_rows, False, (f"{module}.out_proj", d.d_model)),
     ]
 
 

@@ -290,6 +290,27 @@ def join_gate(qkv: Tensor, gate: Tensor, *, n_heads: int, head_dim: int) -> Tens
     return torch.cat((both.flatten(1), qkv[:, width:]), dim=1)
 
 
+def split_key_heads(
+    qkvz: Tensor, ba: Tensor, *, n_k_heads: int, n_v_heads: int, k_dim: int, v_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values; the gates z; b and a: each of all heads."""
+    shared = n_v_heads // n_k_heads
+    widths = [k_dim, k_dim, shared * v_dim, shared * v_dim]
+    q, k, v, z = (part.flatten(1) for part in qkvz.unflatten(1, (n_k_heads, sum(widths))).split(widths, dim=2))
+    sorted_ba = ba.unflatten(1, (n_k_heads, 2, shared)).transpose(1, 2).flatten(1)
+    return torch.cat((q, k, v), dim=1), z.contiguous(), sorted_ba.contiguous()
+
+
+def join_key_heads(
+    qkv: Tensor, z: Tensor, ba: Tensor, *, n_k_heads: int, n_v_heads: int, k_dim: int, v_dim: int
+) -> tuple[Tensor, Tensor]:
+    """The columns of which `split_key_heads` makes qkv, z and ba."""
+    keys = n_k_heads * k_dim
+    parts = (*qkv.split([keys, keys, n_v_heads * v_dim], dim=1), z)
+    qkvz = torch.cat([part.unflatten(1, (n_k_heads, -1)) for part in parts], dim=2).flatten(1)
+    return qkvz, ba.unflatten(1, (2, n_k_heads, -1)).transpose(1, 2).flatten(1).contiguous()
+
+
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x sigmoid(gate)."""
     return (up(x) * up(gate).sigmoid()).to(x.dtype)

@@ -6,7 +6,9 @@ are weighted and summed (`experts.py`), and what an MLP for all tokens makes of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, ProgramError, Value, WeightMap
 from surogate_models.api import (
@@ -68,7 +70,7 @@ def collect(b: Builder, d: MixtureDims, batch: BatchInputs, i: int, stream: Resi
     return b.apply("router_load", routes.logits, routes.experts, batch.targets, *before, layer=layer, layers=layers)
 
 
-def pre_norm_mixture_weights(d: MixtureDims, name: str, source: str, **names: str) -> list[WeightMap]:
+def pre_norm_mixture_weights(d: MixtureDims, name: str, source: str, **names: Any) -> list[WeightMap]:
     """Return the weight maps of `pre_norm_mixture`. names: those of `mixture_weights`."""
     attn, own = f"{name}.attn", f"{source}.self_attn"
     return [
@@ -87,11 +89,13 @@ def mixture_weights(
     correction: str = "gate.e_score_correction_bias",
     shared_expert: str = "shared_experts",
     shared_gate: str = "shared_expert_gate",
+    experts: Callable[[MixtureDims, str, str], list[WeightMap]] = expert_weights,
 ) -> list[WeightMap]:
-    """Return the weight maps of `mixture_or_mlp`. Checkpoints have a matrix for each expert and projection.
+    """Return the weight maps of `mixture_or_mlp`.
 
-    The other arguments are names in the module of the mixture, `source`.mlp: the correction bias of the router, the
-    shared expert, and its gate.
+    experts: those of the experts, `expert_weights` for checkpoints with a matrix for each expert and projection, or
+    `stacked_expert_weights`. The other arguments are names in the module of the mixture, `source`.mlp: the correction
+    bias of the router, the shared expert, and its gate.
     """
     name, module = f"{layer}.mlp", f"{source}.mlp"
     norm = weight_map(f"{name}.norm", (f"{source}.post_attention_layernorm.weight", d.d_model))
@@ -99,7 +103,7 @@ def mixture_weights(
         return [*mlp_weights(d, name, module), norm]
     return [
         *router_weights(d, name, f"{module}.gate", correction=f"{module}.{correction}"),
-        *expert_weights(d, name, f"{module}.experts"),
+        *experts(d, name, f"{module}.experts"),
         *shared_weights(d, name, f"{module}.{shared_expert}", gate=f"{module}.{shared_gate}"),
         norm,
     ]

@@ -151,6 +151,24 @@ def test_weighted_swiglu_and_its_gradients(shape: tuple[int, int, int], width: i
     assert_close(d_weights, sums, torch.float32, width, magnitude)
 
 
+@pytest.mark.parametrize("shape", cases([(1, 8), (5, 264), (67, 1000)], more=[(8192, 2048)]), ids=str)
+def test_the_gate_of_rows_and_its_gradients(shape: tuple[int, int]) -> None:
+    """Gates are up to 8 from 0, where 1 - sigmoid is small. The sum over a row may cancel."""
+    x, dy = (torch.randn(shape).bfloat16() for _ in range(2))
+    gate = (4 * torch.randn(shape[0], 1)).clamp(-8, 8).bfloat16()
+    wide = x.double(), gate.double()
+    (y,) = run("gate_rows", x, gate)
+    assert_close(y, reference.gate_rows(*wide), torch.bfloat16, 1)
+    dx, d_gate = run("gate_rows_bwd", dy, x, gate)
+    gradient, sums = reference.gate_rows_bwd(dy.double(), *wide)
+    _, magnitude = reference.gate_rows_bwd(dy.double().abs(), x.double().abs(), gate.double())
+    assert_close(dx, gradient, torch.bfloat16, 1)
+    assert d_gate.shape == (shape[0], 1)
+    # rounded to bf16 once; the sum in fp32 is off by its terms' sizes
+    bound = 2.0**-8 * sums.abs() + shape[1] * 2.0**-24 * magnitude
+    assert ((d_gate.double() - sums).abs() <= bound).all()
+
+
 def test_wrong_arguments_are_named() -> None:
     from surogate_models_moe import _C
 
@@ -163,6 +181,8 @@ def test_wrong_arguments_are_named() -> None:
         (lambda: _C.router_load(p, p, p, 0, p, p, 1, 4, 2, 3, 3, False, 0, 0), "layer must be below layers, got 3"),
         (lambda: _C.router_load(p, p, p, p, p, p, 1, 4, 2, 0, 3, True, 0, 0), "cannot add to before"),
         (lambda: _C.gather_rows(p, p, p, 1, 1, 12, 0), "the width must be a multiple of 8, got 12"),
+        (lambda: _C.gate_rows(p, p, p, 1, 12, 0), "the width must be a multiple of 8, got 12"),
+        (lambda: _C.gate_rows_bwd(p, p + 4, p, p, p, 1, 8, 0), "x must be aligned to 16 bytes"),
         (lambda: _C.sum_rows(p + 4, p, p, 1, 1, 8, 0), "y must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):

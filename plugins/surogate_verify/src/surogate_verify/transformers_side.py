@@ -176,7 +176,7 @@ def _count_padding(model: Any) -> None:
 def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:
     """Return the model to call, and the trained parameters by name. Those of towers are not trained."""
     if subject.run.adapter is None:
-        frozen = [*subject.plan.inputs.model.kept_tensors(subject.plan.inputs.dims), *_never_trained(subject)]
+        frozen = _frozen(subject)
         every = model.named_parameters()
         return model, {name: p for name, p in every if not any(fnmatchcase(name, pattern) for pattern in frozen)}
     try:
@@ -204,16 +204,21 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
         wrapped.save_pretrained(folder, **({"save_embedding_layers": False} if found else {}))
     if found is None:
         files = (load_file(path) for path in sorted(folder.glob("*.safetensors")))
-        without = {*dict(wrapped.named_buffers()), *_never_trained(subject)}
-        return {name: tensor.float() for file in files for name, tensor in file.items() if name not in without}
+        without = [*dict(wrapped.named_buffers()), *_frozen(subject)]
+        every = ((name, tensor) for file in files for name, tensor in file.items())
+        return {
+            name: tensor.float() for name, tensor in every if not any(fnmatchcase(name, other) for other in without)
+        }
     adapter, options = found
     frozen = {param.name for param in adapter_params(assembly) if param not in assembly.trainable}
     return {name: tensor.float() for name, tensor in adapter.load(folder, options).items() if name not in frozen}
 
 
-def _never_trained(subject: Subject) -> set[str]:
-    """Return the tensors that no run trains, which transformers may have as parameters."""
-    return {tensor.name for m in subject.plan.assembly.weights if not m.trained for tensor in m.tensors}
+def _frozen(subject: Subject) -> list[str]:
+    """Return patterns of the tensors that no run trains, which transformers may have as parameters: those of towers
+    too."""
+    never = (tensor.name for m in subject.plan.assembly.weights if not m.trained for tensor in m.tensors)
+    return [*subject.plan.inputs.model.kept_tensors(subject.plan.inputs.dims), *never]
 
 
 def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from surogate_core.api import Omission
 
-from .answer_span import RenderedChat
-from .omissions import split_reasoning
+from .answer_span import RenderedChat, Untrainable
+from .omissions import REASONING_KEYS, split_reasoning
 from .template import Span
 
 _EMPTY_BLOCK = re.compile(
@@ -17,12 +17,30 @@ _EMPTY_BLOCK = re.compile(
 _LAST_ROUND = "end a row after each answer, and set loss_scale: last_round"
 _WHY_PROMPT = (
     "the chat template writes other text before them in the conversation, such as none of its think block. Give "
-    f"answers their reasoning, set chat_template_kwargs to what the server gets, or {_LAST_ROUND}"
+    "answers their reasoning, set chat_template_kwargs to what the server gets (such as preserve_thinking: true), or "
+    f"{_LAST_ROUND}"
 )
 _WHY_FORMS = (
     "the chat template writes it in other answers of the same conversation, so the model learns both forms. To train "
     f"one, {_LAST_ROUND}. chat_template_kwargs (such as enable_thinking: false) may make the block a part of the prompt"
 )
+
+
+def refuse_second_block(chat: RenderedChat, index: int, start: int) -> None:
+    """Raise Untrainable if the template writes a think block in front of the one in the content of answer `index`.
+
+    Such templates read reasoning in a key of its own alone (Qwen3.8), and would teach a model to think behind an empty
+    block. start: of the answer.
+    """
+    content = (chat.messages[index].get("content") or "").strip()
+    if "</think>" not in content or any(isinstance(chat.messages[index].get(key), str) for key in REASONING_KEYS):
+        return
+    at = chat.text.find(content, start)
+    if at >= 0 and chat.text[:at].rstrip().endswith("</think>"):
+        raise Untrainable(
+            "an answer has its reasoning in its content, and the chat template writes a think block of its own before",
+            f"Move the reasoning into the key {REASONING_KEYS[0]}",
+        )
 
 
 def other_forms(chat: RenderedChat, trained: Mapping[int, Span]) -> list[Omission]:

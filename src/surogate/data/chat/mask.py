@@ -21,7 +21,7 @@ from surogate_core.api import Encoded, Omission
 from surogate_core.errors import ConfigError
 
 from .answer_span import MARK_ANSWERS, RenderedChat, Untrainable
-from .forms import other_forms
+from .forms import other_forms, refuse_second_block
 from .omissions import check_answer, omissions, split_reasoning, writes_reasoning
 from .template import Message, Span
 from .token_spans import encode_spans
@@ -71,6 +71,8 @@ def encode_chat(
             trained, lost = wanted, _dropped_reasoning(chat, {})
         else:
             found = _spans(chat, wanted)
+            for index, (start, _) in found.items():
+                refuse_second_block(chat, index, start)
             trained = _without_dropped_reasoning(chat, found) if loss_scale == "default" else wanted
             spans = [found[index] for index in trained]
             forms = other_forms(chat, {index: found[index] for index in trained})

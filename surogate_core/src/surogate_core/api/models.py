@@ -217,6 +217,9 @@ class ModelDef(Definition, Generic[ModelDims]):
                     that transformers writes lack what it ignores, as heads that predict further tokens
     published_names (dims) -> other names that checkpoints may have for tensors and patterns: {beginning of a name: what
                     files have in its place}, for each form that is published. Outputs have the names of their base.
+    published_weights
+                    (dims) -> further maps of all params, for each other form that is published, such as all experts of
+                    a layer in one tensor. A base has the form of which it holds the most, and so have its outputs.
     in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
                     `surogate verify` can compare.
     loaded_by       the class of transformers that loads its checkpoints, and bases with the keyword arguments `loading`
@@ -242,6 +245,7 @@ class ModelDef(Definition, Generic[ModelDims]):
     kept_tensors: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     may_lack: Callable[[ModelDims], Sequence[str]] = lambda dims: ()
     published_names: Callable[[ModelDims], Sequence[Mapping[str, str]]] = lambda dims: ()
+    published_weights: Callable[[ModelDims], Sequence[Sequence[WeightMap]]] = lambda dims: ()
     in_transformers: bool = True
     loaded_by: str = CAUSAL_LM
     loading: Mapping[str, Any] = field(default_factory=dict)

@@ -68,6 +68,9 @@ def checked_weight_maps(
         _check(f"model {inputs.model.name}", maps, params)
         for m in maps:
             _check_matrices(f"model {inputs.model.name}", m, params[m.param], stack_of(params[m.param]))
+    with blaming(inputs.model.origin, "published_weights"):
+        for form in inputs.model.published_weights(inputs.dims):
+            _check(f"model {inputs.model.name}, published", tuple(form), params)
     tensors = {t.name for m in maps for t in m.tensors}
     copies = inputs.model.tied_copies(inputs.dims)
     if unknown := sorted({*copies.values()} - tensors) or sorted(copies.keys() & tensors):

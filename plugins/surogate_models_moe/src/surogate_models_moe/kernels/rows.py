@@ -1,4 +1,4 @@
-"""Rows of tokens on their way to experts and back (`csrc/rows.cu`)."""
+"""Rows of tokens on their way to experts and back, and the gate of a shared expert (`csrc/rows.cu`, `gate_rows.cu`)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
     return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, op.ins[0].shape[0], _width(op))
 
 
+def _bind_gate(op: Op, ctx: BindContext) -> Call:
+    """Bind `gate_rows` or its gradient. Both launchers take the pointers in the order of ins and outs."""
+    from .. import _C
+
+    return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, *op.outs[0].shape)
+
+
 GATHER: tuple[KernelDef, ...] = tuple(
     KernelDef(op="gather_rows", dtypes=(dtype, "int32", "int32", dtype), supports=_gather_supports, bind=_bind_gather)
     for dtype in ("bf16", "e4m3", "e5m2")
@@ -63,6 +70,8 @@ OTHERS: tuple[KernelDef, ...] = tuple(
         ("sum_rows", ("bf16", "int32", "int32", "bf16"), _bind_sum),
         ("weighted_swiglu", ("bf16", "fp32", "int32", "bf16"), _bind_swiglu),
         ("weighted_swiglu_bwd", ("bf16", "bf16", "fp32", "int32", "bf16", "fp32"), _bind_swiglu),
+        ("gate_rows", ("bf16",) * 3, _bind_gate),
+        ("gate_rows_bwd", ("bf16",) * 5, _bind_gate),
     )
 )
 
