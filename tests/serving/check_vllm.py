@@ -66,11 +66,11 @@ def python_of_vllm(work: Path) -> Path:
     return python
 
 
-def written(name: str, work: Path, format: str) -> tuple[Path, Path]:
+def written(name: str, work: Path, format: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Path, Path]:
     """Write a model, export it, and return the folders of both."""
     folder = work / name
     if not (folder / "model").exists():
-        write_model(name, folder / "model", torch.bfloat16, **{**SIZES, **MORE_SIZES.get(name, {})})
+        write_model(name, folder / "model", dtype, **{**SIZES, **MORE_SIZES.get(name, {})})
     served = folder / format.replace(":", "-")
     shutil.rmtree(served, ignore_errors=True)
     run.export(folder / "model", served, format=format, notice=lambda line: None)
@@ -117,7 +117,7 @@ def compare_engine(jobs: list[tuple[dict[str, Any], Logs, list[list[int]]]]) -> 
         difference = largest(np.concatenate([theirs, logs[-1:]]), logs, job["ids"])
         same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
         equal = sum(one == other for one, other in zip(found, wanted, strict=True))
-        print(f"| {name} | {equal}/{len(wanted)} | {difference:.1e} | {kl(theirs, ours):.0e} | {same:.3f} |")
+        print(f"| {name} | {equal}/{len(wanted)} | {difference:.1e} | {abs(kl(theirs, ours)):.0e} | {same:.3f} |")
         if not difference <= BOUND:
             yield f"{name}: {difference:.1e} from transformers, bound {BOUND:.0e}"
         if equal < len(wanted):
@@ -138,22 +138,25 @@ def names_job(name: str, format: str, work: Path) -> tuple[dict[str, Any], set[s
     return {"kind": "names", "folder": str(served), "modules": sorted(linear), "out": out}, plain & linear
 
 
-def compare_names(jobs: list[tuple[dict[str, Any], set[str]]]) -> Iterator[str]:
-    """Yield the modules that vLLM takes for others than the files have."""
+def compare_names(jobs: list[tuple[dict[str, Any], set[str]]]) -> list[str]:
+    """Return the modules that vLLM takes for others than the files have, and print how many are right."""
+    wrong = []
     for job, plain in jobs:
         found, folder = set(json.loads(Path(job["out"]).read_text())["plain"]), Path(job["folder"])
         for name in sorted(found ^ plain):
             taken = "plain" if name in found else "quantized"
-            yield f"{folder.parent.name} {folder.name}: vLLM takes {name} for {taken}"
+            wrong.append(f"{folder.parent.name} {folder.name}: vLLM takes {name} for {taken}")
     count = sum(len(job["modules"]) for job, _ in jobs)
-    print(f"\n{count} modules of {len(jobs)} quantized models with towers: vLLM matches them as the files have them")
+    print(f"\n{count - len(wrong)} of {count} modules of {len(jobs)} quantized models are to vLLM what the files have")
+    return wrong
 
 
 # ---------------------------------------------------------------------------------------------------------------- HTTP
 
 
-def check_over_http(python: Path, folder: Path, work: Path) -> Iterator[str]:
-    """Serve a model, and compare it by `surogate check-serving`. Yields what is wrong."""
+def check_over_http(python: Path, name: str, work: Path) -> Iterator[str]:
+    """Serve a model in fp32, and compare it by `surogate check-serving`. Yields what is wrong."""
+    _, folder = written(name, work / "vllm-models/fp32", HF, torch.float32)
     rows = work / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
     with socket.socket() as free:
@@ -197,9 +200,9 @@ def main() -> int:
             stderr=subprocess.STDOUT,
             check=True,
         )
-    wrong = [*compare_engine(loaded), *compare_names(named)]
+    wrong = [*compare_engine(loaded), *(compare_names(named) if named else [])]
     if loaded:
-        wrong += check_over_http(python, Path(loaded[0][0]["folder"]), work)
+        wrong += check_over_http(python, chosen.models[0], work)
     print(f"\n{PACKAGES[0]}, transformers {version('transformers')}; {time.perf_counter() - start:.0f} s")
     print(*(f"wrong: {line}" for line in wrong), sep="\n")
     return 1 if wrong else 0

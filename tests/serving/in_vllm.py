@@ -29,7 +29,7 @@ def run_model(job: dict[str, Any]) -> dict[str, Any]:
         skip_mm_profiling=True,
         enable_prefix_caching=False,
     )
-    wanted = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1)
+    wanted = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1, detokenize=False)
     (answer,) = engine.generate([{"prompt_token_ids": job["ids"]}], wanted, use_tqdm=False)
     rows = [[at[token].logprob for token in range(job["vocabulary"])] for at in answer.prompt_logprobs[1:]]
     np.array(rows, np.float32).tofile(f"{job['out']}.f32")
