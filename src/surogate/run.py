@@ -325,6 +325,8 @@ def export(
                 source, alone, distances = replace(source, merging=None), found.folder, None
         else:
             source = open_model(found.folder, registry)
+        if chosen.format.by_matrix:
+            source = source.by_matrix(registry)
         Export(
             named=Path(checkpoint), source=source, chosen=chosen, registry=registry, notice=notice, adapter=alone
         ).write(output, make_room)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,8 @@ class Source:
         from .stored_weights import RANGES_FOLDER
 
         if (self.model_dir / RANGES_FOLDER).is_dir():
-            yield range_tensors(self.model_dir, self.moved)
+            tensors = range_tensors(self.model_dir, self.moved)
+            yield {name: each for whole in tensors.values() for name, each in self._opened(whole).items()}
             return
         changes, needed = self._changes()
         with model_tensors(self.model_dir, changes, self.formed, _DTYPE) as tensors:
@@ -120,7 +121,18 @@ class Source:
         stack = self.stacks.get(tensor.name)
         if stack is None:
             return {tensor.name: tensor}
-        return {matrix.name: in_stack(tensor, stack.tensor, matrix, i) for i, matrix in enumerate(stack.each)}
+        return {matrix.name: in_stack(tensor, stack.tensor, stack.each, i) for i, matrix in enumerate(stack.each)}
+
+    def by_matrix(self, registry: Registry) -> Source:
+        """Return the model with a matrix for each expert and projection, where it is published so too.
+
+        Raises ConfigError if the adapter changes a tensor that holds several.
+        """
+        from .split_stacks import refuse_changed, split_stacks
+
+        stacks = split_stacks(self.model_dir, registry)
+        refuse_changed(stacks, self._changes()[0])
+        return replace(self, stacks=stacks)
 
     def _changes(self) -> tuple[Mapping[str, Callable[[Any], Any]], set[str]]:
         if self.merging is None:

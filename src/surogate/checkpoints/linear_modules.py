@@ -14,6 +14,7 @@ from surogate_core.plugins.registry import Registry
 
 from ..config.load import load_config
 from ..runs.inputs import run_inputs
+from ..runs.published_weights import in_form_of
 from ..runs.run import Run, open_run
 from ..runs.stored_names import StoredNames, names_among
 
@@ -64,6 +65,7 @@ def linear_modules(model_dir: Path, held: Mapping[str, ExportTensor], registry: 
     """
     loaded = load_config({"model": str(model_dir), **KEYS}, registry=registry, mode="sft", source=str(model_dir))
     run = open_run(loaded, registry)
+    run = replace(run, model=in_form_of(run.model, run.dims, set(held)))  # stacks may be opened as their matrices
     draft = record(run_inputs(run, cpu(), 1))
     params = {
         info.param.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -97,11 +97,19 @@ def changed(tensor: ModelTensor, change: Callable[[Tensor], Tensor], dtype: torc
     return ReadTensor(tensor.name, tensor.shape, dtype, tensor.path, read, by_rows=False)
 
 
-def in_stack(tensor: ModelTensor, layout: HFTensor, matrix: HFTensor, index: int) -> ReadTensor:
-    """Return a matrix of a stack, as rows of the param. `layout`: the stack, whose layout has `leading`."""
+def in_stack(tensor: ModelTensor, layout: HFTensor, each: Sequence[HFTensor], index: int) -> ReadTensor:
+    """Return the matrix `each[index]` of a stack, as rows of the param.
+
+    layout: the stack, whose layout has `leading`. each: its matrices, in the order of the param, as many of each index
+    of its first dimension.
+    """
+    several = len(each) // tensor.shape[0]
+    first = index - index % several
+    above, matrix = sum(other.shape[0] for other in each[first:index]), each[index]
 
     def read() -> Tensor:
-        return layout.load(tensor[index : index + 1]).contiguous()
+        whole = layout.load(tensor[index // several : index // several + 1])
+        return whole[above : above + matrix.shape[0]].contiguous()
 
     return ReadTensor(matrix.name, matrix.shape, tensor.dtype, tensor.path, read, by_rows=False)
 

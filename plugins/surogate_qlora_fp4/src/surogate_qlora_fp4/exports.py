@@ -144,5 +144,6 @@ NVFP4 = ExportFormatDef(
     types=(MODELOPT, COMPRESSED),
     check=_check,
     write=_write,
+    by_matrix=True,
     weight_format="fp4",
 )

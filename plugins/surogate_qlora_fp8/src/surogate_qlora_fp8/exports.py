@@ -107,6 +107,7 @@ BLOCKS = ExportFormatDef(
     summary="FP8 (E4M3) with a scale for each block of 128 x 128, for vLLM, SGLang and transformers",
     check=_check_blocks,
     write=_write_blocks,
+    by_matrix=True,
     weight_format="fp8",
 )
 
@@ -166,4 +167,5 @@ CHANNEL = ExportFormatDef(
     summary="FP8 (E4M3) with a scale for each row, activations rounded per token, for vLLM and SGLang",
     check=_check_channel,
     write=_write_channel,
+    by_matrix=True,
 )

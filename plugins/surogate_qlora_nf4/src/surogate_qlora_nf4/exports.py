@@ -71,5 +71,6 @@ EXPORT = ExportFormatDef(
     summary="NF4 of bitsandbytes, for transformers and vLLM",
     check=_check,
     write=_write,
+    by_matrix=True,
     weight_format="nf4",
 )

@@ -121,6 +121,9 @@ class ExportFormatDef(Definition):
     weight_format  name of the weight format whose files these are: `surogate quantize` with its key writes the same
                    bytes by `write`, with the options of the key. "": none
     of_adapters    writes adapters by themselves, which are not merged. FOLDER must hold one.
+    by_matrix      holds a matrix for each expert and projection. Where files have the experts of a layer in one tensor,
+                   `tensors` has these matrices, by the names of another form in which the model is published
+                   (`ModelDef.published_weights`). `linear` refuses stacks without such names.
     """
 
     name: Name
@@ -131,3 +134,4 @@ class ExportFormatDef(Definition):
     identified_by: str = "config.json"
     weight_format: str = ""
     of_adapters: bool = False
+    by_matrix: bool = False
