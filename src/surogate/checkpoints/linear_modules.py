@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surogate_core.api import ExportTensor, LinearModules, WeightMap
+from surogate_core.api import ExportFormatDef, ExportTensor, LinearModules, WeightMap
 from surogate_core.assembly.assemble import record
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
@@ -26,43 +26,59 @@ _ALL = ".*"
 """End of a pattern of tensors: all of a module."""
 
 
-def modules_of(run: Run, maps: Sequence[WeightMap], stored: Collection[str], names: StoredNames) -> LinearModules:
-    """Return the linear modules whose tensors are `stored`, by their names in files, and the other modules."""
+def modules_of(
+    run: Run, maps: Sequence[WeightMap], stored: Collection[str], names: StoredNames, stacks: bool = False
+) -> LinearModules:
+    """Return the linear modules whose tensors are `stored`, by their names in files, and the other modules.
+
+    stacks: stacks of experts among `stored` are returned as such, and not refused.
+    """
     tensors = [tensor for m in maps for tensor in m.tensors]
-    others = [t.name.removesuffix(_MODULE) for t in tensors if len(t.shape) == 2 and t.name not in stored]
+    modules = [t for t in tensors if len(t.shape) == 2 and t.name.endswith(_MODULE)]
+    others = [t.name.removesuffix(_MODULE) for t in modules if t.name not in stored]
     head = () if _HEAD + _MODULE in stored else (_HEAD,)  # a tied one is not among the tensors
     kept = [pattern.removesuffix(_ALL) for pattern in run.model.kept_tensors(run.dims)]
     matrices = {names.of(t.name): replace(t, name=names.of(t.name)) for t in tensors if t.name in stored}
+    of_experts = {name: tensor for name, tensor in matrices.items() if stacks and tensor.leading}
+    matrices = {name: tensor for name, tensor in matrices.items() if name not in of_experts}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
         formats = ", ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
         raise ConfigError(
             f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which this format does not hold. `surogate "
             f"quantize` writes stacks of experts a matrix at a time: --set {formats}."
         )
-    return LinearModules(matrices=matrices, others=list(dict.fromkeys((*head, *others, *kept))), towers=kept)
+    every = list(dict.fromkeys((*head, *others, *kept)))
+    return LinearModules(matrices=matrices, others=every, towers=kept, stacks=of_experts)
 
 
-def linear_modules(model_dir: Path, held: Collection[str], registry: Registry) -> LinearModules:
+def linear_modules(
+    model_dir: Path, held: Collection[str], registry: Registry, format: ExportFormatDef | None = None
+) -> LinearModules:
     """Return the linear modules of the model in a folder, whose files have the tensors `held`.
+
+    format: what they are for. Its weight format may store some of them alone, and it may hold stacks.
 
     Raises ConfigError if no plugin builds the model, or its files do not have a matrix in the shape of config.json.
     """
     loaded = load_config({"model": str(model_dir), **KEYS}, registry=registry, mode="sft", source=str(model_dir))
     run = open_run(loaded, registry)
     draft = record(run_inputs(run, cpu(), 1))
-    params = {
-        info.param.name
+    found = [
+        info
         for info in draft.params.values()
         if info.of_model and info.kind == "matrix" and info.param.block >= 0 and len(info.param.shape) == 2
         if not info.precise
-    }
+    ]
+    own = registry.weight_formats().get(format.weight_format) if format else None
+    params = {info.param.name for info in (own.stores(found) if own and found else found)}
     stored = {tensor.name for m in draft.weights if m.param in params for tensor in m.tensors}
-    return modules_of(run, draft.weights, stored, names_among(set(held), run.model, run.dims, draft.weights))
+    names = names_among(set(held), run.model, run.dims, draft.weights)
+    return modules_of(run, draft.weights, stored, names, bool(format and format.stacks))
 
 
 def refuse_other_shapes(model_dir: Path, linear: LinearModules, tensors: Mapping[str, ExportTensor]) -> None:
     """Raise ConfigError unless the files have all matrices, each in its shape."""
-    for tensor in linear.matrices.values():
+    for tensor in (*linear.matrices.values(), *linear.stacks.values()):
         found = tensors.get(tensor.name)
         if found is None or found.shape != tensor.shape:
             has = "lacks" if found is None else f"has {list(found.shape)} for"
