@@ -19,6 +19,7 @@ from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
 from .values import (
     Bytes,
+    Day,
     Flag,
     FlagOrAuto,
     GradientDtype,
@@ -154,6 +155,11 @@ class DataKeys(Keys):
     )
     loss_scale: Annotated[Literal["default", "last_round", "all"], Word] = Field(
         "default", description="Which tokens of chat data are trained, unless the entry sets its own `loss_scale`."
+    )
+    template_date: Day | None = Field(
+        None,
+        description="Date that chat templates write which ask for one (`strftime_now`). null: that of the start, which "
+        "run.yaml and checkpoints then have.",
     )
     truncation_strategy: Annotated[Literal["delete", "left", "right", "split"], Word] | None = Field(
         None,
