@@ -135,6 +135,9 @@ class ModelKeys(Keys):
     merge_adapter: Flag = Field(
         False, description="At the end also write the base merged with the adapter, as `output_dir`/merged."
     )
+    merge_format: Text = Field(
+        "hf", description="Export format in which `merge_adapter` writes, such as mxfp4 or gguf:q8_0."
+    )
     quantize_lm_head: Flag = Field(
         False, description="Store a frozen LM head in the weight format of the blocks too. A tied one is the embedding."
     )
