@@ -76,7 +76,7 @@ FIRST_PARTY = (
     "models_gptoss",
     "offload_residual",
     "offload_states",
-    *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
+    *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4", "qlora_mxfp4"),
 )
 """The plugins of this repository."""
 

@@ -54,13 +54,14 @@ from surogate_models_phi.phi3 import PHI3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_qlora_fp4.ops import OPS as FP4_OPS
 from surogate_qlora_fp8.ops import OPS as FP8_TILE_OPS
+from surogate_qlora_mxfp4.ops import OPS as MXFP4_OPS
 from surogate_qlora_nf4.ops import OPS as NF4_OPS
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.ops import OPS as FP8_OPS
 from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 
 LOSS_OPS = (*TOKENS_OPS, *PREFERENCE_OPS, *KTO_OPS, *DISTILLATION_OPS)
-STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
+STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS, *MXFP4_OPS)
 OPS = {
     definition.kind: definition
     for definition in (
