@@ -1,5 +1,7 @@
 #include <surogate/bind.h>
 
+#include "expert_bias.h"
+#include "gated_rows.h"
 #include "routes.h"
 #include "rows.h"
 
@@ -12,4 +14,11 @@ void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "sum_rows", surogate::sum_rows);
     surogate::bind_launcher(m, "weighted_swiglu", surogate::weighted_swiglu);
     surogate::bind_launcher(m, "weighted_swiglu_bwd", surogate::weighted_swiglu_bwd);
+    surogate::bind_launcher(m, "gated_rows", surogate::gated_rows);
+    surogate::bind_launcher(m, "gated_rows_bwd", surogate::gated_rows_bwd);
+    surogate::bind_launcher(m, "add_expert_bias", surogate::add_expert_bias);
+    surogate::bind_launcher(m, "expert_bias_dgrad", surogate::expert_bias_dgrad);
+    surogate::bind_launcher(m, "expert_bias_grad", surogate::expert_bias_grad);
+    surogate::bind_launcher(m, "grouped_bias", surogate::grouped_bias);
+    surogate::bind_launcher(m, "grouped_linear_bgrad", surogate::grouped_linear_bgrad);
 }
