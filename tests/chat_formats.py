@@ -276,6 +276,12 @@ PUBLISHED = {
     "granite-3.3": Published(
         ("bytes",), None, "<|end_of_text|>", ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
     ),
+    "gpt-oss": Published(
+        ("bytes",),
+        "<|startoftext|>",
+        "<|return|>",
+        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>", "<|endoftext|>"),
+    ),
     "phi-4": Published(("bytes",), None, "<|im_end|>", ("<|im_start|>", "<|im_sep|>", "<|endoftext|>")),
     "llama-3": Published(("bytes",), LLAMA_TOKENS[0], "<|eot_id|>", LLAMA_TOKENS[1:4]),
     "llama-3.1": Published(("bytes",), LLAMA_TOKENS[0], "<|eot_id|>", LLAMA_TOKENS[1:4]),

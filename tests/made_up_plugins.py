@@ -73,9 +73,10 @@ FIRST_PARTY = (
     ),
     *("env", "ray", "loss_tokens", "loss_preference", "loss_distillation"),
     *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe", "models_hybrid", "export_gguf"),
+    "models_gptoss",
     "offload_residual",
     "offload_states",
-    *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
+    *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4", "qlora_mxfp4"),
 )
 """The plugins of this repository."""
 

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Model:
         self.dims = self.definition.dims(self.config)
         self.maps = self.definition.weights(self.dims)
         self.params = {
-            m.param: torch.full((sum(t.shape[0] for t in m.tensors), *m.tensors[0].shape[1:]), 7.0, dtype=dtype)
+            m.param: torch.full((sum(t.rows[0] for t in m.tensors), *m.tensors[0].rows[1:]), 7.0, dtype=dtype)
             for m in self.maps
         }
 
@@ -55,10 +55,15 @@ class Model:
 
     def by_tensor(self) -> dict[str, Tensor]:
         return {
-            t.name: part
+            t.name: t.save(part)
             for m in self.maps
-            for t, part in zip(m.tensors, self.params[m.param].split([t.shape[0] for t in m.tensors]), strict=True)
+            for t, part in zip(m.tensors, self.params[m.param].split([t.rows[0] for t in m.tensors]), strict=True)
         }
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the params what the tensors of a checkpoint hold."""
+        for m in self.maps:
+            self.params[m.param].copy_(torch.cat([t.load(tensors[t.name].detach()) for t in m.tensors]))
 
     def save(self, directory: Path, dtype: str = "fp32", source: Path | None = None, **settings: Any) -> None:
         given = {
@@ -98,6 +103,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         **{"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
         **{"num_nextn_predict_layers": 0},
+    },
+    "gpt_oss": {
+        **{"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 20},
+        **{"sliding_window": 6, "attention_bias": True, "rope_parameters": None},
     },
     "qwen3_5_text": {"model_type": "qwen3_5_text", "full_attention_interval": 2, **HYBRID},
     "qwen3_5_moe_text": {
@@ -316,8 +325,7 @@ def test_export_loads_in_transformers_with_equal_logits(variant: str, max_shard_
     model = Model(**VARIANTS[variant])
     theirs = random_hf_model(model.config)
     tensors = as_stored(saved_tensors(theirs))
-    for name, part in model.by_tensor().items():
-        part.copy_(tensors[name].detach())
+    model.fill(tensors)
     model.save(tmp_path, max_shard_bytes=max_shard_bytes)
     assert (tmp_path / INDEX).exists() is (max_shard_bytes == SMALL_SHARDS)
     again, report = AutoModelForCausalLM.from_pretrained(

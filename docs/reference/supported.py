@@ -90,6 +90,7 @@ TRAINED: Features = {
     "LoRA on NF4": ["lora=true", "qlora_bnb=true"],
     "LoRA on FP8": ["lora=true", "qlora_fp8=true"],
     "LoRA on NVFP4": ["lora=true", "qlora_fp4=true"],
+    "LoRA on MXFP4": ["lora=true", "qlora_mxfp4=true"],
 }
 RECIPES: Features = {name: [f"recipe={name}"] for name in ("bf16", "fp8-hybrid", "nvfp4")}
 OPTIMIZERS: Features = {name: [f"optimizer={name}"] for name in ("adamw", "adamw_8bit", "normuon")}

@@ -31,6 +31,7 @@ from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_mode
 from .machine.rates_file import this_machine
 from .machine.system import pinnable_memory_bytes
 from .outputs.earlier_work import refuse_inputs, set_aside_model, writable
+from .runs.chosen_format import chosen_format
 from .runs.plan import plan_run
 from .runs.ranks import count_ranks
 from .runs.run import Run, asked_by, named_model
@@ -294,7 +295,7 @@ def export(
     ConfigError for a folder of nothing, a model that is damaged or quantized, or one that the format cannot hold, and
     PluginError for a format that is not installed.
     """
-    from .checkpoints.export import Export, chosen_format
+    from .checkpoints.export import Export
     from .checkpoints.export_source import find_source, moved_in_ranges, open_merged, open_model
     from .checkpoints.model_ranges import export_model, open_checkpoint
 

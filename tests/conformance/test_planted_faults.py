@@ -32,6 +32,7 @@ def importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
         patch.syspath_prepend(HERE)
+        patch.setenv("SUROGATE_PLUGINS", "-models_gptoss")  # `stacked_family` is the same architecture
         yield
 
 

@@ -72,6 +72,9 @@ BY_HAND = {
     "<|start_of_role|>assistant<|end_of_role|>[[A friend.<|end_of_text|>]]\n"
     "<|start_of_role|>user<|end_of_role|>Stand!<|end_of_text|>\n"
     "<|start_of_role|>assistant<|end_of_role|>[[I stand.<|end_of_text|>]]\n",
+    "gpt-oss": "<|start|>user<|message|>Who goes there?<|end|>"
+    "<|start|>assistant[[<|channel|>final<|message|>A friend.<|end|>]]<|start|>user<|message|>Stand!<|end|>"
+    "<|start|>assistant[[<|channel|>final<|message|>I stand.<|return|>]]",
     "phi-4": "<|im_start|>user<|im_sep|>Who goes there?<|im_end|><|im_start|>assistant<|im_sep|>[[A friend.<|im_end|>]]"
     "<|im_start|>user<|im_sep|>Stand!<|im_end|><|im_start|>assistant<|im_sep|>[[I stand.<|im_end|>]]",
     # The first published Llama 3 template always ends with a prompt.
@@ -223,6 +226,7 @@ CALL_TEXTS = {
     # QwQ's prompt ends with a line break and a think block, of which the template writes nothing before calls.
     "qwq": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>',
     "llama-3.1": '{"name": "add", "parameters": {"a": 1, "b": 2}}<|eot_id|>',
+    "gpt-oss": 'to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b": 2}<|call|>',
 }
 
 

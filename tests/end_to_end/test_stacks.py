@@ -25,6 +25,8 @@ LORA: dict[str, Any] = {
     "lora_rank": 4,
     "lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
 }
+WITHOUT = ("SUROGATE_PLUGINS", "-models_gptoss")
+"""The environment in which the model is that of a plugin file alone."""
 GATE_UP, DOWN = (f"model.layers.0.mlp.experts.{name}_proj" for name in ("gate_up", "down"))
 
 
@@ -32,7 +34,7 @@ GATE_UP, DOWN = (f"model.layers.0.mlp.experts.{name}_proj" for name in ("gate_up
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     keys: dict[str, Any] = {"from_scratch": None, "max_steps": 3, "warmup_steps": 0, "validation_split_ratio": 0}
     root = tmp_path_factory.mktemp("stacks")
-    workplace = make_workplace(root, plugins=[stacked_family.__file__], **keys, eval_steps=0, learning_rate=1e-2)
+    workplace = make_workplace(root, **keys, eval_steps=0, learning_rate=1e-2)
     shutil.rmtree(root / "model")
     stacked_family.write_base(root / "model")
     return workplace
@@ -78,7 +80,9 @@ def test_ranks_divide_stacks_and_have_the_bits_of_one(place: Workplace, level: i
 
 
 @pytest.mark.slow
-def test_several_processes_write_resume_and_export_their_parts_of_stacks(place: Workplace) -> None:
+def test_several_processes_write_resume_and_export_their_parts_of_stacks(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": 4, "save_steps": 2}
     alone = train(place, "alone", **keys, zero_level=3, ranks_per_gpu=2)
     here = Workplace(place.root, {**place.config, **keys, "zero_level": 3, "output_dir": str(place.root / "together")})
@@ -86,10 +90,12 @@ def test_several_processes_write_resume_and_export_their_parts_of_stacks(place: 
     assert equal(weights(here.out), weights(alone)), "of two processes"
     checkpoint = here.out / "step_00000002"
     assert GATE_UP in in_rows(checkpoint)
-    run.export(checkpoint, place.root / "exported", config=place.write())
+    with monkeypatch.context() as without:
+        without.setenv(*WITHOUT)
+        run.export(checkpoint, place.root / "exported", config=place.write(plugins=[stacked_family.__file__]))
+        with pytest.raises(ConfigError, match=r"no installed package, .* builds GptOssForCausalLM"):
+            run.export(checkpoint, place.root / "without")
     assert equal(weights(place.root / "exported"), weights(alone / "step_00000002"))
-    with pytest.raises(ConfigError, match=r"no installed package, .* builds GptOssForCausalLM"):
-        run.export(checkpoint, place.root / "without")
     resumed = Workplace(place.root, {**here.config, "output_dir": str(place.root / "resumed")})
     trained_together(resumed, **keys, resume_from_checkpoint=str(checkpoint))
     assert equal(weights(resumed.out), weights(alone)), "resumed"
@@ -108,14 +114,17 @@ def base_of(place: Workplace) -> Any:
     return AutoModelForCausalLM.from_pretrained(place.root / "model", dtype=torch.float32)
 
 
-def test_an_adapter_of_experts_is_pefts_and_merged_has_its_logits(place: Workplace) -> None:
+def test_an_adapter_of_experts_is_pefts_and_merged_has_its_logits(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peft = pytest.importorskip("peft")
     folder = train(place, "lora", **LORA, merge_adapter=True, verify_outputs=True)
     assert losses(folder)[-1] < losses(folder)[0]
     theirs = peft.PeftModel.from_pretrained(base_of(place), folder / "adapter")
     wanted = logits(theirs)
     assert not torch.allclose(wanted, logits(base_of(place)), atol=1e-2)
-    run.merge(folder / "adapter", place.root / "by-command", config=place.write())
+    monkeypatch.setenv(*WITHOUT)
+    run.merge(folder / "adapter", place.root / "by-command", config=place.write(plugins=[stacked_family.__file__]))
     for merged in (folder / "merged", place.root / "by-command"):
         found = logits(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
@@ -169,7 +178,7 @@ def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, k
     """
     told: list[str] = []
     folder = place.root / key
-    words = [f"{key}=true", "model_dtype=bf16", f"plugins=[{stacked_family.__file__}]"]
+    words = [f"{key}=true", "model_dtype=bf16"]
     run.quantize(str(place.root / "model"), folder, words, notice=told.append)
     assert any(
         f"{GATE_UP} is written as 5 matrices, {GATE_UP}.0 and on, which transformers does not read" in t for t in told
@@ -190,7 +199,7 @@ def test_a_stack_is_quantized_by_the_matrices_of_its_experts(place: Workplace, k
 
 
 def test_a_quantized_stack_without_one_of_its_experts_is_refused_by_name(place: Workplace, tmp_path: Path) -> None:
-    words = ["qlora_fp8=true", f"plugins=[{stacked_family.__file__}]"]
+    words = ["qlora_fp8=true"]
     run.quantize(str(place.root / "model"), tmp_path / "fp8", words, notice=lambda line: None)
     held = weights(tmp_path / "fp8")
     keys = {**LORA, "qlora_fp8": True, "model": str(tmp_path / "fp8"), "output_dir": str(tmp_path / "out")}
@@ -209,7 +218,7 @@ def test_a_quantized_stack_without_one_of_its_experts_is_refused_by_name(place: 
 def test_transformers_does_not_read_a_quantized_stack(place: Workplace) -> None:
     """As the notice says. If it does one day, this fails, and the notice goes."""
     folder = place.root / "in-nf4"
-    words = ["qlora_bnb=true", f"plugins=[{stacked_family.__file__}]"]
+    words = ["qlora_bnb=true"]
     run.quantize(str(place.root / "model"), folder, words, notice=lambda line: None)
     _, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert {GATE_UP, DOWN} <= set(found["missing_keys"])
@@ -223,7 +232,6 @@ def test_a_stack_has_the_codes_of_its_experts_alone(place: Workplace) -> None:
         "qlora_bnb=true",
         "qlora_bnb_double_quant=false",
         "model_dtype=fp32",
-        f"plugins=[{stacked_family.__file__}]",
     ]
     run.quantize(str(place.root / "model"), folder, words, notice=lambda line: None)
     held, before = weights(folder), weights(place.root / "model")
@@ -248,7 +256,7 @@ def test_processes_divide_quantized_stacks(place: Workplace, key: str) -> None:
     keys["model_dtype"] = "bf16"
     alone = train(place, f"{key}-alone", **keys, ranks_per_gpu=2)
     files = place.root / f"{key}-files"
-    words = [f"{key}=true", "model_dtype=bf16", f"plugins=[{stacked_family.__file__}]"]
+    words = [f"{key}=true", "model_dtype=bf16"]
     run.quantize(str(place.root / "model"), files, words, notice=lambda line: None)
     for name, model in (("stack", place.root / "model"), ("matrices", files)):
         output = place.root / f"{key}-together-{name}"

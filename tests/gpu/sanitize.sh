@@ -32,7 +32,7 @@ declare -A tests=(
     [adamw_8bit]="plugins/surogate_optim_adamw_8bit/tests/gpu/test_adamw_8bit_kernel.py"
     [normuon]="plugins/surogate_optim_normuon/tests/gpu"
     [lora]="plugins/surogate_lora/tests/gpu"
-    [qlora]="plugins/surogate_qlora_nf4/tests/gpu plugins/surogate_qlora_fp8/tests/gpu plugins/surogate_qlora_fp4/tests/gpu"
+    [qlora]="plugins/surogate_qlora_nf4/tests/gpu plugins/surogate_qlora_fp8/tests/gpu plugins/surogate_qlora_fp4/tests/gpu plugins/surogate_qlora_mxfp4/tests/gpu"
     [fp8]="surogate_recipes_fp8/tests/gpu/test_quantizers.py surogate_recipes_fp8/tests/gpu/test_norms.py surogate_recipes_fp8/tests/gpu/test_scales.py"
     [nvfp4]="surogate_recipes_nvfp4/tests/gpu"
 )

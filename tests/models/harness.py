@@ -37,6 +37,8 @@ from surogate_models.qwen3 import QWEN3
 from surogate_models.smollm3 import SMOLLM3
 from surogate_models_gemma.gemma import GEMMA2, GEMMA3
 from surogate_models_gemma.ops import OPS as GEMMA_OPS
+from surogate_models_gptoss.gpt_oss import GPT_OSS
+from surogate_models_gptoss.ops import OPS as SINK_OPS
 from surogate_models_hybrid.ops import OPS as HYBRID_OPS
 from surogate_models_hybrid.qwen3_5 import QWEN3_5
 from surogate_models_hybrid.qwen3_5_moe import QWEN3_5_MOE
@@ -53,13 +55,14 @@ from surogate_models_phi.phi3 import PHI3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_qlora_fp4.ops import OPS as FP4_OPS
 from surogate_qlora_fp8.ops import OPS as FP8_TILE_OPS
+from surogate_qlora_mxfp4.ops import OPS as MXFP4_OPS
 from surogate_qlora_nf4.ops import OPS as NF4_OPS
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.ops import OPS as FP8_OPS
 from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 
 LOSS_OPS = (*TOKENS_OPS, *PREFERENCE_OPS, *KTO_OPS, *DISTILLATION_OPS)
-STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
+STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS, *MXFP4_OPS)
 OPS = {
     definition.kind: definition
     for definition in (
@@ -68,6 +71,7 @@ OPS = {
         *GEMMA_OPS,
         *MOE_OPS,
         *HYBRID_OPS,
+        *SINK_OPS,
         *LORA_OPS,
         *DORA_OPS,
         *FP8_OPS,
@@ -79,7 +83,7 @@ OPS = {
 }
 FAMILIES = (
     *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
-    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT),
+    *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, GPT_OSS),
 )
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100
@@ -128,7 +132,7 @@ def random_hf_model(config: Mapping[str, Any], seed: int = 0, by: Any = AutoMode
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
+            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 parameter.normal_(0, 0.3)  # the first choice of a token is far from the second
             elif name.endswith("norm.weight"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
@@ -152,11 +156,12 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of a model of transformers by the names of its checkpoints, which have one matrix an expert."""
+    """Return tensors of a model of transformers by the names of its checkpoints, which have one matrix an expert, or,
+    if experts have biases, a stack."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         experts, _, which = name.rpartition(".")
-        if not experts.endswith(".experts"):
+        if not experts.endswith(".experts") or f"{experts}.down_proj_bias" in tensors:
             stored[name] = tensor
             continue
         names = which.removesuffix("_proj").split("_")

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from surogate.checkpoints.checked_form import CheckedForm
 from surogate.checkpoints.hf import ModelExport, save_model
 from surogate.checkpoints.matrix_codec import MatrixCodec, matrices_in
 from surogate.checkpoints.quantize import _form as quantized_form
@@ -163,7 +164,9 @@ def test_a_weight_format_rounds_the_rows_of_the_param(tmp_path: Path) -> None:
     (held,), (plain,) = (matrices_in(WeightMap("down", (t,))) for t in (tensor, HFTensor(DOWN, (64, 128))))
     assert torch.equal(codec.rounded(held, weight).T, codec.rounded(plain, weight.T.contiguous()))
     save_file({DOWN: torch.zeros(4, dtype=torch.uint8)}, tmp_path / "model.safetensors")
-    base = BaseFormat(None, frozenset({"layers.0.mlp.down"}), {})  # type: ignore[arg-type]  # refused before it is used
+    assert NF4.checkpoints is not None
+    form = CheckedForm(NF4, NF4.checkpoints, Nf4Options())
+    base = BaseFormat(form, frozenset({"layers.0.mlp.down"}), {})
     with pytest.raises(ConfigError, match=rf"{DOWN} is stored quantized and transposed"):
         quantized_params({tmp_path / "model.safetensors": {DOWN}}, MAPS, base)
 

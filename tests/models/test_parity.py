@@ -135,6 +135,19 @@ QWEN3_5_OTHER: dict[str, Any] = QWEN3_5 | {
         "mrope_interleaved": True,
     },
 }
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 3,
+    "intermediate_size": 20,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 6,
+    "swiglu_limit": 0.1,
+    "attention_bias": True,
+    "initializer_range": 0.2,
+    **scaled("yarn", beta_fast=4.0, truncate=False),
+}
+"""The limit is one that a part of the gates and values reach."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_tied": {"tie_word_embeddings": True},
@@ -169,6 +182,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe_plain": GLM4_MOE | {"norm_topk_prob": False, "use_qk_norm": True, "partial_rotary_factor": 0.25},
     "qwen2_moe": QWEN2_MOE,
     "qwen2_moe_dense": QWEN2_MOE | {"norm_topk_prob": True, "mlp_only_layers": [0], "qkv_bias": False},
+    "gpt_oss": GPT_OSS,
+    "gpt_oss_other": GPT_OSS
+    | {
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_key_value_heads": 1,
+        "swiglu_alpha": 1.2,
+        "swiglu_limit": 7.0,
+        **scaled("yarn", beta_fast=4.0),
+    },
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_other": QWEN3_5_OTHER,
     "qwen3_5_moe_text": QWEN3_5_MOE,
@@ -197,6 +221,7 @@ FAMILIES = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "qwen3_next",
+    "gpt_oss",
 )
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
@@ -294,7 +319,7 @@ def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
 
 
 TRAINED = ("qwen3", "qwen2_tied", "llama_biased", "smollm3", "mistral", "gemma2", "gemma3_text", "olmo3", "phi3_short")
-TRAINED += ("qwen3_moe", "olmoe", "ministral3", "glm4_moe", "qwen2_moe", "qwen3_5_text", "qwen3_5_moe_text")
+TRAINED += ("qwen3_moe", "olmoe", "ministral3", "glm4_moe", "qwen2_moe", "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss")
 TRAINED_OFTEN = ("qwen3", "qwen2_tied", "gemma3_text", "qwen3_moe")
 """Plain blocks, a tied head with biases, sliding windows with scaled embeddings, experts."""
 

@@ -141,7 +141,8 @@ def test_what_several_processes_wrote_is_resumed_by_any_number(tmp_path: Path) -
         load_model(tmp_path, wrong, {})
 
 
-def test_an_export_without_the_package_of_the_model_says_so(tmp_path: Path) -> None:
+def test_an_export_without_the_package_of_the_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUROGATE_PLUGINS", "-models_gptoss")
     for process, held in enumerate(parts(rows(), 2)):
         write_ranges(tmp_path, export(held), process)
     with pytest.raises(ConfigError, match=rf"has {GATE_UP} in the order .* builds GptOssForCausalLM. .* --config PATH"):

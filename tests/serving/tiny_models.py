@@ -104,6 +104,18 @@ MODELS: Mapping[str, Tiny] = {
         "qwen2.5",
         {"num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False},
     ),
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        "qwen",
+        "gpt-oss",
+        {
+            "head_dim": 64,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "sliding_window": 64,
+            "rope_parameters": rope(150000.0, "yarn", **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False),
+        },
+    ),
     "gemma2": Tiny("gemma2", "gemma", "gemma-2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64}),
     "gemma3": Tiny(
         "gemma3_text",
@@ -236,7 +248,7 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     for name, x in model.named_parameters():
         if "norm" in name:
             x.data = (0.0 if added else 1.0) + 0.25 * torch.randn_like(x)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "sinks")):
             x.data = 0.25 * torch.randn_like(x)
         elif "embed" in name:
             x.data = torch.randn_like(x) * (x.shape[-1] ** -0.5 if gemma else 0.25)

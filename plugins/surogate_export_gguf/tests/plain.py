@@ -21,6 +21,7 @@ PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -52,6 +53,17 @@ def file_of(
             found[f"{OUTSIDE[part]}.{kind}"] = x + offset if part == "norm" else x
             continue
         _, layer, part = part.split(".", 2)
+        if part == "self_attn" and kind == "sinks":
+            found[f"blk.{layer}.attn_sinks.weight"] = x
+            continue
+        if part == "mlp.experts":
+            which, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
+            of = {"gate": (0, 2), "up": (1, 2)} if which == "gate_up_proj" else {"down": (0, 1)}
+            for ours, (first, step) in of.items():
+                rows = range(first, x.shape[-1], step)
+                each = torch.stack([torch.stack([one[..., row] for row in rows]) for one in x])
+                found[f"blk.{layer}.ffn_{ours}_exps.{'bias' if bias else 'weight'}"] = each
+            continue
         if expert := EXPERT.fullmatch(part):
             experts.setdefault(f"blk.{layer}.ffn_{expert[2]}_exps.weight", {})[int(expert[1])] = x
             continue
@@ -86,6 +98,11 @@ def served(x: Tensor, kind: str) -> Tensor:
         dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
         return x.to(dtype).float()
     blocks = x.reshape(-1, 32)
+    if kind == "mxfp4":
+        d = 2.0 ** (blocks.abs().amax(1, keepdim=True).log2().floor() - 2)
+        levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        codes = ((blocks / d).abs()[..., None] - levels).abs().argmin(-1)
+        return (levels[codes] * d * blocks.sign()).reshape(x.shape)
     bits = int(kind[1])
     if kind.endswith("_1"):  # from the smallest number in steps
         least, steps = blocks.amin(1, keepdim=True), 2**bits - 1

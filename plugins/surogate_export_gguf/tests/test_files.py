@@ -15,12 +15,13 @@ from serving.contexts import context_of
 from serving.tiny_models import MODELS, write_model
 from torch import Tensor
 
+from surogate_core.api import ConfigError
 from surogate_export_gguf import plugin, values, writer
 
 from .plain import file_of, served
 
 PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision"}
-OWN_HEAD = {"olmo2", "olmo3", "olmoe"}
+OWN_HEAD = {"olmo2", "olmo3", "olmoe", "gpt-oss"}
 TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-windows", "gemma3-vision"}
 OUTER = ("token_embd.weight", "output.weight")
 
@@ -38,7 +39,7 @@ def wanted_of(name: str, folder: Path) -> dict[str, Tensor]:
         load_file(folder / "model.safetensors"),
         heads={"q_proj": 4, "k_proj": 2} if name in PAIRED else {},
         offset=1.0 if name.startswith("gemma") else 0.0,
-        after=name.startswith(("gemma", "olmo2", "olmo3")),
+        after=name.startswith(("gemma", "olmo2", "olmo3", "gpt-oss")),
         tied=name in TIED,
         own_head=name in OWN_HEAD,
     )
@@ -72,7 +73,7 @@ def test_a_file_holds_the_numbers_of_the_model(models: Any, tmp_path: Path, name
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
-@pytest.mark.parametrize("name", ["qwen3-moe", "llama3"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "llama3", "gpt-oss"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_matrices_are_rounded_as_ggml_rounds(
     models: Any, tmp_path: Path, name: str, kind: str, dtype: torch.dtype
@@ -82,9 +83,41 @@ def test_matrices_are_rounded_as_ggml_rounds(
     _, found, types = read(tmp_path / "x.gguf")
     for key, x in wanted_of(name, folder).items():
         outer = "q8_0" if kind[1] in "45" else kind
-        form = "f32" if x.ndim == 1 or "gate_inp" in key else outer if key in OUTER else kind
+        precise = x.ndim == 1 or "gate_inp" in key or key.endswith("_exps.bias")
+        form = "f32" if precise else outer if key in OUTER else kind
         assert types[key] == form, key
         assert torch.equal(found[key], served(x, form)), key
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe"])
+def test_experts_alone_are_in_mxfp4_and_all_else_is_in_bf16(models: Any, tmp_path: Path, name: str) -> None:
+    folder = models(name, torch.bfloat16)
+    writer.write_model(context_of(folder, "mxfp4"), tmp_path / "x.gguf")
+    keys, found, types = read(tmp_path / "x.gguf")
+    assert keys["general.file_type"] == gguf.LlamaFileType.MOSTLY_MXFP4_MOE
+    for key, x in wanted_of(name, folder).items():
+        precise = x.ndim == 1 or "gate_inp" in key or key.endswith("_exps.bias")
+        form = "f32" if precise else "mxfp4" if key.endswith("_exps.weight") else "bf16"
+        assert types[key] == form and torch.equal(found[key], served(x, form)), key
+
+
+def test_mxfp4_is_refused_for_a_model_without_experts(models: Any) -> None:
+    with pytest.raises(ConfigError, match=r"gguf:mxfp4: is for models with experts, .* Use gguf:q4_0"):
+        writer.prepare(context_of(models("llama3"), "mxfp4"))
+
+
+def test_a_stack_of_another_number_of_experts_is_refused(models: Any) -> None:
+    context = context_of(models("gpt-oss"), "f32")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors = {**context.tensors, name: Narrow(name, torch.zeros(7, 256, 128))}
+    with pytest.raises(ConfigError, match=rf"{name}: there are 7 experts, config.json says 8"):
+        writer.prepare(context_of(models("gpt-oss"), "f32", tensors=tensors))
+
+
+def test_yarn_that_llama_cpp_rounds_is_told(models: Any) -> None:
+    told: list[str] = []
+    writer.prepare(context_of(models("gpt-oss"), "f32", told.append))
+    assert any("llama.cpp rounds where YaRN begins and ends" in line for line in told)
 
 
 def test_rows_that_blocks_do_not_divide_are_in_f16(models: Any, tmp_path: Path) -> None:
@@ -121,6 +154,8 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
     ("llama3", {"llama.rope.freq_base": 5e5, "llama.attention.head_count_kv": 2, "llama.vocab_size": 1024}),
     ("qwen3-moe", {"qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 2}),
     ("qwen3-moe", {"qwen3moe.expert_feed_forward_length": 96}),
+    ("gpt-oss", {"gpt-oss.expert_count": 8, "gpt-oss.expert_used_count": 2, "gpt-oss.rope.scaling.type": "yarn"}),
+    ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 256, "gpt-oss.attention.sliding_window": 64}),
     ("gemma2", {"gemma2.attention.sliding_window": 64, "gemma2.attn_logit_softcapping": 50.0}),
     ("gemma3", {"gemma3.rope.freq_base": 1e6, "gemma3.rope.freq_base_swa": 2e4, "gemma3.rope.scaling.factor": 8.0}),
     ("olmo3", {"olmo2.attention.sliding_window": 64, "olmo2.rope.scaling.type": "yarn"}),

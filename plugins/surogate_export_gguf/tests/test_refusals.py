@@ -46,7 +46,10 @@ SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 BAD: list[tuple[str, Mapping[str, Any], str]] = [
     ("qwen3", {"model_type": "acme"}, "model_type: acme is not known to transformers"),
-    ("qwen3", {"model_type": "gpt2"}, "model_type: the form of llama.cpp is known for gemma2, gemma3_text, llama"),
+    ("qwen3", {"model_type": "gpt2"}, "model_type: the form of llama.cpp is known for gemma2, gemma3_text, gpt_oss"),
+    ("gpt-oss", {"swiglu_alpha": 1.5}, "swiglu_alpha: llama.cpp computes the gate with 1.702 (got 1.5)"),
+    ("gpt-oss", {"swiglu_limit": 10.0}, "swiglu_limit: llama.cpp computes the gate with 7.0 (got 10.0)"),
+    ("gpt-oss", {"layer_types": ["full_attention"] * 4}, "layer_types: llama.cpp has windows in each second layer"),
     ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, "GGUF files are written of language models"),
     ("qwen3", {"architectures": []}, "architectures: GGUF files are written of language models"),
     ("qwen3", {"hidden_act": "gelu"}, "hidden_act: llama.cpp computes silu in this family (got gelu)"),

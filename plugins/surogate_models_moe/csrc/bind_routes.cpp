@@ -1,5 +1,7 @@
 #include <surogate/bind.h>
 
+#include "expert_bias.h"
+#include "weighted_gate.h"
 #include "routes.h"
 #include "rows.h"
 
@@ -16,4 +18,11 @@ void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "weighted_swiglu_bwd", surogate::weighted_swiglu_bwd);
     surogate::bind_launcher(m, "gate_rows", surogate::gate_rows);
     surogate::bind_launcher(m, "gate_rows_bwd", surogate::gate_rows_bwd);
+    surogate::bind_launcher(m, "weighted_gate", surogate::weighted_gate);
+    surogate::bind_launcher(m, "weighted_gate_bwd", surogate::weighted_gate_bwd);
+    surogate::bind_launcher(m, "add_expert_bias", surogate::add_expert_bias);
+    surogate::bind_launcher(m, "expert_bias_dgrad", surogate::expert_bias_dgrad);
+    surogate::bind_launcher(m, "expert_bias_grad", surogate::expert_bias_grad);
+    surogate::bind_launcher(m, "grouped_bias", surogate::grouped_bias);
+    surogate::bind_launcher(m, "grouped_linear_bgrad", surogate::grouped_linear_bgrad);
 }

@@ -10,7 +10,7 @@ import pytest
 from surogate_core.api import KernelDef, Op, Target, Value
 from surogate_core.testing.binding import choose, refusal
 from surogate_core.testing.devices import DEVICES
-from surogate_models_moe.kernels import KERNELS, grouped
+from surogate_models_moe.kernels import KERNELS, biases, grouped, rows
 from surogate_models_moe.ops import OPS
 
 DEFINITIONS = {definition.kind: definition for definition in OPS}
@@ -136,11 +136,6 @@ def refused(kernels: list[KernelDef], op: Op, message: str) -> None:
         (("route", *ROUTED), [], {"scale": 2.5}, "does not implement scale=2.5"),
         (("route", *ROUTED), [], {"epsilon": 1e-20}, "does not implement epsilon=1e-20"),
         (("route", *ROUTED), [], {"groups": 4, "chosen_groups": 2}, "does not implement groups=4, chosen_groups=2"),
-        (("grouped_linear", BIASED, {}), [("bf16", (3, 48))], {}, "does not take bias"),
-        (("weighted_swiglu", GATED, {}), [], {"alpha": 1.702}, "does not implement alpha=1.702"),
-        (("weighted_swiglu", GATED, {}), [], {"limit": 7.0}, "does not implement limit=7.0"),
-        (("weighted_swiglu", GATED, {}), [], {"offset": 1.0}, "does not implement offset=1.0"),
-        (("weighted_swiglu", GATED, {}), [], {"interleaved": True}, "does not implement interleaved=True"),
     ],
     ids=str,
 )
@@ -153,17 +148,40 @@ def test_no_kernel_takes_what_it_does_not_compute(
     assert choose(KERNELS, op(kind, *ins, **plain), h100) in kernels
     wanted = op(kind, *ins, *further, **plain, **attrs)
     refused(kernels, wanted, message)
-    backward = {"route": "route_bwd", "weighted_swiglu": "weighted_swiglu_bwd"}.get(kind)
-    if backward is None or not attrs or not attrs.keys() <= DEFINITIONS[backward].attrs.keys():
+    if not attrs or not attrs.keys() <= DEFINITIONS["route_bwd"].attrs.keys():
         return
-    before, after = ([("fp32", (8, 2))], [("int32", (8, 2))]) if kind == "route" else ([("bf16", (8, 24))], [])
-    undone = op(backward, *before, *ins, *after, **{k: v for k, v in (plain | attrs).items() if k != "k"})
-    refused([kernel for kernel in KERNELS if kernel.op == backward], undone, message)
+    before, after = [("fp32", (8, 2))], [("int32", (8, 2))]
+    undone = op("route_bwd", *before, *ins, *after, **{k: v for k, v in (plain | attrs).items() if k != "k"})
+    refused([kernel for kernel in KERNELS if kernel.op == "route_bwd"], undone, message)
 
 
-@pytest.mark.parametrize("kind", ["add_expert_bias", "expert_bias_dgrad", "expert_bias_grad", "grouped_linear_bgrad"])
-def test_what_families_with_biases_add_has_no_kernel_yet(kind: str) -> None:
-    assert kind in DEFINITIONS and not [kernel for kernel in KERNELS if kernel.op == kind]
+@pytest.mark.parametrize("attrs", [{"alpha": 1.702}, {"limit": 7.0}, {"offset": 1.0}, {"interleaved": True}], ids=str)
+def test_gates_of_families_have_a_kernel_of_their_own(attrs: dict[str, Any]) -> None:
+    """Plain SwiGLU has another one."""
+    h100 = Target(DEVICES["h100"])
+    for kind, before in (("weighted_swiglu", []), ("weighted_swiglu_bwd", [("bf16", (8, 24))])):
+        assert choose(KERNELS, op(kind, *before, *GATED, **attrs), h100) in rows.GATES
+        assert choose(KERNELS, op(kind, *before, *GATED), h100) in rows.OTHERS
+
+
+@pytest.mark.parametrize(("device", "kernel"), [("h100", "BIASED_CUTLASS"), ("rtx4090", "BIASED_PORTABLE")])
+def test_products_that_add_a_bias_have_kernels(device: str, kernel: str) -> None:
+    biased = op("grouped_linear", *BIASED, ("bf16", (3, 48)))
+    assert choose(KERNELS, biased, Target(DEVICES[device])) is getattr(grouped, kernel)
+
+
+def test_biases_of_experts_have_kernels_that_add_gradients() -> None:
+    h100, y, experts, bias = Target(DEVICES["h100"]), ("bf16", (8, 24)), ("int32", (8, 2)), ("bf16", (3, 24))
+    for wanted in (
+        op("add_expert_bias", y, ("fp32", (8, 2)), experts, bias),
+        op("expert_bias_dgrad", y, experts, bias),
+        op("expert_bias_grad", y, ("fp32", (8, 2)), experts, n_experts=3, accumulate=True),
+        op("grouped_linear_bgrad", y, ("int32", (3,)), accumulate=True),
+    ):
+        assert choose(KERNELS, wanted, h100) in biases.KERNELS
+    many = op("expert_bias_dgrad", y, ("int32", (8, 17)), bias)
+    with pytest.raises(AssertionError, match="at most 16 experts a token, got 17"):
+        choose(KERNELS, many, h100)
 
 
 def test_the_gate_of_a_shared_expert_has_kernels_for_rows_of_whole_words() -> None:

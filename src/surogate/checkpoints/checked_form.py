@@ -41,11 +41,11 @@ class CheckedForm:
         """Return the parts of a matrix, from which `load` makes its states again."""
         parts: Mapping[str, Tensor] = self.form.save(tensor, states, dtype, self.options)
         names = self.parts(tensor.name)
-        if set(parts) != set(names) or tensor.name not in parts:
+        if set(parts) != set(names) or (tensor.name in parts) == self.form.stacked:
             raise self.format.failed(
                 "checkpoints.save",
                 f"returned {', '.join(sorted(parts))} for {tensor.name}, expected what checkpoints.parts names, "
-                f"{', '.join(sorted(names))}, and {tensor.name} among them",
+                f"{', '.join(sorted(names))}, and {tensor.name} {'not ' if self.form.stacked else ''}among them",
             )
         for index, (again, state) in enumerate(zip(self.load(tensor, parts, states), states, strict=False)):
             if not torch.equal(_bytes(again), _bytes(state)):

@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import ExportContext, ExportFormatDef, LinearModules, Rewritten
-from surogate_core.errors import ConfigError, PluginError
+from surogate_core.api import ExportContext, LinearModules, Rewritten
+from surogate_core.errors import PluginError
 from surogate_core.plugins.registry import Registry
 
 from ..hub.config_json import QUANTIZATION, read_config, read_json
 from ..machine.progress import Progress
+from ..runs.chosen_format import Chosen
 from .export_source import CONFIG, Source, copy_beside, stops_of
 from .folders import SAVING, refused_by_disk
 from .hf import save_files, write_json
@@ -27,37 +28,6 @@ from .rewriting import write_weights
 from .weights_file import AGAIN
 
 Notice = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A format and one of its types."""
-
-    format: ExportFormatDef
-    type: str
-
-    @classmethod
-    def of(cls, format: ExportFormatDef) -> Chosen:
-        """Return a format and its first type, if it has types."""
-        return cls(format, next(iter(format.types), ""))
-
-    def __str__(self) -> str:
-        return f"{self.format.name}:{self.type}" if self.type else self.format.name
-
-
-def chosen_format(registry: Registry, text: str) -> Chosen:
-    """Return the format that NAME or NAME:TYPE selects. Raises PluginError or ConfigError if there is none."""
-    name, colon, kind = text.partition(":")
-    format = registry.export_format(name)
-    if not colon:
-        return Chosen.of(format)
-    if kind not in format.types:
-        types = ", ".join(f"{format.name}:{each}" for each in format.types)
-        raise ConfigError(
-            f"--format {text}: {format.name} has "
-            + (f"no type {kind!r}. Use one of {types}." if types else f"no types. Use --format {format.name}.")
-        )
-    return Chosen(format, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +115,7 @@ class Export:
     def _linear(self, tensors: Mapping[str, ModelTensor]) -> LinearModules:
         if self.linear is not None:
             return self.linear(tensors)
-        found = linear_modules(self.source.model_dir, tensors, self.registry)
+        found = linear_modules(self.source.model_dir, tensors, self.registry, self.chosen.format)
         refuse_other_shapes(self.source.model_dir, found, tensors)
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surogate_core.api import ExportTensor, LinearModules, WeightMap
+from surogate_core.api import ExportFormatDef, ExportTensor, LinearModules, WeightMap
 from surogate_core.assembly.assemble import record
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
@@ -33,10 +33,16 @@ def modules_of(
     stored: Collection[str],
     names: StoredNames,
     held: Mapping[str, ExportTensor],
+    stacks: bool = False,
 ) -> LinearModules:
-    """Return the linear modules whose tensors are `stored`, and the other modules. held: the tensors of the files."""
+    """Return the linear modules whose tensors are `stored`, by their names in files, and the other modules.
+
+    held: the tensors of the files. stacks: stacks of experts among `stored` are returned as such, and not refused.
+    """
     tensors = [tensor for m in maps for tensor in m.tensors]
     matrices = {names.of(t.name): replace(t, name=names.of(t.name)) for t in tensors if t.name in stored}
+    of_experts = {name: tensor for name, tensor in matrices.items() if stacks and tensor.leading}
+    matrices = {name: tensor for name, tensor in matrices.items() if name not in of_experts}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
         keys = " or ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
         raise ConfigError(
@@ -55,11 +61,15 @@ def modules_of(
         others += [beginning + name.removeprefix(in_files) for name in own if len(held[name].shape) > 1]
     both = [each for name in others for each in (name, names.of(name))]
     modules = dict.fromkeys(name.removesuffix(_MODULE) for name in [*both, *towers])
-    return LinearModules(matrices=matrices, others=list(modules), towers=towers)
+    return LinearModules(matrices=matrices, others=list(modules), towers=towers, stacks=of_experts)
 
 
-def linear_modules(model_dir: Path, held: Mapping[str, ExportTensor], registry: Registry) -> LinearModules:
+def linear_modules(
+    model_dir: Path, held: Mapping[str, ExportTensor], registry: Registry, format: ExportFormatDef | None = None
+) -> LinearModules:
     """Return the linear modules of the model in a folder, whose files have the tensors `held`.
+
+    format: what they are for. Its weight format may store some of them alone, and it may hold stacks.
 
     Raises ConfigError if no plugin builds the model, or its files do not have a matrix in the shape of config.json.
     """
@@ -67,20 +77,22 @@ def linear_modules(model_dir: Path, held: Mapping[str, ExportTensor], registry: 
     run = open_run(loaded, registry)
     run = replace(run, model=in_form_of(run.model, run.dims, set(held)))  # stacks may be opened as their matrices
     draft = record(run_inputs(run, cpu(), 1))
-    params = {
-        info.param.name
+    found = [
+        info
         for info in draft.params.values()
         if info.of_model and info.kind == "matrix" and info.param.block >= 0 and len(info.param.shape) == 2
         if not info.precise
-    }
+    ]
+    own = registry.weight_formats().get(format.weight_format) if format else None
+    params = {info.param.name for info in (own.stores(found) if own and found else found)}
     stored = {tensor.name for m in draft.weights if m.param in params for tensor in m.tensors}
     names = names_among(set(held), run.model, run.dims, draft.weights)
-    return modules_of(run, draft.weights, stored, names, held)
+    return modules_of(run, draft.weights, stored, names, held, bool(format and format.stacks))
 
 
 def refuse_other_shapes(model_dir: Path, linear: LinearModules, tensors: Mapping[str, ExportTensor]) -> None:
     """Raise ConfigError unless the files have all matrices, each in its shape."""
-    for tensor in linear.matrices.values():
+    for tensor in (*linear.matrices.values(), *linear.stacks.values()):
         found = tensors.get(tensor.name)
         if found is None or found.shape != tensor.shape:
             has = "lacks" if found is None else f"has {list(found.shape)} for"

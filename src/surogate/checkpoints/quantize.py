@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from surogate_core.api import ExportContext, ExportFormatDef, HFTensor, Rewritten, WeightMap
@@ -18,11 +19,12 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from ..config.load import LoadedConfig, load_config
 from ..config.yaml import apply_overrides
 from ..hub.config_json import QUANTIZATION, refused_quantized
+from ..runs.chosen_format import Chosen
 from ..runs.run import Run
 from .base import open_base
 from .base_files import stored_names
 from .checked_form import CheckedForm
-from .export import Chosen, Export
+from .export import Export
 from .export_source import Source
 from .formed_weights import all_formed
 from .linear_modules import KEYS, modules_of
@@ -99,12 +101,13 @@ def stored_export(
     stored, maps = stored_tensors(assembly), assembly.weights
     form = _form(run, codec, stored.values())
     base, names = open_base(run, maps), stored_names(run, maps)
-    apart = [by_matrix(m) if m.param in assembly.stored else m for m in maps]
-    matrices = {matrix.name for held in stored.values() for matrix in held.each}
+    stacked = form.form.stacked
+    apart = [by_matrix(m) if m.param in assembly.stored and not stacked else m for m in maps]
+    matrices = set(stored) if stacked else {matrix.name for held in stored.values() for matrix in held.each}
     every = [tensor for m in base.maps for tensor in m.tensors]
     formed = all_formed(run.model_dir, locate(run.model_dir), run.form, every)
     in_files = _matrices(names.maps(maps), assembly.stored)
-    stacks = {name: held for name, held in in_files.items() if len(held.each) > 1}
+    stacks = {name: held for name, held in in_files.items() if len(held.each) > 1 and not stacked}
     if stacks:
         notice(_told_of_stack(next(iter(stacks.values())), codec.format.key))
     return Export(
@@ -113,7 +116,7 @@ def stored_export(
         chosen=Chosen.of(format or _by_ops(codec, form)),
         registry=run.registry,
         notice=notice,
-        linear=lambda tensors: modules_of(run, apart, matrices, names, tensors),
+        linear=lambda tensors: modules_of(run, apart, matrices, names, tensors, stacks=stacked),
         model_dtype=codec.dtype,
         options=codec.options,
     )
@@ -125,15 +128,18 @@ def _by_ops(codec: MatrixCodec, form: CheckedForm) -> ExportFormatDef:
             context.notice(line)
 
     def parts(context: ExportContext, tensor: HFTensor) -> Mapping[str, Tensor]:
-        rounded = context.tensors[tensor.name][...].to(TORCH_DTYPES[codec.dtype])
-        found = form.save(tensor, codec.quantized(tensor, rounded), codec.dtype)
+        rounded = tensor.load(context.tensors[tensor.name][...].to(TORCH_DTYPES[codec.dtype]))
+        held = tensor.matrices
+        matrix = HFTensor(tensor.name, held.shape[-2:])
+        states = [codec.quantized(matrix, rows) for rows in rounded.split(matrix.shape[0])]
+        found = form.save(held, [torch.cat(each) for each in zip(*states, strict=True)], codec.dtype)
         return {part: value.contiguous() for part, value in found.items()}
 
     def write(context: ExportContext, folder: Path) -> None:
         linear = context.linear()
         rewritten = [
             Rewritten(tensors=(name,), parts=partial(parts, context, tensor))
-            for name, tensor in linear.matrices.items()
+            for name, tensor in {**linear.matrices, **linear.stacks}.items()
         ]
         context.write_model(folder, rewritten, form.config(linear.others))
 
@@ -152,7 +158,8 @@ def _told_of_stack(held: Matrices, key: str) -> str:
 def _form(run: Run, codec: MatrixCodec, tensors: Iterable[Matrices]) -> CheckedForm:
     """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
     for held in (held for held in tensors if held.tensor.layout):
-        if not held.tensor.leading or len(held.each) == 1:
+        stacked = codec.format.checkpoints is not None and codec.format.checkpoints.stacked
+        if not held.tensor.leading or (len(held.each) == 1 and not stacked):
             why = "of one matrix" if held.tensor.leading else "a layout without `leading`"
             what = f"{held.tensor.name} is {held.tensor.layout}, {why}, which no weight format can hold"
             raise ConfigError(f"{run.model_dir}: {what}.")

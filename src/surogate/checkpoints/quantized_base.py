@@ -30,7 +30,7 @@ def as_quantized(
     maps: Sequence[WeightMap], files: Mapping[Path, set[str]], base: BaseFormat | None
 ) -> Sequence[WeightMap]:
     """Return the maps with each matrix of a stack by itself where files in the weight format of `base` hold it so."""
-    if base is None:
+    if base is None or base.form.form.stacked:
         return maps
     found = {name for names in files.values() for name in names}
 
@@ -51,6 +51,8 @@ def quantized_params(
     """
     if base is None:
         return frozenset()
+    if base.form.form.stacked:
+        return _in_parts(files, maps, base)
     maps = as_quantized(maps, files, base)
     param_of = {tensor.name: m.param for m in maps for tensor in m.tensors}
     full: dict[str, dict[str, Path]] = {}
@@ -71,8 +73,42 @@ def quantized_params(
         if param not in base.params:
             raise ConfigError(f"{path}: {name} is stored quantized. {base.remedies[param]}")
         if param in full:
-            raise ConfigError(
-                f"{path}: {name} is quantized and {next(iter(full[param]))} is not, but the two are one matrix here. "
-                "Use the original checkpoint of this model."
-            )
+            raise _half(path, name, next(iter(full[param])))
+    return frozenset(coded)
+
+
+def _half(path: Path, quantized: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: {quantized} is quantized and {other} is not, but the two are one matrix here. "
+        "Use the original checkpoint of this model."
+    )
+
+
+def _in_parts(files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat) -> frozenset[str]:
+    """Return the params whose tensors the files hold in parts with names of their own. Raises like `quantized_params`,
+    and for a tensor that is there in both forms."""
+    path_of = {name: path for path, names in files.items() for name in names}
+    coded = set[str]()
+    for m in maps:
+        held = {t.name: [name for name in base.form.parts(t.name) if name in path_of] for t in m.tensors}
+        for tensor in m.tensors:
+            if tensor.name in path_of and held[tensor.name]:
+                raise ConfigError(
+                    f"{path_of[tensor.name]}: holds {tensor.name} and {held[tensor.name][0]}, which are the same "
+                    "weight in two forms, and nothing says which is right. Remove the one that is not of this model."
+                )
+            if held[tensor.name] and tensor.layout and not tensor.leading:
+                raise ConfigError(
+                    f"{path_of[held[tensor.name][0]]}: {tensor.name} is stored quantized and {tensor.layout}, which no "
+                    "weight format reads. Use the original checkpoint of this model."
+                )
+        quantized = [parts[0] for parts in held.values() if parts]
+        if not quantized:
+            continue
+        first = path_of[quantized[0]]
+        if m.param not in base.params:
+            raise ConfigError(f"{first}: {quantized[0]} is stored quantized. {base.remedies[m.param]}")
+        if others := [name for name, parts in held.items() if not parts and name in path_of]:
+            raise _half(first, quantized[0], others[0])
+        coded.add(m.param)
     return frozenset(coded)

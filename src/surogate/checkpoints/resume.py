@@ -45,7 +45,7 @@ _FACTS = (
     "torch_dtype",
     *DTYPE_KEYS.values(),
 )
-_DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
+_DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers", "template_date")
 FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file", "plugins")
 _REPORTS = (
     "report_to",

@@ -76,8 +76,8 @@ class StoredWeights:
                 targets = stored[m.param]
                 for tensor in m.tensors:
                     parts = {name: part(name) for name in base.form.parts(tensor.name)}
-                    with _naming(self._file_of[tensor.name], tensor.name):
-                        states = base.form.load(tensor, parts, targets)
+                    with _naming(self._file_of[next(iter(parts))], tensor.name):
+                        states = base.form.load(tensor.matrices, parts, targets)
                     for target, state in zip(targets, states, strict=False):
                         upload.copy(target.narrow(0, 0, len(state)), state)
                     filled.setdefault(m.param, stored[m.param][: len(states)])
@@ -176,7 +176,7 @@ def open_weights(
     others = base.form.form.ignored if base else ()
     formed = find_formed(model_dir, files, form, wanted.values())
     parts |= formed.part_names
-    plain = wanted.keys() - formed.tensors.keys()
+    plain = wanted.keys() - formed.tensors.keys() - ({*in_format} - parts)
     _check_names(model_dir, plain | parts, found, [*ignored, *copies, *others, *formed.ignored])
     for path, names in files.items():
         with opened(path) as file:

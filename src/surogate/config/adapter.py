@@ -49,6 +49,7 @@ def apply_adapter_rules(config: TrainConfig, written: Any, registry: Registry, f
         _check_base(config, flag, findings)
     else:
         _check_unused(config, findings)
+    _check_merge(config, findings)
     return config.model_copy(update={"adapter": adapter})
 
 
@@ -66,6 +67,15 @@ def _check_base(config: TrainConfig, flag: bool, findings: Findings) -> None:
             "rope_scaling",
             "an adapter is loaded with its base model, whose config.json would not have this scaling; "
             "set it in that config.json instead",
+        )
+
+
+def _check_merge(config: TrainConfig, findings: Findings) -> None:
+    if config.merge_format != "hf" and not config.merge_adapter:
+        findings.wrong(
+            "merge_format",
+            "is the format of the merged model, and merge_adapter is false; set merge_adapter: true, or remove the key "
+            f"(got {config.merge_format})",
         )
 
 

@@ -19,6 +19,7 @@ from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
 from .values import (
     Bytes,
+    Day,
     Flag,
     FlagOrAuto,
     GradientDtype,
@@ -134,6 +135,9 @@ class ModelKeys(Keys):
     merge_adapter: Flag = Field(
         False, description="At the end also write the base merged with the adapter, as `output_dir`/merged."
     )
+    merge_format: Text = Field(
+        "hf", description="Export format in which `merge_adapter` writes, such as mxfp4 or gguf:q8_0."
+    )
     quantize_lm_head: Flag = Field(
         False, description="Store a frozen LM head in the weight format of the blocks too. A tied one is the embedding."
     )
@@ -154,6 +158,11 @@ class DataKeys(Keys):
     )
     loss_scale: Annotated[Literal["default", "last_round", "all"], Word] = Field(
         "default", description="Which tokens of chat data are trained, unless the entry sets its own `loss_scale`."
+    )
+    template_date: Day | None = Field(
+        None,
+        description="Date that chat templates write which ask for one (`strftime_now`). null: that of the start, which "
+        "run.yaml and checkpoints then have.",
     )
     truncation_strategy: Annotated[Literal["delete", "left", "right", "split"], Word] | None = Field(
         None,

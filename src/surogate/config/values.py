@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import date
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -204,6 +205,16 @@ def parse_text(value: Any) -> str:
     return value
 
 
+def parse_date(value: Any) -> str:
+    """Accept a day as 2026-11-29, which YAML reads as a date."""
+    with suppress(ValueError):
+        if isinstance(value, str) and len(value) == len("2026-11-29"):
+            value = date.fromisoformat(value)
+        if type(value) is date:
+            return value.isoformat()
+    raise ValueError("must be a day such as 2026-11-29")
+
+
 def parse_path(value: Any) -> str:
     """As `parse_text`, with `~` expanded: no shell has seen a path in YAML or in `--set`."""
     return os.path.expanduser(parse_text(value))
@@ -244,6 +255,7 @@ Flag = Annotated[bool, BeforeValidator(parse_flag)]
 FlagOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(parse_flag_or_auto)]
 Word = BeforeValidator(parse_word)
 Text = Annotated[str, BeforeValidator(parse_text)]
+Day = Annotated[str, BeforeValidator(parse_date)]
 PathText = Annotated[str, BeforeValidator(parse_path)]
 PathTexts = Annotated[tuple[str, ...], BeforeValidator(parse_files)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +79,7 @@ def tokenize_row(
 
     Raises ConfigError if there is none, or if its type refuses it.
     """
-    tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
+    tokenizer = RowTokenizer(model_dir, f"model: {config.model}", day_of(config))
     wanted = f"/{place.removeprefix('./').lstrip('/')}"
     entries = {f"datasets.{index}": entry for index, entry in enumerate(config.datasets)}
     entries |= {f"validation_datasets.{index}": entry for index, entry in enumerate(config.validation_datasets or ())}
@@ -152,7 +153,7 @@ def _load(
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     elif config.dataloader_num_workers != "auto":
         os.environ["RAYON_NUM_THREADS"] = str(config.dataloader_num_workers)
-    tokenizer = RowTokenizer(model_dir, f"model: {config.model}")
+    tokenizer = RowTokenizer(model_dir, f"model: {config.model}", day_of(config))
     _note_extra_tokens(tokenizer, vocab_size, notice)
     documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved, asked, caches)
     if config.validation_datasets:
@@ -303,6 +304,11 @@ def _readers(columns: Sequence[str], formats: Sequence[DatasetFormatDef]) -> dic
         if all(name in columns for name in fields if name not in optional):
             found |= {name: f"type: {one.name} reads it, {one.summary}" for name in fields if name not in optional}
     return found
+
+
+def day_of(config: TrainConfig) -> date:
+    """Return the date that chat templates write which ask for one."""
+    return date.fromisoformat(config.template_date) if config.template_date else date.today()
 
 
 def source_of(entry: DatasetEntry, where: str) -> Source:

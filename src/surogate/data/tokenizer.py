@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -45,12 +46,16 @@ class Tokenizer:
     """Converts text to token ids.
 
     bos_id, eos_id, pad_id: None if the tokenizer defines none. adds_bos: whether it starts every text with bos.
-    vocab_size: largest id + 1. fingerprint: sha256 over the files of the tokenizer.
+    vocab_size: largest id + 1. fingerprint: sha256 over the files of the tokenizer, and the date that the chat template
+    writes, if it asks for one.
     """
 
-    def __init__(self, directory: Path, where: str = "model") -> None:
-        """Read tokenizer.json and related files in `directory`. Raises ConfigError, beginning with `where`."""
-        self.directory = directory
+    def __init__(self, directory: Path, where: str = "model", day: date | None = None) -> None:
+        """Read tokenizer.json and related files in `directory`. Raises ConfigError, beginning with `where`.
+
+        day: the date that chat templates write which ask for one; None: that of each rendering.
+        """
+        self.directory, self.day = directory, day
         self._backend = _read_backend(directory, where)
         self._spec: dict[str, Any] = json.loads(self._backend.to_str())
         settings = self._settings = _read_settings(directory, where)
@@ -120,7 +125,8 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
+        settings = _read_json(self.directory / "tokenizer_config.json", "model") or {}
+        return read_chat_template(self.directory, settings, self.day)
 
     @cached_property
     def added_texts(self) -> tuple[str, ...]:
@@ -236,7 +242,15 @@ class Tokenizer:
         digest.update(f"{self.bos_id} {self.eos_id} {self.pad_id}".encode())
         if self.is_byte_level and not self._has_line_cuts:  # 0.2.0 cut their long texts, which changed tokens
             digest.update(b" whole")
+        if self.day is not None and self.chat_template is not None and self.chat_template.asks_for_date:
+            digest.update(f" {self.day}".encode())
         return digest.hexdigest()
+
+
+def asks_for_date(directory: Path) -> bool:
+    """Return whether the chat template of a model writes the date of its rendering."""
+    template = read_chat_template(directory, _read_json(directory / "tokenizer_config.json", "model") or {})
+    return template is not None and template.asks_for_date
 
 
 def _read_settings(directory: Path, where: str) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from surogate_core.errors import ConfigError, RunStopped
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..hub.files import WEIGHT_FILES
 from ..machine.system import available_memory_bytes
+from ..runs.chosen_format import FILES
 from ..runs.run import Run
 
 MEMORY_SHARE = 4
@@ -149,7 +150,7 @@ def _requests(run: Run) -> list[tuple[str, str | None, str, str, str | None, Seq
     folders: dict[Path, str | None] = {output: None}
     if run.adapter is not None:
         folders = {output / ADAPTER_FOLDER: run.adapter[0].name}
-        if run.config.merge_adapter:
+        if run.config.merge_adapter and run.config.merge_format == FILES:  # others are for other programs
             folders[output / MERGED_FOLDER] = None
     loaded_by, base, kept, plugins = run.model.loaded_by, str(run.model_dir), _kept(run), run.config.plugins
     return [(str(folder), name, loaded_by, base, device_for(folder), kept, plugins) for folder, name in folders.items()]

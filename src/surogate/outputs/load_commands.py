@@ -10,6 +10,7 @@ from surogate_core.api import CAUSAL_LM, WRITES_TEXT
 
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..hub.config_json import QUANTIZATION
+from ..runs.chosen_format import FILES
 from ..runs.run import Run
 
 
@@ -29,6 +30,8 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
     if (QUANTIZATION in run.model_config and not config.merge_adapter) or run.model.loaded_by not in WRITES_TEXT:
         return found
     served = {program for program, _ in found}
+    if config.merge_format != FILES:
+        return found
     return (*found, *_merged_commands(output, run.model.loaded_by, served, is_merged=config.merge_adapter))
 
 

@@ -31,6 +31,7 @@ from ..config.schema import TrainConfig
 from ..data.asked import Asked
 from ..hub.config_json import QUANTIZATION, read_config, refused_quantized, text_part, with_text_part
 from ..hub.files import CONFIG_FILES, resolve_model_dir
+from .chosen_format import FILES, chosen_format
 from .published_form import Form, form_of, unquantized
 from .published_weights import in_form_of_folder
 
@@ -79,6 +80,7 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
     model_config = read_config(model_dir)
     text = with_rope_scaling(text_part(model_config), config.rope_scaling, config.max_model_len)
     model_config = with_text_part(model_config, text)
+    refuse_merge_format(config, registry)
     loss = chosen_loss(loaded, registry)
     given = model_config, model_dir, loaded.options["loss", loss.name]
     model = registry.model_for(model_config, lambda model: loss.model(model, *given) if loss.model else model)
@@ -108,6 +110,17 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
         weight_format=weight_format,
         form=form,
     )
+
+
+def refuse_merge_format(config: TrainConfig, registry: Registry) -> None:
+    """Raise ConfigError or PluginError if the merged model cannot be written in the format that a config names."""
+    if config.merge_format == FILES:
+        return
+    chosen = chosen_format(registry, config.merge_format, "merge_format:")
+    if chosen.format.of_adapters:
+        raise ConfigError(
+            f"merge_format: {chosen}: is for adapters by themselves. Leave it out, and export the adapter."
+        )
 
 
 def named_model(

@@ -17,7 +17,7 @@ from surogate_core.machine.timing import FirstStep, mark
 
 from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, Merging, open_merge, write_adapter
 from ..checkpoints.base_files import kept_tensors, maps_in_files, moved_tensors, stored_names
 from ..checkpoints.model_ranges import join_files
 from ..checkpoints.progress import Progress
@@ -33,6 +33,7 @@ from ..outputs.push import push, reserve
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
+from ..runs.chosen_format import FILES, chosen_format
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
@@ -287,7 +288,27 @@ class RunFiles(PartFiles):
         write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained, turn_ends=ends)
         hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
         if self.config.merge_adapter:
-            open_merge(adapter, folder, self.config.model, self.run.registry).write(self.output / MERGED_FOLDER)
+            self._write_merged(open_merge(adapter, folder, self.config.model, self.run.registry))
+
+    def _write_merged(self, merging: Merging) -> None:
+        """Write the merged model in the format that the config asks for."""
+        output = self.output / MERGED_FOLDER
+        if self.config.merge_format == FILES:
+            merging.write(output)
+            return
+        from ..checkpoints.export import Export
+        from ..checkpoints.export_source import open_merged
+
+        output.mkdir(parents=True, exist_ok=True)
+        chosen = chosen_format(self.run.registry, self.config.merge_format, "merge_format:")
+        export = Export(
+            named=output,
+            source=open_merged(merging),
+            chosen=chosen,
+            registry=self.run.registry,
+            notice=self.notice,
+        )
+        export.write(output, lambda names: None)
 
     def finish(self, progress: Progress) -> None:
         """Wait for the check of the outputs and write the model card."""

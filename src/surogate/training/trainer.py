@@ -45,6 +45,7 @@ from .packing_check import PackingCheck, check_packing
 from .result import TrainResult
 from .run_files import NoFiles, PartFiles, RunFiles
 from .steps import Steps, load_steps
+from .template_date import date_line, dated
 from .worker_setup import check_finite, fill_weights, make_worker, receive_staged, watch_finite
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def train_planned(
     See `run.train`. Only the writer of `processes` knows `resumed`. It writes all but the parts of values that ranks
     of others have.
     """
+    run = dated(run, resumed, processes)
     config, world = run.config, processes.world
     processes.positions = [comm.position for comm in comms]
     for comm in comms:
@@ -147,6 +149,8 @@ def _load_data(
     saved = SavedTokens(**kept) if kept else None
     steps = load_steps(run, processes.world, notice, lambda what: processes.at(what, START_SECONDS), saved)
     for line in _data_lines(steps):
+        notice(line)
+    if line := date_line(run):
         notice(line)
     mark("data")
     from ..checkpoints.untrained_tokens import untrained_tokens

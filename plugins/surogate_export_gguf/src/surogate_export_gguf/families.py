@@ -26,6 +26,7 @@ class Family:
     full_every     layers have windows, but for each of this number; 0: all tokens see all before them
     square         all heads together are as wide as the model
     biases         parts that may have a bias
+    untruncated    YaRN may be without rounding, which llama.cpp rounds all the same: told, not refused
     refuse         what else cannot be represented
     """
 
@@ -37,6 +38,7 @@ class Family:
     full_every: int = 0
     square: bool = False
     biases: tuple[str, ...] = ()
+    untruncated: bool = False
     refuse: tuple[Refusal, ...] = ()
 
 
@@ -97,6 +99,16 @@ def olmoe(text: Any) -> None:
         raise refused("num_key_value_heads", reason, text.num_key_value_heads)
 
 
+def gpt_oss(text: Any) -> None:
+    """Refuse a gpt-oss with another gate or other windows than the ones that llama.cpp computes."""
+    for key, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if getattr(text, key) != only:
+            raise refused(key, f"llama.cpp computes the gate with {only}", getattr(text, key))
+    windows = ["full_attention" if i % 2 else "sliding_attention" for i in range(text.num_hidden_layers)]
+    if list(text.layer_types) != windows:
+        raise refused("layer_types", "llama.cpp has windows in each second layer, from the first on", text.layer_types)
+
+
 def every_fourth_without_rope(text: Any) -> None:
     """Refuse a SmolLM3 whose layers without RoPE are not each fourth one."""
     layers = [int((i + 1) % 4 != 0) for i in range(text.num_hidden_layers)]
@@ -123,6 +135,14 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(arch=ARCH.PHI3, square=True),
     "olmo2": Family(arch=ARCH.OLMO2, head="own", square=True),
     "olmo3": Family(arch=ARCH.OLMO2, head="own", square=True, full_every=4),
+    "gpt_oss": Family(
+        arch=ARCH.GPT_OSS,
+        head="own",
+        full_every=2,
+        biases=(*QKV, "self_attn.o_proj", "mlp.router"),
+        untruncated=True,
+        refuse=(gpt_oss,),
+    ),
     "olmoe": Family(arch=ARCH.OLMOE, head="own", square=True, refuse=(olmoe,)),
 }
 """By `model_type` of the text."""

@@ -62,6 +62,11 @@ def describe_rope(writer: GGUFWriter, rope: Rotation, notice: Notice) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope.original)
     if rope.attention != 1:
         writer.add_rope_scaling_attn_factors(rope.attention)
+    if rope.differs:
+        notice(
+            f"llama.cpp rounds where YaRN begins and ends (truncate: false): its frequencies differ by up to "
+            f"{rope.differs:.0%} from those of training"
+        )
     if rope.scaling == "longrope":
         notice(
             f"llama.cpp uses the long factors of RoPE as soon as its context is larger than {rope.original} tokens, "
@@ -100,6 +105,10 @@ def describe_family(writer: GGUFWriter, config: Mapping[str, Any], text: Any, fa
             writer.add_expert_used_count(text.num_experts_per_tok)
             if family.arch is ARCH.QWEN3MOE:
                 writer.add_expert_feed_forward_length(text.moe_intermediate_size)
+        case ARCH.GPT_OSS:
+            writer.add_expert_count(text.num_local_experts)
+            writer.add_expert_used_count(text.num_experts_per_tok)
+            writer.add_expert_feed_forward_length(text.intermediate_size)
         case ARCH.GEMMA2:
             writer.add_attn_logit_softcapping(text.attn_logit_softcapping)
             writer.add_final_logit_softcapping(text.final_logit_softcapping)

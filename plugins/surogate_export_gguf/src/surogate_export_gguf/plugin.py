@@ -38,7 +38,7 @@ def write(context: ExportContext, folder: Path) -> None:
 GGUF = ExportFormatDef(
     name="gguf",
     summary="one file for llama.cpp, Ollama and LM Studio",
-    types=("bf16", "f16", "f32", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"),
+    types=("bf16", "f16", "f32", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "mxfp4"),
     check=check,
     write=write,
     identified_by="*.gguf",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, log, pi
 from typing import Any
 
@@ -26,6 +26,7 @@ class Rotation:
     original   positions before the context was extended
     attention  what sines and cosines are multiplied by, beside what YaRN of llama.cpp does
     divisors   of the frequencies, by the name of their tensor
+    differs    the largest relative difference of a frequency of llama.cpp from one of transformers
     """
 
     base: float
@@ -35,6 +36,7 @@ class Rotation:
     original: int = 0
     attention: float = 1.0
     divisors: Mapping[str, Floats] = field(default_factory=dict)
+    differs: float = 0.0
 
 
 def rotation_of(text: Any, family: Family, layer_type: str | None = None) -> Rotation:
@@ -68,6 +70,8 @@ def rotation_of(text: Any, family: Family, layer_type: str | None = None) -> Rot
     else:
         raise refused("rope_type", f"llama.cpp has no such RoPE in its {family.arch.name.lower()}", kind)
     error = np.abs(served_frequencies(found) / wanted - 1).max()
+    if error > 1e-5 and family.untruncated and kind == "yarn" and rope.get("truncate") is False:
+        return replace(found, differs=float(error))
     if error > 1e-5:
         reason = (
             f"llama.cpp would rotate by frequencies that differ by up to {error:.1%}; it knows yarn with beta_fast 32, "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gguf import TensorNameMap, get_tensor_name_map
 
@@ -14,7 +15,12 @@ from surogate_core.api import ConfigError, ExportContext
 from .families import TOWERS, Family, refused
 from .rope import Floats, Rotation
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
+SINKS = ".sinks"
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -29,6 +35,7 @@ class Target:
     heads    heads whose rows are paired; 0: rows stay where they are
     offset   what is added to the values
     values   instead of sources: the values
+    taken    what of its source the tensor is; None: all of it
     """
 
     name: str
@@ -37,6 +44,7 @@ class Target:
     heads: int = 0
     offset: float = 0.0
     values: Floats | None = None
+    taken: Callable[[Tensor], Tensor] | None = None
 
 
 def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotation) -> list[Target]:
@@ -59,10 +67,13 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
         HEAD not in stored and family.head == "own"
     ):  # a stored head counts, as in transformers, whatever the config says
         stored[HEAD], shapes[HEAD] = stored[EMBEDDING], shapes[EMBEDDING]
-    targets = [
-        target(name, [stored[part] for part in parts], shapes[parts[0]], names, text, family)
-        for name, parts in joined(stored).items()
-    ]
+    targets = list[Target]()
+    for name, parts in joined(stored).items():
+        sources = [stored[part] for part in parts]
+        if stack := STACK.fullmatch(name):
+            targets += of_stack(stack, sources[0], shapes[parts[0]], names, text)
+        else:
+            targets.append(target(name, sources, shapes[parts[0]], names, text, family))
     check_complete(targets, text)
     made = [Target(name=name, shape=x.shape, values=x) for name, x in rope.divisors.items()]
     return [*targets, *made]
@@ -110,11 +121,41 @@ def joined(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def of_stack(
+    found: re.Match[str], source: str, shape: tuple[int, ...], names: TensorNameMap, text: Any
+) -> list[Target]:
+    """Return the tensors that are made of a stack of experts, [experts, columns, rows], or of their biases.
+
+    Rows of gate and up alternate in it. Raises ConfigError if it is of another number of experts than the config says.
+    """
+    experts, which, bias = found[1], found[2], found[3]
+    if shape[0] != text.num_local_experts:
+        raise ConfigError(
+            f"{source}: there are {shape[0]} experts, config.json says {text.num_local_experts}. Is it the model's?"
+        )
+    cuts = {"gate": slice(0, None, 2), "up": slice(1, None, 2)} if which == "gate_up" else {which: slice(None)}
+    targets = []
+    for part, cut in cuts.items():
+        named = names.get_name(f"{experts}.{part}_proj")
+        rows = len(range(*cut.indices(shape[-1])))
+        kind, whole = ("bias", (shape[0], rows)) if bias else ("weight", (shape[0], rows, shape[1]))
+        targets.append(Target(name=f"{named}.{kind}", shape=whole, sources=(source,), taken=partial(rows_of, cut=cut)))
+    return targets
+
+
+def rows_of(stack: Tensor, cut: slice) -> Tensor:
+    """Return rows of each matrix of a stack that is transposed, or of biases."""
+    rows = stack[..., cut]
+    return rows if rows.dim() == 2 else rows.transpose(1, 2)
+
+
 def target(
     name: str, sources: list[str], shape: tuple[int, ...], names: TensorNameMap, text: Any, family: Family
 ) -> Target:
     """Return the tensor of the file for a name of transformers."""
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if found is not None and name.endswith(SINKS):
+        found = f"{found}.weight"
     part = name.removesuffix(".weight").removesuffix(".bias")
     biased = name.endswith(".bias") and not part.endswith(family.biases or ("none",))
     if found is None or biased:

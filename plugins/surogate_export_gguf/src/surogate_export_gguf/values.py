@@ -26,11 +26,13 @@ class Form:
     type       of the matrices of blocks
     file_type  its number in the file
     outer      type of embedding and head
+    experts    type of the matrices of experts, if it is another
     """
 
     type: Type
     file_type: LlamaFileType
     outer: Type
+    experts: Type | None = None
 
 
 FORMS = {
@@ -42,11 +44,13 @@ FORMS = {
     "q5_1": Form(Type.Q5_1, LlamaFileType.MOSTLY_Q5_1, Type.Q8_0),
     "q4_0": Form(Type.Q4_0, LlamaFileType.MOSTLY_Q4_0, Type.Q8_0),
     "q4_1": Form(Type.Q4_1, LlamaFileType.MOSTLY_Q4_1, Type.Q8_0),
+    "mxfp4": Form(Type.BF16, LlamaFileType.MOSTLY_MXFP4_MOE, Type.BF16, experts=Type.MXFP4),
 }
 """The types that the package `gguf` quantizes, as `gguf:NAME`. The first is the default."""
 
 OUTER = ("token_embd.weight", "output.weight")
-PRECISE = ("ffn_gate_inp.weight",)
+PRECISE = ("ffn_gate_inp.weight", "_exps.bias")
+EXPERTS = "_exps.weight"
 LARGEST_F16 = 65504.0
 
 
@@ -55,6 +59,8 @@ def type_of(target: Target, form: Form) -> Type:
     if len(target.shape) == 1 or target.name.endswith(PRECISE):
         return Type.F32
     wanted = form.outer if target.name in OUTER else form.type
+    if form.experts is not None and target.name.endswith(EXPERTS):
+        wanted = form.experts
     return Type.F16 if target.shape[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
 
 
@@ -99,3 +105,9 @@ def check_finite(x: Tensor, name: str) -> None:
 def odd(targets: list[Target], form: Form) -> list[str]:
     """Return the names of tensors that are in F16 because blocks do not divide their rows."""
     return [t.name for t in targets if type_of(t, form) is Type.F16 and Type.F16 not in (form.type, form.outer)]
+
+
+def refuse_without_experts(targets: list[Target], form: Form, name: str) -> None:
+    """Raise ConfigError for a form of experts, if the model has none."""
+    if form.experts is not None and not any(target.name.endswith(EXPERTS) for target in targets):
+        raise ConfigError(f"gguf:{name}: is for models with experts, whose other matrices stay in BF16. Use gguf:q4_0.")

@@ -19,7 +19,7 @@ from surogate_core.api import ExportContext
 from . import hyperparameters, tokenizer
 from .families import family_of, read_config
 from .tensors import Target, targets_of
-from .values import FORMS, Bytes, Type, bytes_of, encoded, odd, paired, type_of
+from .values import FORMS, Bytes, Type, bytes_of, encoded, odd, paired, refuse_without_experts, type_of
 
 CHUNK = 1 << 20
 """Numbers that a thread converts at a time: larger ones need more memory, smaller ones more time for each."""
@@ -53,6 +53,7 @@ def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
     writer.add_file_type(form.file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     targets = targets_of(context, config, family, rope)
+    refuse_without_experts(targets, form, context.type)
     types = [type_of(target, form) for target in targets]
     announce(writer, targets, types)
     if names := odd(targets, form):
@@ -125,7 +126,7 @@ def chunks(target: Target, read: Callable[[str], Tensor]) -> Iterator[Tensor]:
     if target.values is not None:
         yield torch.from_numpy(target.values)
     for name in target.sources:
-        x = read(name)
+        x = read(name) if target.taken is None else target.taken(read(name))
         if target.heads:
             x = paired(x, target.heads)
         yield from x.split(max(1, CHUNK // max(1, x[0].numel())))

@@ -22,6 +22,7 @@ from transformers.utils import chat_template_utils
 from surogate_core.errors import PluginError
 
 from . import growing
+from .fixed_date import NAME, DayOfRendering
 from .format_fields import price_format
 from .priced_calls import COMPARING, FREE, price_arguments, price_method, priced_filter, priced_test
 from .render_budget import ELEMENT, TURN, Budget, Overrun
@@ -45,15 +46,18 @@ _FEW_PARTS: Final = 8
 """Parts of unknown size that are added to a text before the sum is counted."""
 
 
-def bounded_renderer(budget: Budget) -> Callable[..., Any]:
-    """Return `render_jinja_template` of transformers, whose templates spend `budget`, which the caller starts."""
+def bounded_renderer(budget: Budget, day: DayOfRendering) -> Callable[..., Any]:
+    """Return `render_jinja_template` of transformers, whose templates spend `budget`, which the caller starts.
+
+    day: the date that they write.
+    """
     theirs = inspect.unwrap(chat_template_utils.render_jinja_template)
     if _COMPILE not in theirs.__code__.co_names:
         raise PluginError(
             "the installed transformers renders chat templates in a way that cannot be bounded yet. Install the "
             "version that this release was tested with (see its installation page)."
         )
-    environment = _BoundedEnvironment(theirs.__globals__[_COMPILE]("").environment, budget)
+    environment = _BoundedEnvironment(theirs.__globals__[_COMPILE]("").environment, budget, day)
     compiled: Callable[[str], Template] = functools.lru_cache(environment.from_string)
     ours = FunctionType(
         theirs.__code__,
@@ -86,7 +90,7 @@ class _CountedTemplate(Template):
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     template_class = _CountedTemplate
 
-    def __init__(self, theirs: Environment, budget: Budget) -> None:
+    def __init__(self, theirs: Environment, budget: Budget, day: DayOfRendering) -> None:
         """Take the options, filters, tests, globals and tags of an environment."""
         options = set(inspect.signature(Environment.__init__).parameters) & set(vars(theirs))
         super().__init__(
@@ -98,7 +102,10 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.concat = growing.write(budget)  # type: ignore[method-assign]
         self.globals.update(theirs.globals)
         self._hashing = self.globals.get("dict")
-        self._dated, self._written = self.globals.get("strftime_now"), self.globals.get("lipsum")
+        now: Any = self.globals.get(NAME)
+        if now is not None:
+            self.globals[NAME] = day.writer(now)
+        self._dated, self._written = self.globals.get(NAME), self.globals.get("lipsum")
         self.tests.update(theirs.tests)
         for name in COMPARING & self.tests.keys():
             test: Any = self.tests[name]

@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from surogate_core.errors import ConfigError
 
 from ...hub.files import TEMPLATE_DIRECTORY
+from .fixed_date import NAME, DayOfRendering, asks_for_date
 from .render_budget import Budget, Overrun
 
 Message = Mapping[str, Any]
@@ -31,7 +33,7 @@ Span = tuple[int, int]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SET_BY_RENDERING = (
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
-    *("conversations", "chat_template", "return_assistant_tokens_mask"),
+    *("conversations", "chat_template", "return_assistant_tokens_mask", NAME),
 )
 _LONGEST = 1000
 """Characters of a template's own message that are shown."""
@@ -39,7 +41,7 @@ _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
 # The engine stores the spans of a rendering in the shared compiled template. Rendering holds the GIL, so the lock costs
 # nothing.
 _LOCK = threading.Lock()
-_BUDGET = Budget()
+_BUDGET, _DAY = Budget(), DayOfRendering()
 _THREAD = threading.local()
 
 
@@ -92,7 +94,7 @@ def end_renderings_with(event: threading.Event | None) -> None:
 def _renderer() -> Callable[..., Any]:
     from .bounded_engine import bounded_renderer
 
-    return bounded_renderer(_BUDGET)
+    return bounded_renderer(_BUDGET, _DAY)
 
 
 class ChatTemplate:
@@ -104,11 +106,14 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         where: str,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        day: date | None = None,
     ) -> None:
         """
         sources: templates by name; "tool_use", if present, renders rows with tools, "default" all others.
         special_tokens: variables of the template: bos_token, eos_token, ... variables: further ones, of a dataset.
+        day: the date that templates write which ask for one; None: that of the rendering.
         """
+        self._day = day
         self._sources = sources
         self._special_tokens = special_tokens
         self._variables = variables
@@ -128,7 +133,7 @@ class ChatTemplate:
         if key not in self._with:
             for name in variables:
                 self._refuse_unread(name)
-            self._with[key] = ChatTemplate(self._sources, self._special_tokens, self.where, variables)
+            self._with[key] = ChatTemplate(self._sources, self._special_tokens, self.where, variables, self._day)
         return self._with[key]
 
     def _refuse_unread(self, name: str) -> None:
@@ -138,6 +143,11 @@ class ChatTemplate:
             raise ConfigError(
                 f"chat_template_kwargs: {name}: {self.where} reads no such variable. Remove it, or correct its name."
             )
+
+    @property
+    def asks_for_date(self) -> bool:
+        """Whether a template may write the date of its rendering."""
+        return any(map(asks_for_date, self._sources.values()))
 
     def marks_generation(self, tools: Sequence[Any] | None) -> bool:
         return _GENERATION.search(self._source(tools)) is not None
@@ -196,6 +206,7 @@ class ChatTemplate:
         try:
             with _LOCK:
                 _BUDGET.start((messages, tools), getattr(_THREAD, "ended", None))
+                _DAY.day = self._day
                 rendered: Any = _renderer()(
                     [list(messages)],
                     tools=list(tools) if tools else None,
@@ -223,12 +234,12 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
-def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
+def read_chat_template(directory: Path, settings: Mapping[str, Any], day: date | None = None) -> ChatTemplate | None:
     """Read the model's templates from where transformers reads them; return None if there are none.
 
     These are the files chat_template.jinja and additional_chat_templates/NAME.jinja or, if neither exists, the entry
-    in tokenizer_config.json (`settings`): a text, or a list of named texts. Raises ConfigError naming the file if a
-    file cannot be read, the entry is not a template, or no template is named "default".
+    in tokenizer_config.json (`settings`): a text, or a list of named texts. day: see `ChatTemplate`. Raises ConfigError
+    naming the file if a file cannot be read, the entry is not a template, or no template is named "default".
     """
     files = {"default": directory / "chat_template.jinja"} if (directory / "chat_template.jinja").is_file() else {}
     files |= {path.stem: path for path in sorted((directory / TEMPLATE_DIRECTORY).glob("*.jinja"))}
@@ -246,7 +257,7 @@ def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemp
             f"{path}: the templates are named {', '.join(texts)}, none of them default. Add chat_template.jinja: "
             "conversations without tools need it."
         )
-    return ChatTemplate(texts, _special_tokens(settings), f"chat template ({path})")
+    return ChatTemplate(texts, _special_tokens(settings), f"chat template ({path})", day=day)
 
 
 def _read_text(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,10 @@ class ExportTensor(Protocol):
     def dtype(self) -> torch.dtype:
         """The dtype that it is read in, which is that of the checkpoint's files."""
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows can be read without the others. If not, all of it is computed at each reading."""
+
     def __getitem__(self, rows: slice | EllipsisType, /) -> Tensor:
         """Return rows of the tensor on the CPU, or all of it for `...`.
 
@@ -39,17 +43,20 @@ class ExportTensor(Protocol):
 class LinearModules:
     """The linear modules of the model's blocks, and the other modules with matrices.
 
-    matrices  {name of a tensor: the tensor} of those whose matrices a weight format would store. Routers, embeddings,
-              the LM head and towers are not among them.
+    matrices  {name of a tensor: the tensor} of those whose matrices `ExportFormatDef.weight_format`, or without one any
+              weight format, would store. Routers, embeddings, the LM head and towers are not among them.
     others    names of the modules that keep their matrices in floating point, for lists such as `ignore`: as the class
               of transformers has them, and as the files do where that differs. Each module inside of a tower is one.
     towers    names of whole parts of the model that are kept, such as a tower for images or a layer that predicts
               further tokens. They are among `others` too.
+    stacks    {name of a tensor: the tensor} of those that hold a matrix of each expert (`HFTensor.leading`), for
+              formats that hold `ExportFormatDef.stacks`
     """
 
     matrices: Mapping[str, HFTensor]
     others: Sequence[str]
     towers: Sequence[str] = ()
+    stacks: Mapping[str, HFTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +131,8 @@ class ExportFormatDef(Definition):
     by_matrix      holds a matrix for each expert and projection. Where files have the experts of a layer in one tensor,
                    `tensors` has these matrices, by the names of another form in which the model is published
                    (`ModelDef.published_weights`). `linear` refuses stacks without such names.
+    stacks         holds stacks of experts in one tensor, which `LinearModules.stacks` are. False:
+                   `ExportContext.linear` refuses a model with such tensors.
     """
 
     name: Name
@@ -135,3 +144,4 @@ class ExportFormatDef(Definition):
     weight_format: str = ""
     of_adapters: bool = False
     by_matrix: bool = False
+    stacks: bool = False

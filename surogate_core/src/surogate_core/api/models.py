@@ -87,6 +87,14 @@ class HFTensor(Declared):
         """Whether it has a layout that works on each index of its first dimension alone (`Layout`)."""
         return getattr(self.layout, "leading", False) is True
 
+    @property
+    def matrices(self) -> HFTensor:
+        """A stack as a tensor [matrices, rows, columns] without a layout; any other tensor as it is."""
+        if not self.leading:
+            return self
+        count, (rows, columns) = self.shape[0], self.rows
+        return HFTensor(self.name, (count, rows // count, columns))
+
     def load(self, stored: Any) -> Any:
         """Return the stored tensor as rows of the param."""
         return stored if self.layout is None else self.layout.load(stored)

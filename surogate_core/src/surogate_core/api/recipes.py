@@ -63,6 +63,7 @@ class ParamInfo:
     matrices  of a param with two dimensions: its logical matrices from the first row to the last, named after the
               tensors of the checkpoint. A param that is not fused is one matrix. Empty for other shapes.
     precise   no recipe quantizes it (`WeightMap.precise`)
+    parameter of experts, the name of their parameter (`WeightMap.parameter`); "" of all others
     grad      its accumulated gradient; None if it is frozen
     master    what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
     part, grad_part
@@ -82,6 +83,7 @@ class ParamInfo:
     grad_part: Value | None = None
     amax: Value | None = None
     precise: bool = False
+    parameter: str = ""
 
 
 @dataclass(frozen=True)

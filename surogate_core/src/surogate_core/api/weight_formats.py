@@ -45,7 +45,12 @@ class CheckpointForm(Declared, Generic[Options]):
     check     (config, options) -> None. Raises ConfigError, with the keys to set, if the checkpoint was stored with
               other options, and for what the form does not allow.
     kept      config -> patterns of the linear modules that are in floating point; None: the config does not say
-    parts     (name of a tensor, options) -> names of the tensors that hold it; its own name is among them
+    parts     (name of a tensor, options) -> names of the tensors that hold it; its own name is among them, unless the
+              form is `stacked`
+    stacked   a stack of matrices is held in the parts of its tensor, which have other names than the tensor: `load` and
+              `save` get `HFTensor.matrices`, [matrices, rows, columns], and states of all its matrices, by rows. Files
+              with the tensor itself beside its parts are refused. False: each matrix of a stack is a tensor of its own,
+              with ".0", ".1" and so on at the end of its name.
     ignored   patterns of other tensors that such checkpoints may hold
     load      (tensor, its parts by name, options) -> the first states of the matrix. Ops of `quantize` compute the
               others from them. Raises ConfigError for parts of another shape, dtype or content.
@@ -60,6 +65,7 @@ class CheckpointForm(Declared, Generic[Options]):
     check: Callable[[Mapping[str, Any], Options], None]
     kept: Callable[[Mapping[str, Any]], Sequence[str] | None] = lambda config: None
     parts: Callable[[str, Options], Sequence[str]]
+    stacked: bool = False
     ignored: Sequence[str] = ()
     load: Callable[[HFTensor, Mapping[str, Tensor], Options], Sequence[Tensor]]
     save: Callable[[HFTensor, Sequence[Tensor], str, Options], Mapping[str, Tensor]]
@@ -72,9 +78,9 @@ class CheckpointForm(Declared, Generic[Options]):
 class WeightFormatDef(Definition, Generic[Options]):
     """A form in which frozen matrices are stored: fewer bits than the model's dtype, with scales.
 
-    A run uses the installed format whose `key` is true, for every frozen matrix of the model's blocks. Core quantizes
-    them while it loads them, a block at a time, and dequantizes each one where the forward pass, and again where the
-    backward pass, first reads it. Neither the recipe nor the adapter needs to know the format.
+    A run uses the installed format whose `key` is true, for every frozen matrix of the model's blocks that it `stores`.
+    Core quantizes them while it loads them, a block at a time, and dequantizes each one where the forward pass, and
+    again where the backward pass, first reads it. Neither the recipe nor the adapter needs to know the format.
 
     key         the boolean field of `options` that selects the format
     quantize    context -> the states that hold the matrix. Declares them, `derived`, and emits the op that writes them
@@ -86,6 +92,7 @@ class WeightFormatDef(Definition, Generic[Options]):
                 None. `op` is an op of `derive` by which the recipe makes its copies of the param. Emits ops that
                 compute the same bits from the states; after None, the param is dequantized and `op` reads that. Called
                 in front of the first op that reads such a copy, for those that this op reads.
+    stores      the frozen matrices of the blocks -> those of them that are stored; by default, all
     supports    (device, options) -> Support. Never raises.
     layout      name of what the states hold, for recipes whose products read them in place of the param; "": none do
     checkpoints how files hold the format; None: they do not
@@ -102,6 +109,7 @@ class WeightFormatDef(Definition, Generic[Options]):
     copies: Callable[[Sequence[Value], Op, Sequence[int], StorageContext[Options]], Sequence[Value] | None] | None = (
         None
     )
+    stores: Callable[[Sequence[ParamInfo]], Sequence[ParamInfo]] = lambda params: params
     supports: Callable[[DeviceInfo, Options], Support] = lambda device, options: Support(True)
     layout: str = ""
     checkpoints: CheckpointForm[Options] | None = None

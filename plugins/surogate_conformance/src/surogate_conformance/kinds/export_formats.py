@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate.checkpoints.export import Chosen, Export
+from surogate.checkpoints.export import Export
 from surogate.checkpoints.export_source import Source
 from surogate.checkpoints.formed_weights import FormedWeights
+from surogate.runs.chosen_format import Chosen
 from surogate_core.api import ExportFormatDef
 from surogate_core.errors import ConfigError
 
@@ -189,7 +190,7 @@ class _Unread:
     """A tensor that may not be read."""
 
     def __init__(self, tensor: Any) -> None:
-        self.name, self.shape, self.dtype = tensor.name, tensor.shape, tensor.dtype
+        self.name, self.shape, self.dtype, self.by_rows = tensor.name, tensor.shape, tensor.dtype, tensor.by_rows
 
     def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
         raise AssertionError(f"reads {self.name}")

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import grouped, routes, rows
+from . import biases, grouped, routes, rows
 
-KERNELS: tuple[KernelDef, ...] = (*routes.KERNELS, *rows.KERNELS, *grouped.KERNELS)
+KERNELS: tuple[KernelDef, ...] = (*routes.KERNELS, *rows.KERNELS, *biases.KERNELS, *grouped.KERNELS)

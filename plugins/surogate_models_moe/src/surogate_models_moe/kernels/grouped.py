@@ -168,6 +168,40 @@ def _bind_two_kernels(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     return Launch(_bind_portable(_single(op), ctx)), Launch(_bind_thin(_thin(op), ctx))
 
 
+def _without_bias(op: Op) -> Op:
+    return replace(op, ins=op.ins[:3])
+
+
+def _bind_bias(op: Op, ctx: BindContext) -> Launch:
+    """Add the bias to the product in its place."""
+    from .. import _C
+
+    (_, _, ends, bias), (y,) = op.ins, op.outs
+    return Launch(ctx.call(_C.grouped_bias, bias, ends, y, *y.shape, ends.size))
+
+
+_BIASED = ("bf16", "bf16", "int32", "bf16", "bf16")
+
+BIASED_CUTLASS = KernelDef(
+    op="grouped_linear",
+    dtypes=_BIASED,
+    takes=("bias",),
+    arithmetic=("bf16", _SHARES["grouped_linear"]),
+    supports=lambda op, target: _cutlass_supports(_without_bias(op), target),
+    bind=lambda op, ctx: (Launch(_bind_cutlass(_without_bias(op), ctx)), _bind_bias(op, ctx)),
+    workspace=_cutlass_workspace,
+)
+BIASED_PORTABLE = KernelDef(
+    op="grouped_linear",
+    dtypes=_BIASED,
+    takes=("bias",),
+    arithmetic=("bf16", 0.4),
+    supports=lambda op, target: _portable_supports(_without_bias(op), target),
+    bind=lambda op, ctx: (Launch(_bind_portable(_without_bias(op), ctx)), _bind_bias(op, ctx)),
+)
+"""Products that add a bias: rounded, and rounded again with the bias. An epilogue of the product would save the second
+pass over its rows."""
+
 _PAIR = ("bf16", "bf16", "int32", "bf16", "bf16", "bf16")
 _PAIRS = ("grouped_linear_pair", "grouped_linear_dgrad_pair")
 
@@ -193,5 +227,8 @@ THIN: tuple[KernelDef, ...] = tuple(
     for kind in ("grouped_linear_add", "grouped_linear_dgrad_add")
 )
 
-KERNELS: tuple[KernelDef, ...] = (*NARROW, *CUTLASS, *PORTABLE, *ONE_KERNEL, *TWO_KERNELS, *THIN)
+KERNELS: tuple[KernelDef, ...] = (
+    *(*NARROW, *CUTLASS, *PORTABLE, BIASED_CUTLASS, BIASED_PORTABLE),
+    *(*ONE_KERNEL, *TWO_KERNELS, *THIN),
+)
 """In order of preference."""

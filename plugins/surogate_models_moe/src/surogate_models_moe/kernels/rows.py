@@ -59,9 +59,31 @@ def _bind_gate(op: Op, ctx: BindContext) -> Call:
     return ctx.call(getattr(_C, op.kind), *op.ins, *op.outs, *op.outs[0].shape)
 
 
+def _bind_weighted_gate(op: Op, ctx: BindContext) -> Call:
+    """Bind the gate of a family (`csrc/weighted_gate.cu`)."""
+    from .. import _C
+
+    launcher = _C.weighted_gate if op.kind == "weighted_swiglu" else _C.weighted_gate_bwd
+    form = (*(float(op.attrs.get(name, default)) for name, default in _FORM), bool(op.attrs.get("interleaved", False)))
+    return ctx.call(launcher, *op.ins, *op.outs, op.ins[0].shape[0], _width(op), *form)
+
+
 GATHER: tuple[KernelDef, ...] = tuple(
     KernelDef(op="gather_rows", dtypes=(dtype, "int32", "int32", dtype), supports=_gather_supports, bind=_bind_gather)
     for dtype in ("bf16", "e4m3", "e5m2")
+)
+
+_FORM = (("alpha", 1.0), ("limit", 0.0), ("offset", 0.0))
+"""Attributes of a gate that are numbers, in the order of the launcher, and what they are in SwiGLU."""
+
+GATES: tuple[KernelDef, ...] = tuple(
+    KernelDef(
+        op=kind, dtypes=dtypes, attrs=("alpha", "limit", "offset", "interleaved"), supports=_supports, bind=_bind_weighted_gate
+    )
+    for kind, dtypes in (
+        ("weighted_swiglu", ("bf16", "fp32", "int32", "bf16")),
+        ("weighted_swiglu_bwd", ("bf16", "bf16", "fp32", "int32", "bf16", "fp32")),
+    )
 )
 
 OTHERS: tuple[KernelDef, ...] = tuple(
@@ -75,4 +97,5 @@ OTHERS: tuple[KernelDef, ...] = tuple(
     )
 )
 
-KERNELS: tuple[KernelDef, ...] = (*GATHER, *OTHERS)
+KERNELS: tuple[KernelDef, ...] = (*GATHER, *OTHERS, *GATES)
+"""In order of preference: plain SwiGLU has a kernel of its own."""

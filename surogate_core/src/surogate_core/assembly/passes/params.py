@@ -35,6 +35,7 @@ def describe_params(draft: Draft) -> Draft:
             matrices=logical_matrices(param, stored.get(param.name), b.stack_of(param)),
             grad=gradients.get(param),
             precise=param.name in precise,
+            parameter=stored[param.name].parameter if param.name in stored else "",
         )
         for param in b.declared
         if param.role == "param"

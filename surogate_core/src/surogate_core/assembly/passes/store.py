@@ -23,7 +23,7 @@ def store_weights(draft: Draft) -> Draft:
     """Declare the states that hold frozen params, and let `derive` write them. Raises ConfigError if there are none."""
     inputs, b, format = draft.inputs, draft.builder, draft.weight_format
     _check_kinds(draft.params.values(), inputs.stored_kinds)
-    params = [param for param, info in draft.params.items() if _is_stored(info, inputs.stored_kinds)]
+    params = _stored(draft)
     if not params:
         raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Leave it out.")
     states: dict[Value, Sequence[Value]] = {}
@@ -40,6 +40,18 @@ def store_weights(draft: Draft) -> Draft:
     derive = draft.programs["derive"]
     after = draft.verified(derive, replace(derive, ops=tuple(writing)), (format, "quantize"))
     return replace(draft.having(after), stored=states, storing=frozenset(writing))
+
+
+def _stored(draft: Draft) -> list[Value]:
+    """Return the params that are stored: of the matrices of blocks, those that the format stores."""
+    format, kinds = draft.weight_format, draft.inputs.stored_kinds
+    every = [info for info in draft.params.values() if _is_stored(info, kinds)]
+    matrices = [info for info in every if info.kind == "matrix"]
+    with blaming(format.origin, "stores"):
+        chosen = {info.param for info in format.stores(matrices)} if matrices else set()
+        if strange := chosen - {info.param for info in matrices}:
+            raise ProgramError(f"returned {next(iter(strange))!r}, which is none of the matrices that it was given")
+    return [info.param for info in every if info.kind != "matrix" or info.param in chosen]
 
 
 def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:

@@ -1,0 +1,1 @@
+"""Frozen weights in MXFP4 for Surogate."""
