@@ -1,4 +1,4 @@
-"""Answers that the checks need of a server, and the programs that give them."""
+"""Answers that the checks need of a server: each program gives them by a protocol of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from surogate_core.errors import ConfigError
 
-from .connection import Connection, shown
+from .connection import shown
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,71 @@ class ServedModel(NamedTuple):
     parent: str | None
 
 
+class NotGiven(Exception):  # it ends a check, and is no error
+    """A server gives no answer that a check needs. Its text says which, and what gives it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What to do about a difference, in terms of a server program.
+
+    template   to have the chat template of the output
+    variables  to have chat_template_kwargs applied
+    ends       to have it stop at other tokens, of the files that are served
+    dtype      to have it compute in {dtype}, a dtype of torch
+    adapter    to have it serve the adapter {name}
+    """
+
+    template: str
+    variables: str
+    ends: str
+    dtype: str
+    adapter: str
+
+
 class Server(Protocol):
-    """A server program's protocol."""
+    """The protocol of a server program, or a model in this process.
+
+    program   its name
+    where     its address, or the folder of the files
+    words     what to do about differences
+    own_error rms error, relative to products, that it adds to that of the dtype and the format
+    least     smallest log probability that it can give
+    left_out  which tokens it gives no log probabilities of, for a sentence
+    continues whether it takes an answer at the end of messages for one that the model is to continue, so that the end
+              of its turn is not written
+    adapter   the adapter that is compared if none is named; None: the model that it serves is
+    """
 
     program: str
-    connection: Connection
+    words: Words
+    own_error: float
+    least: float
+    left_out: str
+    continues: bool
+    adapter: str | None
+
+    @property
+    def where(self) -> str: ...
 
     def models(self) -> Sequence[ServedModel]:
         """Return the names that it answers to."""
 
+    def form(self) -> str | None:
+        """Return the name for --format of the form in which it says that it has its weights; None: it says none."""
+
+    def tools(self, given: Sequence[Any]) -> list[Any]:
+        """Return tools as the server gives them to the chat template, which may write all that is in them."""
+
     def ids(self, model: str, rendering: Rendering) -> list[int]:
-        """Return the tokens of rendered messages."""
+        """Return the tokens of rendered messages. Raises Refused if the template refuses them, NotGiven if it cannot
+        render such messages at all."""
 
     def log_probs(self, model: str, ids: Sequence[int], wanted: Sequence[int]) -> Mapping[int, Mapping[int, float]]:
-        """Return {position: {token: log probability}} for positions of a text: of its token, and of the likeliest."""
+        """Return {position: {token: log probability}} for positions of a text: of its token, and of the likeliest.
+
+        A position of which the server gives none is left out.
+        """
 
     def stops(self, model: str, before: Sequence[int], end: int) -> bool:
         """Return whether generation stops when the model writes the token `end` after the tokens `before`."""
@@ -74,6 +125,13 @@ def token_ids(answer: Any, *path: str) -> list[int]:
     return found
 
 
+def token(value: Any) -> int:
+    """Return a number of an answer that counts something, such as a token."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"the answer of the server has {shown(str(value))!r} where a whole number belongs.")
+    return value
+
+
 def number(value: Any) -> float:
     """Return a log probability of an answer; a server may write minus infinity as null or as text."""
     try:
@@ -95,6 +153,22 @@ def entries(listed: Any) -> list[Mapping[str, Any]]:
 def served_models(listed: Any) -> list[ServedModel]:
     """Return the models in an answer of /v1/models."""
     return [ServedModel(str(field(e, "id")), e.get("parent") and str(e["parent"])) for e in entries(listed)]
+
+
+def filled(tools: Sequence[Any], missing: Mapping[str, Any], extra: bool) -> list[Any]:
+    """Return tools with the keys of a function in an order, and with values for those that are not given.
+
+    missing: value of a key that is not given, in the order of keys. extra: whether other keys stay.
+    """
+
+    def formed(tool: Any) -> Any:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            return tool
+        ordered = {key: function.get(key, value) for key, value in missing.items()}
+        return {**tool, "function": {**ordered, **function} if extra else ordered}
+
+    return [formed(tool) for tool in tools]
 
 
 def sent(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
