@@ -31,6 +31,13 @@ HERE = Path(__file__).parent
 PACKAGE = "xllamacpp==2026.10.11549"
 KINDS = ("f32", "bf16", "q8_0", "q4_0")
 FAMILIES = ("llama3", "mistral", "nemo", "qwen2.5", "qwen3", "gemma3", "phi3", "smollm3", "olmo2")
+LONGEST = 480
+"""Tokens of a conversation: the models have 512 positions."""
+EXPLAINED = {
+    "llama3": "the date of today is written",
+    "phi3": "the system message is put into the next one",
+}
+"""Differences of tokens that llama-server makes by itself, which the check has to name."""
 CALL = {"id": "a12345678", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "Where"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}]
@@ -62,7 +69,8 @@ def rendered(folder: Path) -> list[dict[str, Any]]:
             text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         except TemplateError:
             continue
-        if "tools" not in row or "weather" in text:
+        fits = len(tokenizer(text).input_ids) < LONGEST
+        if fits and ("tools" not in row or "weather" in text):
             found.append(row)
     return found
 
@@ -117,7 +125,12 @@ def main(names: Sequence[str]) -> int:
             if kind == KINDS[0]:
                 counts = tokens.numbers
                 texts = f"{counts['texts'] - counts['differ']} of {counts['texts']}"
-            wrong += [f"{name} {kind}: {r.said} {r.shown}" for r in results.values() if not r.equal]
+                texts += f": {tokens.fault}" if tokens.fault else ""
+            wrong += [
+                f"{name} {kind}: {result.said} {result.shown}"
+                for result in results.values()
+                if result.fault != (EXPLAINED.get(name, "") if result.check == "tokens" else "")
+            ]
         print(f"| {name} | {texts} | {' | '.join(cells)} |", flush=True)
     wrong += planted(work, package)
     for line in wrong:

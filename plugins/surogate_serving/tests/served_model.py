@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,12 @@ def _llama_server(behaviour: Behaviour, route: str, body: dict[str, Any]) -> Ans
     if route == "/props":
         return {"default_generation_settings": {}, "model_ftype": behaviour.form}
     if route == "/apply-template":
+        variables = {"date_string": date.today().strftime("%d %b %Y"), **body.get("chat_template_kwargs", {})}
+        first, *others = body["messages"]
+        if first["role"] == "system" and variables.get("style") == "plain":  # such a template writes none
+            others[0]["content"] = f"{first['content']}\n{others[0]['content']}"
+            body = {**body, "messages": others}
+        body = {**body, "chat_template_kwargs": variables}
         if base.template == "":
             return 500, {"error": {"message": "roles must alternate"}}
         return {"prompt": _rendered(base, body, LLAMA_TOOL, continues=True)}

@@ -38,8 +38,9 @@ ServedModel = Any
 
 TEMPLATE = (
     "{{- bos_token }}{%- if style is defined %}{{- style + '\n' }}{%- endif %}"
+    "{%- if style == 'dated' %}{{- (date_string or '01 Jan 2024') + '\n' }}{%- endif %}"
     "{%- if tools %}{{- '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}"
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{%- for m in messages if m.role != 'system' or style != 'plain' %}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
     "{%- for c in m.tool_calls or [] %}{{- c.function.name + (c.function.arguments | tojson) }}{%- endfor %}"
     "{{- '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
@@ -343,6 +344,27 @@ def test_fewer_likeliest_tokens_than_asked_for_are_said_and_leave_no_kl(out: Pat
         done = invoke("check-serving", url, "--run", out, "--json")
     assert done.returncode == 0 and "so there is no KL" in done.stderr
     assert json.loads(done.stdout)["checks"]["log_probs"]["kl"] is None
+
+
+@pytest.mark.parametrize(
+    ("style", "fault", "remedy"),
+    [
+        ("dated", "the date of today is written", "--chat-template-kwargs"),
+        ("plain", "the system message is put into the next one", "in front of the message of the user"),
+    ],
+)
+def test_what_a_llama_server_gives_to_a_template_of_its_own_is_named(
+    out: Path, good: ServedModel, tmp_path: Path, style: str, fault: str, remedy: str
+) -> None:
+    config = tmp_path / "run.yaml"
+    keys = yaml.safe_load((out / "run.yaml").read_text())
+    keys["validation_datasets"][0]["chat_template_kwargs"] = {"style": style}
+    config.write_text(yaml.safe_dump(keys))
+    more = ("--config", config, "--no-log-probs", "--conversations", "6")
+    status, found = check_as("llamacpp", out, good, tmp_path, *more)
+    tokens = found["checks"]["tokens"]
+    assert (status, tokens["fault"]) == (1, fault) and remedy in tokens["remedy"]
+    assert check_as("sglang", out, good, tmp_path, *more)[0] == 0
 
 
 @everywhere

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -18,7 +18,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.plugins.registry import Registry
 
 from .connection import Refused, shown
-from .protocol import Rendering, ServedModel, Words
+from .protocol import OwnForm, Rendering, ServedModel, Words
 from .reference import Reference, open_model
 
 _TOP: Final = 20
@@ -58,8 +58,8 @@ class Files:
     def form(self) -> str | None:
         return None
 
-    def tools(self, given: Sequence[Any]) -> list[Any]:
-        return list(given)
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        yield from ()
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         try:

@@ -6,8 +6,9 @@ before biases and sampling (`post_sampling_probs: false`): one request a token, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from surogate_core.errors import ConfigError
 
 from . import protocol
 from .connection import Connection, Refused, shown
-from .protocol import Rendering, ServedModel, Words
+from .protocol import OwnForm, Rendering, ServedModel, Words
 
 _TOP: Final = 20
 """Likeliest tokens that are asked for."""
@@ -30,6 +31,10 @@ _ALONE: Final = " (no adapter)"
 """What follows the name of a model in that of the same one without adapters."""
 _FORMS: Final = ("BF16", "F16", "F32", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Types of a GGUF, as `model_ftype` has them: "BF16", "mostly Q8_0", "all F32"."""
+
+_FUNCTION: Final = {"name": "", "description": "", "parameters": {}}
+"""Keys of a function that llama-server keeps, with what it puts for those that are not given."""
+_DATE: Final = "%d %b %Y"
 
 WORDS: Final = Words(
     template="by exporting the output again: the GGUF has the template. Start llama-server with --jinja and without "
@@ -82,8 +87,26 @@ class LlamaServer:
         said = str(protocol.field(self.connection.get("/props"), "model_ftype")).upper()
         return next((f"gguf:{form.lower()}" for form in _FORMS if form in said.split()), None)
 
-    def tools(self, given: Sequence[Any]) -> list[Any]:
-        return protocol.filled(given, {"name": "", "description": "", "parameters": {}}, extra=False)
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        tools = protocol.functions(rendering.tools, lambda given: {k: given.get(k, v) for k, v in _FUNCTION.items()})
+        yield from protocol.own_tools(self.program, rendering, tools)
+        today = date.today().strftime(_DATE)
+        yield OwnForm(
+            "the date of today is written",
+            "llama-server gives the chat template today's date as date_string; training has the template's own. "
+            "Start it with --chat-template-kwargs and the date_string that is trained, or train with that in "
+            "chat_template_kwargs.",
+            replace(rendering, variables={"date_string": today, **rendering.variables}),
+        )
+        first, *others = rendering.messages
+        if first["role"] == "system" and others:
+            merged = {**others[0], "content": f"{first['content']}\n{others[0]['content']}"}
+            yield OwnForm(
+                "the system message is put into the next one",
+                "The chat template writes no system message, and llama-server puts it in front of the message of the "
+                "user. Write it there in the data, or train with a chat template that writes it.",
+                replace(rendering, messages=[merged, *others[1:]]),
+            )
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         body: dict[str, Any] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from surogate_core.errors import ConfigError
@@ -24,6 +24,18 @@ class Rendering:
     tools: Sequence[Any] | None
     prompt: bool
     variables: Mapping[str, Any]
+
+
+class OwnForm(NamedTuple):
+    """Messages as a server gives them to the chat template, where it changes them.
+
+    fault   the difference in a few words
+    remedy  what to do
+    """
+
+    fault: str
+    remedy: str
+    rendering: Rendering
 
 
 class ServedModel(NamedTuple):
@@ -86,8 +98,8 @@ class Server(Protocol):
     def form(self) -> str | None:
         """Return the name for --format of the form in which it says that it has its weights; None: it says none."""
 
-    def tools(self, given: Sequence[Any]) -> list[Any]:
-        """Return tools as the server gives them to the chat template, which may write all that is in them."""
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        """Yield what the server may make of messages before it renders them."""
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         """Return the tokens of rendered messages. Raises Refused if the template refuses them, NotGiven if it cannot
@@ -155,20 +167,28 @@ def served_models(listed: Any) -> list[ServedModel]:
     return [ServedModel(str(field(e, "id")), e.get("parent") and str(e["parent"])) for e in entries(listed)]
 
 
-def filled(tools: Sequence[Any], missing: Mapping[str, Any], extra: bool) -> list[Any]:
-    """Return tools with the keys of a function in an order, and with values for those that are not given.
+def own_tools(program: str, rendering: Rendering, tools: Sequence[Any]) -> Iterator[OwnForm]:
+    """Yield messages with tools as a server gives them to the template, if that is another form of them."""
+    given = list(rendering.tools or ())
+    texts = [[json.dumps(tool, ensure_ascii=False) for tool in listed] for listed in (given, tools)]
+    other = [served for ours, served in zip(*texts, strict=True) if ours != served]
+    if other:
+        yield OwnForm(
+            "the tools are written in another form",
+            f"{program} gives tools to the template in a form of its own: {shown(other[0])}. Write them so in the "
+            "data, with a description and parameters for each.",
+            replace(rendering, tools=tools),
+        )
 
-    missing: value of a key that is not given, in the order of keys. extra: whether other keys stay.
-    """
 
-    def formed(tool: Any) -> Any:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict):
-            return tool
-        ordered = {key: function.get(key, value) for key, value in missing.items()}
-        return {**tool, "function": {**ordered, **function} if extra else ordered}
-
-    return [formed(tool) for tool in tools]
+def functions(tools: Sequence[Any] | None, formed: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Any]:
+    """Return tools with their functions in another form."""
+    return [
+        {**tool, "function": formed(tool["function"])}
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
+        else tool
+        for tool in tools or ()
+    ]
 
 
 def sent(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

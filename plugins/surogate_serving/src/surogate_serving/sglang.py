@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
@@ -11,7 +11,7 @@ from surogate_core.errors import ConfigError
 
 from . import protocol
 from .connection import Connection, Refused, shown
-from .protocol import NotGiven, Rendering, ServedModel, Words
+from .protocol import NotGiven, OwnForm, Rendering, ServedModel, Words
 
 _TOP: Final = 20
 """Likeliest tokens that are asked for."""
@@ -56,14 +56,9 @@ class SGLang:
     def form(self) -> str | None:
         return None
 
-    def tools(self, given: Sequence[Any]) -> list[Any]:
-        def formed(tool: Any) -> Any:
-            function = tool.get("function") if isinstance(tool, dict) else None
-            if not isinstance(function, dict):
-                return tool
-            return {**tool, "function": {**function, **{key: function.get(key) for key in _FILLED}}}
-
-        return [formed(tool) for tool in given]
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        tools = protocol.functions(rendering.tools, lambda given: {**given, **{key: given.get(key) for key in _FILLED}})
+        yield from protocol.own_tools(self.program, rendering, tools)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         found = self._ids(model, rendering, rendering.prompt)

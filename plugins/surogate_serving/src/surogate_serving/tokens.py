@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from surogate.data.chat.row_tokenizer import RowTokenizer
-from surogate.data.chat.template import ChatTemplate
 from surogate.data.chats import Chat
 from surogate_core.errors import ConfigError
 
@@ -141,28 +139,20 @@ def _named(server: Server, text: Text, served: list[int], tokenizer: RowTokenize
         )
     if bos is not None and ours == [bos, *served]:
         return f"{tokenizer.decode([bos])} is missing at the beginning", f"Serve {files}."
-    without, template = tokenizer.chat_template, text.of.template
-    if text.rendering.tools and served == _rendered(text, template, tokenizer, None):
+    rendering, without = text.rendering, tokenizer.chat_template
+    if rendering.tools and served == _rendered(text, replace(rendering, tools=None), tokenizer):
         return (
             "the tools are left out",
             f"Serve {files}: its template writes tools. If it does, the server, or a proxy before it, drops `tools`.",
         )
-    if text.rendering.tools and served == _rendered(text, template, tokenizer, server.tools(text.rendering.tools)):
-        return (
-            "the tools are written in another form",
-            f"{server.program} gives tools to the template in a form of its own: {shown(_example(server, text))}. "
-            "Write them so in the data, with a description and parameters for each.",
-        )
-    if (
-        text.rendering.variables
-        and without is not None
-        and served == _rendered(text, without, tokenizer, text.rendering.tools)
-    ):
-        names = ", ".join(text.rendering.variables)
-        return (
-            f"chat_template_kwargs ({names}) are not applied",
-            server.words.variables,
-        )
+    for form in server.own_forms(rendering):
+        if served == _rendered(text, form.rendering, tokenizer):
+            return form.fault, form.remedy
+    if rendering.variables and without is not None:
+        bare = replace(text, of=replace(text.of, template=without))
+        if served == _rendered(bare, replace(rendering, variables={}), tokenizer):
+            names = ", ".join(rendering.variables)
+            return f"chat_template_kwargs ({names}) are not applied", server.words.variables
     ends = trained_ends([text.of], tokenizer).keys()
     if len(served) < len(ours) and _without(ours, ends, tokenizer) == _without(served, ends, tokenizer):
         named = ", ".join(tokenizer.decode([end]) for end in sorted(ends))
@@ -175,25 +165,13 @@ def _named(server: Server, text: Text, served: list[int], tokenizer: RowTokenize
     )
 
 
-def _rendered(
-    text: Text, template: ChatTemplate, tokenizer: RowTokenizer, tools: Sequence[Any] | None
-) -> list[int] | None:
-    """Return the tokens of a text with another template, or with other tools; None if the template refuses it."""
+def _rendered(text: Text, rendering: Rendering, tokenizer: RowTokenizer) -> list[int] | None:
+    """Return the tokens of a text in another form; None if the template refuses it."""
     try:
-        return tokenizer.encode_ids(template.render(text.rendering.messages, tools, text.rendering.prompt))
+        template = text.of.template.with_variables(rendering.variables)
+        return tokenizer.encode_ids(template.render(rendering.messages, rendering.tools, rendering.prompt))
     except ConfigError:
         return None
-
-
-def _example(server: Server, text: Text) -> str:
-    """Return the first tool that a server gives to a template in another form, as JSON."""
-    given = text.rendering.tools or ()
-    pairs = zip(given, server.tools(given), strict=True)
-    return next(json.dumps(served, ensure_ascii=False) for tool, served in pairs if _text(tool) != _text(served))
-
-
-def _text(tool: Any) -> str:
-    return json.dumps(tool)
 
 
 def _without(ids: Sequence[int], left_out: Collection[int], tokenizer: RowTokenizer) -> str:

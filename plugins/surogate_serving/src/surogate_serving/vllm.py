@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
@@ -11,10 +11,13 @@ from surogate_core.errors import ConfigError
 
 from . import protocol
 from .connection import Connection, Refused, shown
-from .protocol import Rendering, ServedModel, Words
+from .protocol import OwnForm, Rendering, ServedModel, Words
 
 _TOP: Final = 20
 """Likeliest tokens that are asked for: as many as the server allows by default."""
+
+_FUNCTION: Final = ("name", "description", "parameters")
+"""Keys of a function, in the order in which vLLM has them; those that are not given are null."""
 
 WORDS: Final = Words(
     template="without another --chat-template, or name it with --chat-template",
@@ -49,8 +52,9 @@ class VLLM:
     def form(self) -> str | None:
         return None
 
-    def tools(self, given: Sequence[Any]) -> list[Any]:
-        return protocol.filled(given, {"name": None, "description": None, "parameters": None}, extra=True)
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        tools = protocol.functions(rendering.tools, lambda given: {key: given.get(key) for key in _FUNCTION} | given)
+        yield from protocol.own_tools(self.program, rendering, tools)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         body: dict[str, Any] = {
