@@ -40,7 +40,8 @@ TEMPLATE = (
     "{{- bos_token }}{%- if style is defined %}{{- style + '\n' }}{%- endif %}"
     "{%- if style == 'dated' %}{{- (date_string or '01 Jan 2024') + '\n' }}{%- endif %}"
     "{%- if tools %}{{- '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}"
-    "{%- for m in messages if m.role != 'system' or style != 'plain' %}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{%- for m in messages if m.role != 'system' or style != 'plain' %}"
+    "{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
     "{%- for c in m.tool_calls or [] %}{{- c.function.name + (c.function.arguments | tojson) }}{%- endfor %}"
     "{{- '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
@@ -530,6 +531,28 @@ def test_what_cannot_be_compared_is_an_error_in_the_input(
     out: Path, good: ServedModel, changes: dict[str, Any], more: list[str], said: str
 ) -> None:
     assert said in refused(out, Behaviour({"mine": good, "too": good}, **changes), *more)
+
+
+@pytest.mark.parametrize(
+    ("speaks", "route", "answer", "said"),
+    [
+        ("sglang", "/tokenize", b'{"tokens": ["a"]}', "has tokens \"['a']\", not token ids"),
+        ("sglang", "/generate", b"{}", "has no meta_info: '{}'"),
+        ("sglang", "/generate", b'{"meta_info": {"input_token_logprobs": [], "input_top_logprobs": []}}', "of the"),
+        ("llamacpp", "/apply-template", b"[]", "has no prompt: '[]'"),
+        ("llamacpp", "/completion", b"7", "/completion: the answer is '7', no text"),
+        ("llamacpp", "/completion", b'{"content": "a"}', "has no completion_probabilities.0"),
+        ("llamacpp", "/completion", b'{"completion_probabilities": [{"id": -1}]}', "wrote token -1 in place of"),
+        ("llamacpp", "/lora-adapters", b"{}", "/lora-adapters: the answer is '{}', no list"),
+        ("llamacpp", "/lora-adapters", b'[{"id": "a", "path": "b"}]', "has 'a' where a whole number belongs"),
+        ("vllm", "/v1/completions", b'{"choices": [{"prompt_logprobs": 1}]}', "has no prompt_logprobs of the"),
+    ],
+)
+def test_an_answer_of_another_form_is_an_error(
+    out: Path, good: ServedModel, speaks: str, route: str, answer: bytes, said: str
+) -> None:
+    behaviour = Behaviour({"mine": good}, speaks=speaks, answer=lambda asked: answer if asked == route else None)
+    assert said in refused(out, behaviour, "--conversations", "1")
 
 
 @pytest.mark.parametrize(

@@ -142,19 +142,20 @@ class LlamaServer:
             "post_sampling_probs": False,
         }
         answer = self.connection.post("/completion", body)
+        if not isinstance(answer, dict):
+            raise ConfigError(f"{self.where}/completion: the answer is {shown(str(answer))!r}, no text.")
         if "completion_probabilities" not in answer and str(protocol.field(answer, "content")).endswith(_NO_CHARACTER):
             return {}
         written = protocol.field(answer, "completion_probabilities", 0)
-        if protocol.field(written, "id") != token:
+        if (found := protocol.field(written, "id")) != token:
             raise ConfigError(
-                f"{self.where}: wrote token {shown(str(written['id']))} in place of {token}, which a bias forces. "
-                "Start llama-server without a grammar and without a draft model."
+                f"{self.where}: wrote token {shown(str(found))} in place of {token}, which a bias forces. Start "
+                "llama-server without a grammar and without a draft model."
             )
-        listed = [written, *protocol.field(written, "top_logprobs")]
-        return {
-            protocol.token(protocol.field(entry, "id")): max(_LEAST, protocol.number(protocol.field(entry, "logprob")))
-            for entry in listed
-        }
+        best = protocol.field(written, "top_logprobs")
+        if not isinstance(best, list):
+            raise ConfigError(f"{self.where}: the answer has top_logprobs {shown(str(best))!r}, no list.")
+        return dict(map(_entry, [written, *best]))
 
     def _completion(self, model: str, before: Sequence[int], token: int, bias: float, most: int) -> dict[str, Any]:
         body = {**self._model(model), "prompt": list(before), "n_predict": most, "temperature": 0}
@@ -170,3 +171,9 @@ class LlamaServer:
     def stops(self, model: str, before: Sequence[int], end: int) -> bool:
         answer = self.connection.post("/completion", self._completion(model, before, end, 100, 2))
         return bool(protocol.field(answer, "stop_type") == "eos")
+
+
+def _entry(listed: Any) -> tuple[int, float]:
+    """Return a token and its log probability."""
+    token = protocol.token(protocol.field(listed, "id"))
+    return token, max(_LEAST, protocol.number(protocol.field(listed, "logprob")))

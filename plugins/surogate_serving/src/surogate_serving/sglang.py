@@ -99,7 +99,7 @@ class SGLang:
                 f"{self.where}: the answer has no input_token_logprobs of the {len(ids)} tokens. Serve with a version "
                 "of SGLang that gives them."
             )
-        return {at: _of_position([own[at], *(best[at] or ())], ids[at]) for at in wanted}
+        return {at: _of_position(own[at], best[at], ids[at]) for at in wanted}
 
     def _asked(self, model: str, ids: Sequence[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request of /generate, which knows adapters by name and no other models."""
@@ -117,13 +117,13 @@ def _asks_for_prompt(said: str) -> bool:
     return "prompt" in said and "required" in said
 
 
-def _of_position(listed: Sequence[Any], token: int) -> dict[int, float]:
+def _of_position(own: Any, best: Any, token: int) -> dict[int, float]:
     """Return log probabilities of one position, which are lists of a log probability, a token and its text."""
     try:
-        found = {int(entry[1]): protocol.number(entry[0]) for entry in listed}
-    except (IndexError, TypeError, ValueError):
+        found = {int(entry[1]): protocol.number(entry[0]) for entry in [own, *(best or ())]}
+    except (IndexError, KeyError, TypeError, ValueError):
         raise ConfigError(
-            f"the answer has logprobs {shown(str(listed))!r}, not a log probability and a token for each."
+            f"the answer has logprobs {shown(str([own, best]))!r}, not a log probability and a token for each."
         ) from None
     if token not in found:
         raise ConfigError(f"the answer has input_token_logprobs without the token {token} of the prompt.")
