@@ -30,7 +30,7 @@ from surogate_serving.checking import Checked, Request, check
 HERE = Path(__file__).parent
 PACKAGE = "xllamacpp==2026.10.11549"
 KINDS = ("f32", "bf16", "q8_0", "q4_0")
-FAMILIES = ("llama3", "mistral", "nemo", "qwen2.5", "qwen3", "gemma3", "phi3", "smollm3", "olmo2")
+FAMILIES = ("llama3", "mistral", "nemo", "qwen2.5", "qwen3", "gemma3", "phi3", "smollm3")
 LONGEST = 480
 """Tokens of a conversation: the models have 512 positions."""
 EXPLAINED = {

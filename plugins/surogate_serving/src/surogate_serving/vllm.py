@@ -53,7 +53,7 @@ class VLLM:
         return None
 
     def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
-        tools = protocol.functions(rendering.tools, lambda given: {key: given.get(key) for key in _FUNCTION} | given)
+        tools = protocol.functions(rendering.tools, lambda given: {**dict.fromkeys(_FUNCTION), **given})
         yield from protocol.own_tools(self.program, rendering, tools)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
