@@ -255,16 +255,19 @@ LLAMA_TOOL = {"name": "", "description": "", "parameters": {}}
 def _rendered(
     served: ServedModel, body: dict[str, Any], missing: dict[str, Any] | None, continues: bool = False
 ) -> str:
-    """Return messages as text. missing: values of keys of a tool that is not given them, as the server's classes do."""
+    """Return messages as text. missing: values of keys of a tool that is not given them, as the server's classes do;
+    None: those of SGLang, which stand behind the others."""
     messages = json.loads(json.dumps(body["messages"]))
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     tools = None if "tools" in served.drops else body.get("tools")
     for tool in tools or ():
         given = tool["function"]
-        tool["function"] = (
-            {**missing, **given} if missing else {**given, **{k: given.get(k) for k in ("description", "parameters")}}
-        )
+        if missing is None:
+            tool["function"] = {**given, **{key: given.get(key) for key in ("description", "parameters")}}
+            tool["defer_loading"] = None
+        else:
+            tool["function"] = {**missing, **given}
     text: str = served.tokenizer.apply_chat_template(
         messages,
         tools=tools,

@@ -39,7 +39,9 @@ ServedModel = Any
 TEMPLATE = (
     "{{- bos_token }}{%- if style is defined %}{{- style + '\n' }}{%- endif %}"
     "{%- if style == 'dated' %}{{- (date_string or '01 Jan 2024') + '\n' }}{%- endif %}"
-    "{%- if tools %}{{- '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}"
+    "{%- if tools %}{{- '<|im_start|>tools\n' + "
+    "((tools if style == 'whole' else tools | map(attribute='function') | list) | tojson) "
+    "+ '<|im_end|>\n' }}{%- endif %}"
     "{%- for m in messages if m.role != 'system' or style != 'plain' %}"
     "{{- '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
     "{%- for c in m.tool_calls or [] %}{{- c.function.name + (c.function.arguments | tojson) }}{%- endfor %}"
@@ -163,6 +165,14 @@ def written(served: ServedModel, out: Path, folder: Path) -> Path:
     return folder
 
 
+def with_style(out: Path, style: str, into: Path) -> Path:
+    """Return the config of a run whose conversations set a variable of the chat template."""
+    keys = yaml.safe_load((out / "run.yaml").read_text())
+    keys["validation_datasets"][0]["chat_template_kwargs"] = {"style": style}
+    (into / "run.yaml").write_text(yaml.safe_dump(keys))
+    return into / "run.yaml"
+
+
 def refused(out: Path, behaviour: Any, *more: str | Path) -> str:
     """Return the message of a check that cannot be made."""
     with serving(behaviour) as url:
@@ -182,7 +192,8 @@ def test_what_a_run_has_written_is_equal_when_served(
     tokens, log_probs, stops = (found["checks"][name] for name in ("tokens", "log_probs", "stops"))
     assert tokens["conversations"] == conversations and tokens["texts"] > 2 * conversations
     assert tokens["in_front_of_trained"] >= conversations and tokens["differ"] == tokens["not_compared"] == 0
-    assert log_probs["rms"] < 1e-6 and 1e-5 < log_probs["bound"] < 3e-4 and log_probs["kl"] < 1e-6
+    largest = 1e-3 if speaks == "llamacpp" else 1e-4  # sums in F16
+    assert log_probs["rms"] < 1e-6 and 1e-5 < log_probs["bound"] < largest and log_probs["kl"] < 1e-6
     assert log_probs["tokens"] > 15 * conversations
     assert (log_probs["not_compared"] > 0) == (speaks == "llamacpp")
     assert log_probs["same_best"] == 1 and log_probs["loss_trained"] == pytest.approx(
@@ -278,6 +289,14 @@ def test_tools_that_a_server_fills_in_are_named(
     assert form in tokens["remedy"] and tokens["remedy"].startswith(f"{PROGRAMS[speaks]} gives tools")
 
 
+def test_a_key_that_sglang_puts_into_each_tool_is_named(out: Path, good: ServedModel, tmp_path: Path) -> None:
+    config = with_style(out, "whole", tmp_path)
+    status, found = check_as("sglang", out, good, tmp_path, "--config", config, "--no-log-probs")
+    tokens = found["checks"]["tokens"]
+    assert (status, tokens["fault"]) == (1, "the tools are written in another form")
+    assert '"defer_loading": null' in tokens["remedy"] and 0 < tokens["differ"] < tokens["texts"]
+
+
 @everywhere
 def test_messages_that_the_served_template_refuses_are_a_difference(
     out: Path, good: ServedModel, speaks: str, tmp_path: Path
@@ -322,10 +341,10 @@ def test_the_type_of_a_gguf_is_named_and_can_be_accepted(out: Path) -> None:
             if weight.ndim > 1:  # vectors stay as they are in a GGUF
                 weight.copy_(weight.bfloat16())
     behaviour = Behaviour({"mine": served}, speaks="llamacpp", form="BF16")
-    status, found = check(out, behaviour, "--conversations", "6")
+    status, found = check(out, behaviour, "--conversations", "4")
     assert (status, found["checks"]["log_probs"]["fault"]) == (1, "rounded to gguf:bf16, as the server says")
     assert "--format gguf:bf16" in found["checks"]["log_probs"]["remedy"]
-    assert check(out, behaviour, "--format", "gguf:bf16", "--conversations", "6")[0] == 0
+    assert check(out, behaviour, "--format", "gguf:bf16", "--conversations", "4")[0] == 0
 
 
 @everywhere
@@ -357,10 +376,7 @@ def test_fewer_likeliest_tokens_than_asked_for_are_said_and_leave_no_kl(out: Pat
 def test_what_a_llama_server_gives_to_a_template_of_its_own_is_named(
     out: Path, good: ServedModel, tmp_path: Path, style: str, fault: str, remedy: str
 ) -> None:
-    config = tmp_path / "run.yaml"
-    keys = yaml.safe_load((out / "run.yaml").read_text())
-    keys["validation_datasets"][0]["chat_template_kwargs"] = {"style": style}
-    config.write_text(yaml.safe_dump(keys))
+    config = with_style(out, style, tmp_path)
     more = ("--config", config, "--no-log-probs", "--conversations", "6")
     status, found = check_as("llamacpp", out, good, tmp_path, *more)
     tokens = found["checks"]["tokens"]
@@ -375,10 +391,7 @@ def test_rows_of_a_file_and_variables_of_a_template(out: Path, good: ServedModel
     more = ("--rows", row, "--no-log-probs")
     status, found = check_as(speaks, out, good, tmp_path, *more)
     assert (status, found["checks"]["tokens"]["conversations"]) == (0, 1)
-    config = tmp_path / "run.yaml"
-    keys = yaml.safe_load((out / "run.yaml").read_text())
-    keys["validation_datasets"][0]["chat_template_kwargs"] = {"style": "short"}
-    config.write_text(yaml.safe_dump(keys))
+    config = with_style(out, "short", tmp_path)
     more = ("--config", config, "--no-log-probs", "--conversations", "4")
     status, found = check_as(speaks, out, good, tmp_path, *more)
     assert (status, found["checks"]["tokens"]["equal"]) == (0, True)
@@ -409,7 +422,7 @@ def test_an_adapter_by_name_is_compared_with_the_merged_model(
     output, merged = adapter
     base, with_adapter = load(user / "base/out"), load(merged)
     with_adapter.parent = "base"
-    few = ("--adapter", "mine", "--conversations", "4")
+    few = ("--adapter", "mine", "--conversations", "2")
 
     def served(mine: ServedModel) -> Any:
         return Behaviour({"base": base, "mine": mine}, speaks=speaks)
@@ -436,13 +449,13 @@ def test_an_adapter_by_name_is_compared_with_the_merged_model(
 def test_an_adapter_in_files_is_loaded_by_peft_and_compared(adapter: tuple[Path, Path], tmp_path: Path) -> None:
     output, _ = adapter
     served = shutil.copytree(output / "adapter", tmp_path / "mine")
-    status, found = check(output, None, "--conversations", "6", at=served)
+    status, found = check(output, None, "--conversations", "3", at=served)
     assert (status, found["server"]) == (0, {"program": "PEFT", "model": "mine"})
     assert found["checks"]["log_probs"]["equal"] and found["checks"]["adapter"]["rms"] > 1e-3
     weights = safetensors.torch.load_file(served / "adapter_model.safetensors")
     changed = {name: value * 2 if "lora_B" in name else value for name, value in weights.items()}
     safetensors.torch.save_file(changed, served / "adapter_model.safetensors", {"format": "pt"})
-    status, found = check(output, None, "--conversations", "6", at=served)
+    status, found = check(output, None, "--conversations", "3", at=served)
     assert (status, found["checks"]["log_probs"]["fault"]) == (1, "another adapter, or another base")
 
 

@@ -176,7 +176,7 @@ def own_tools(program: str, rendering: Rendering, tools: Sequence[Any]) -> Itera
         yield OwnForm(
             "the tools are written in another form",
             f"{program} gives tools to the template in a form of its own: {shown(other[0])}. Write them so in the "
-            "data, with a description and parameters for each.",
+            "data, or train and serve with a template that writes only keys which it names.",
             replace(rendering, tools=tools),
         )
 

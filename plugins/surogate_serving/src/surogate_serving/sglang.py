@@ -58,7 +58,9 @@ class SGLang:
 
     def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
         tools = protocol.functions(rendering.tools, lambda given: {**given, **{key: given.get(key) for key in _FILLED}})
-        yield from protocol.own_tools(self.program, rendering, tools)
+        for more in ({"defer_loading": None}, {}):  # 0.5.23 has it in each tool
+            filled = [{**tool, **more} if isinstance(tool, dict) else tool for tool in tools]
+            yield from protocol.own_tools(self.program, rendering, filled)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         found = self._ids(model, rendering, rendering.prompt)
