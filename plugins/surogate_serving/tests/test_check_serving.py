@@ -448,7 +448,9 @@ def test_an_adapter_by_name_is_compared_with_the_merged_model(
     assert "the server has no such adapter; it serves base" in said and hint in said
 
 
-def test_an_adapter_in_files_is_loaded_by_peft_and_compared(adapter: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_adapter_in_files_is_loaded_by_peft_and_compared(
+    adapter: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output, _ = adapter
     served = shutil.copytree(output / "adapter", tmp_path / "mine")
     status, found = check(output, None, "--conversations", "3", at=served)
@@ -459,6 +461,9 @@ def test_an_adapter_in_files_is_loaded_by_peft_and_compared(adapter: tuple[Path,
     safetensors.torch.save_file(changed, served / "adapter_model.safetensors", {"format": "pt"})
     status, found = check(output, None, "--conversations", "3", at=served)
     assert (status, found["checks"]["log_probs"]["fault"]) == (1, "another adapter, or another base")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    done = invoke("check-serving", served, "--run", output)
+    assert done.returncode == 2 and "loaded by PEFT, which is not installed. pip install peft" in done.stderr
 
 
 def test_an_adapter_that_a_llama_server_applies_by_default_is_compared(user: Path, adapter: tuple[Path, Path]) -> None:

@@ -28,7 +28,7 @@ _LEAST: Final = -87.0
 _F16_SUMS: Final = 2.0**-10
 """By default keys and values are in F16, and flash attention on a CPU adds in F16, which rounds at each step."""
 _ALONE: Final = " (no adapter)"
-"""What follows the name of a model in that of the same one without adapters."""
+"""Follows the name of a model in that of the same one without adapters."""
 _FORMS: Final = ("BF16", "F16", "F32", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Types of a GGUF, as `model_ftype` has them: "BF16", "mostly Q8_0", "all F32"."""
 

@@ -51,7 +51,7 @@ class NotGiven(Exception):  # it ends a check, and is no error
 
 @dataclass(frozen=True)
 class Words:
-    """What to do about a difference, in terms of a server program.
+    """Remedies of differences, in terms of a server program.
 
     template   to have the chat template of the output
     variables  to have chat_template_kwargs applied

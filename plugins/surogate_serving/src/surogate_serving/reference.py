@@ -81,7 +81,11 @@ class Reference:
         """Load an adapter onto the model, by PEFT. Raises ConfigError if it does not load."""
         try:
             from peft import PeftModel
-
+        except ImportError:
+            raise ConfigError(
+                f"{folder}: an adapter is loaded by PEFT, which is not installed. pip install peft"
+            ) from None
+        try:
             with quiet():
                 self.model = PeftModel.from_pretrained(self.model, str(folder)).eval()
         except Exception as error:  # libraries raise exceptions of many types
