@@ -529,7 +529,10 @@ def test_a_folder_that_is_no_model_is_an_error(out: Path, adapter: tuple[Path, P
     assert "names no base_model_name_or_path" in said(mine)
     broken = shutil.copytree(out, tmp_path / "broken", ignore=shutil.ignore_patterns("checkpoint*"))
     (broken / "model.safetensors").write_bytes(b"no weights")
-    assert "does not load in transformers" in said(broken)
+    assert "does not load in transformers" in said(broken) and "Train or export it again" in said(broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt"}}))
+    assert "quantized (modelopt), of which transformers reads some formats only" in said(broken)
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,14 @@ class Reference:
                 ).eval()
         except Exception as error:  # libraries raise exceptions of many types
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(
-                f"{self._folder}: does not load in transformers: {shown(reason)}. Train or export it again."
-            ) from error
+            quantized = read_config(self._folder).get(QUANTIZATION)
+            remedy = (
+                f"Its weights are quantized ({shown(str(quantized.get('quant_method')))}), of which transformers reads "
+                "some formats only, with their packages. Serve it, and check the server."
+                if isinstance(quantized, dict)
+                else "Train or export it again."
+            )
+            raise ConfigError(f"{self._folder}: does not load in transformers: {shown(reason)}. {remedy}") from error
 
     @torch.no_grad()
     def log_probs(self, ids: Sequence[int], wanted: Sequence[int]) -> Tensor:
