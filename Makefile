@@ -77,6 +77,7 @@ test-serving: install
 	$(BIN)/python tests/serving/check_gguf.py
 	$(BIN)/python tests/serving/check_gguf_lora.py
 	$(BIN)/python tests/serving/check_modelfiles.py
+	$(BIN)/python tests/serving/check_llama_server.py
 
 lint: install
 	$(BIN)/ruff format --check .

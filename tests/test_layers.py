@@ -333,7 +333,7 @@ MODULES = {
 }
 """Module that a distribution brings under another name."""
 
-TRIED: Mapping[str, set[str]] = {"surogate_verify": {"peft"}}
+TRIED: Mapping[str, set[str]] = {"surogate_serving": {"peft"}, "surogate_verify": {"peft"}}
 """Modules that a package uses if they are there."""
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from .log_probs import Served, rms
+from .protocol import Words
 from .result import Result
 
 _REPEATED: Final = 1e-5
 """Log probabilities of one model that are asked for twice may be off by this."""
 
 
-def check_adapter(adapter: str, base: str, served: Served, of_base: Served) -> Result:
+def check_adapter(words: Words, adapter: str, base: str, served: Served, of_base: Served) -> Result:
     """Compare what a server computes with an adapter and without it."""
     distance = rms(served.of_tokens, of_base.of_tokens)
     gain = (sum(served.of_tokens) - sum(of_base.of_tokens)) / len(served.of_tokens)
@@ -23,5 +24,5 @@ def check_adapter(adapter: str, base: str, served: Served, of_base: Served) -> R
     if distance > _REPEATED:
         return Result("adapter", True, said, numbers=numbers)
     said = f"{adapter} and {base} have the same log probabilities"
-    remedy = f"The server answers {adapter} with its base. Start vLLM with --enable-lora and the adapter's folder."
+    remedy = f"The server answers {adapter} with its base. {words.adapter.format(name=adapter)}"
     return Result("adapter", False, said, "the adapter is not applied", remedy, numbers=numbers)

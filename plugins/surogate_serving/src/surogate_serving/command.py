@@ -15,7 +15,12 @@ from surogate_core.plugins.versions import refuse_other_program
 
 
 def check_serving(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, such as http://127.0.0.1:8000.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="Address of the server, such as http://127.0.0.1:8000, or a folder of files."
+        ),
+    ],
     output: Annotated[
         Path, typer.Option("--run", metavar="OUTPUT", help="Output of the run, or its adapter or merged model.")
     ],
@@ -51,8 +56,8 @@ def check_serving(
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"--timeout {timeout}: is no time. Give seconds, such as 120.")
     from .checking import Request, check  # imports torch
+    from .report import all_equal, as_text
     from .report import as_json as as_data
-    from .report import as_text
 
     checked = check(
         Request(
@@ -74,4 +79,4 @@ def check_serving(
     else:
         print(f"{checked.program}, model {checked.model}")
         print(as_text(checked.results))
-    return 0 if all(result.equal for result in checked.results) else 1
+    return 0 if all_equal(checked.results) else 1

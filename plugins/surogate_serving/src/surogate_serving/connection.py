@@ -23,7 +23,8 @@ LARGEST: Final = 1 << 28
 
 _PAUSE: Final = 1.0
 _LINE_SECONDS: Final = 10.0
-_STARTING: Final = (502, 503)
+_STARTING: Final = (429, 502, 503)
+"""Statuses of a server that starts, or that has too much to do."""
 _SHOWN: Final = 300
 """Characters of an answer that a message has."""
 
@@ -61,16 +62,25 @@ class Connection:
         return self._answer(route, None)
 
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
-        """Return the answer to POST. Raises Refused for a status of an error, ConfigError if there is no answer."""
-        return self._answer(route, json.dumps(body).encode())
+        """Return the answer to POST, for which a server that is busy is asked again.
+
+        Raises Refused for a status of an error, ConfigError if there is no answer.
+        """
+        return self._patiently(lambda: self._answer(route, json.dumps(body).encode()), gone=False)
 
     def wait(self, route: str) -> Any:
         """Return the answer to GET, of a server that may not be up yet."""
+        return self._patiently(lambda: self.get(route), gone=True)
+
+    def _patiently(self, ask: Callable[[], Any], gone: bool) -> Any:
+        """Ask until the server answers. gone: whether a server that is not there is waited for."""
         began = said = time.monotonic()
         while True:
             try:
-                return self.get(route)
+                return ask()
             except _NotUp as error:
+                if not (gone or error.busy):
+                    raise
                 now = time.monotonic()
                 if now + _PAUSE - began > self.timeout:
                     raise ConfigError(
@@ -125,16 +135,16 @@ class Connection:
         if 300 <= error.code < 400:
             return ConfigError(f"{self.url}{route}: is redirected, which is not followed. Name the server itself.")
         if error.code in _STARTING:
-            return _NotUp(f"{self.url}{route}", f"status {error.code}")
+            return _NotUp(f"{self.url}{route}", f"status {error.code}", busy=True)
         return Refused(f"{self.url}{route}", error.code, _said(error))
 
 
 class _NotUp(ConfigError):
-    """No answer, as of a server that starts. reason: why, in a few words."""
+    """No answer, as of a server that starts. reason: why, in a few words. busy: whether the server has said so."""
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(self, where: str, reason: str, busy: bool = False) -> None:
         super().__init__(f"{where}: {reason}. Start the server, or look at its log.")
-        self.reason = reason
+        self.reason, self.busy = reason, busy
 
 
 def _opened(request: Request, timeout: float) -> HTTPResponse:
@@ -168,7 +178,7 @@ def server_url(given: str) -> str:
     except ValueError as error:
         raise ConfigError(f"{shown(given)}: {error}. Write http://127.0.0.1:8000.") from None
     if parts.scheme not in ("http", "https") or not named or port == 0:
-        raise ConfigError(f"{shown(given)}: is no address of a server. Write http://127.0.0.1:8000.")
+        raise ConfigError(f"{shown(given)}: is no address of a server. Write http://127.0.0.1:8000, or name a folder.")
     if parts.username or parts.password:
         raise ConfigError(f"{named}: the URL has a user or a password. Put the server's key into {KEY}.")
     if parts.query or parts.fragment:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf, isfinite, sqrt
 
 from surogate.data.chats import Chat
 
+from .picture import drawn
 from .protocol import Server
 from .reference import Reference, kl
 from .result import Result
-from .rounding import FACTOR, FLOOR, NAMES
+from .rounding import FACTOR, FLOOR, FORMATS, NAMES, Errors
 
 Progress = Callable[[int], None]
 Asked = Sequence[tuple[Chat, list[int], list[int]]]
@@ -35,21 +35,33 @@ def asked_of(chats: Sequence[Chat]) -> Asked:
 
 @dataclass(frozen=True)
 class Served:
-    """Log probabilities of a server. listed: of each position, of its token and the likeliest ones."""
+    """Log probabilities of a server.
 
+    asked     the positions of which it has given some
+    of_tokens of each position, of its token
+    listed    of each position, of its token and the likeliest ones
+    left_out  number of positions of which it has given none
+    """
+
+    asked: list[tuple[Chat, list[int], list[int]]]
     of_tokens: list[float]
     listed: list[Mapping[int, float]]
+    left_out: int
 
 
 def ask(server: Server, model: str, asked: Asked, progress: Progress) -> Served:
     """Ask a server for log probabilities of all conversations."""
-    served = Served([], [])
-    for done, (_, ids, wanted) in enumerate(asked):
+    given: list[tuple[Chat, list[int], list[int]]] = []
+    listed: list[Mapping[int, float]] = []
+    for done, (chat, ids, wanted) in enumerate(asked):
         progress(done)
         found = server.log_probs(model, ids, wanted)
-        served.of_tokens.extend(found[at][ids[at]] for at in wanted)
-        served.listed.extend(found[at] for at in wanted)
-    return served
+        if at := [position for position in wanted if position in found]:
+            given.append((chat, ids, at))
+            listed.extend(found[position] for position in at)
+    own = (ids[at] for _, ids, wanted in given for at in wanted)
+    of_tokens = [row[token] for row, token in zip(listed, own, strict=True)]
+    return Served(given, of_tokens, listed, sum(len(wanted) for _, _, wanted in asked) - len(listed))
 
 
 @dataclass(frozen=True)
@@ -66,17 +78,17 @@ class Compared:
     same_best: float | None
 
 
-def compute(reference: Reference, asked: Asked, served: Served, progress: Progress) -> Compared:
-    """Compute the log probabilities that were asked for."""
+def compute(reference: Reference, served: Served, least: float, progress: Progress) -> Compared:
+    """Compute the log probabilities that were asked for. least: the smallest one that the server can give."""
     ours: list[float] = []
     divergences: list[float] = []
     same = 0
-    for done, (_, ids, wanted) in enumerate(asked):
+    for done, (_, ids, wanted) in enumerate(served.asked):
         progress(done)
         rows = reference.log_probs(ids, wanted)
         for row, at in zip(rows, wanted, strict=True):
             listed = served.listed[len(ours)]
-            ours.append(float(row[ids[at]]))
+            ours.append(max(least, float(row[ids[at]])))
             if len(listed) > 1:
                 divergences.append(kl(row, listed))
                 same += max(listed, key=listed.__getitem__) == int(row.argmax())
@@ -93,28 +105,31 @@ def rms(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def check_log_probs(
-    asked: Asked,
+    server: Server,
     served: Served,
     reference: Reference,
-    error: float,
+    errors: Errors,
     of_base: Served | None,
     progress: Progress,
 ) -> Result:
     """Compare log probabilities. The reference is changed.
 
-    error: of the format, relative to weights. of_base: log probabilities of the base that the server has beside an
+    errors: of the format. of_base: log probabilities of the base that the server has beside an
     adapter.
     """
-    compared = compute(reference, asked, served, progress)
+    asked, lacks = served.asked, f"{served.left_out} tokens were not compared"
+    if not asked:
+        return Result("log_probs", None, f"{lacks}: {server.program} gives no log probability of any")
+    compared = compute(reference, served, server.least, progress)
     ours, theirs = compared.of_tokens, served.of_tokens
     distance, loss, loss_served = rms(ours, theirs), *(-sum(values) / len(values) for values in (ours, theirs))
-    reference.disturb(error)
-    noise = rms(ours, _all(reference, asked))
-    bound = FACTOR * noise + FLOOR
+    reference.disturb(errors, server.own_error)
+    bound = FACTOR * rms(ours, _all(reference, asked)) + FLOOR
     gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     largest = max(range(len(gaps)), key=lambda at: gaps[at] if isfinite(gaps[at]) else inf)
     numbers = {
         "tokens": len(ours),
+        "not_compared": served.left_out,
         "dtype": reference.dtype,
         "rms": distance,
         "bound": bound,
@@ -130,25 +145,47 @@ def check_log_probs(
     )
     if compared.kl is not None:
         said += f"; KL {compared.kl:.1e}, {compared.same_best:.1%} with the same likeliest token"
+    if served.left_out:
+        said += f"; {lacks}: {server.program} gives no log probability of those that {server.left_out}"
+    picture = drawn(gaps, bound)
     if distance <= bound:
-        return Result("log_probs", True, said, numbers=numbers)
-    failed = partial(Result, "log_probs", False, said, shown=_where(asked, largest), numbers=numbers)
+        return Result("log_probs", True, said, picture=picture, numbers=numbers)
     if of_base is not None and rms(of_base.of_tokens, theirs) <= bound:
-        return failed(
-            fault="the adapter is not applied",
-            remedy="The server answers with its base. Start vLLM with --enable-lora and the adapter's folder.",
+        fault = "the adapter is not applied"
+        remedy = f"The server answers with its base. {server.words.adapter.format(name='NAME')}"
+    elif rounded := _rounding(server, reference, asked, theirs, distance):
+        fault, remedy = rounded
+    else:
+        fault = "other weights" if of_base is None else "another adapter, or another base"
+        remedy = (
+            "Serve the folder that the run, `surogate merge` or `surogate export` has written, and none that was "
+            "changed since. If it is served in a format such as fp8-channel or gguf:q8_0, name that with --format."
         )
+    where = _where(asked, largest)
+    return Result("log_probs", False, said, fault, remedy, where, picture, numbers)
+
+
+def _rounding(
+    server: Server, reference: Reference, asked: Asked, theirs: Sequence[float], distance: float
+) -> tuple[str, str] | None:
+    """Return the fault and the remedy if the server's weights are those of the model, in another format or dtype."""
+    said = server.form()
+    if said is not None and said in FORMATS and _has_form(server, said, reference, asked, theirs):
+        remedy = f"Serve a file of the output's dtype, or accept the rounding with --format {said} here."
+        return f"rounded to {said}, as the server says", remedy
     for dtype, short in NAMES.items():
         if dtype != reference.dtype and _rounds_to(dtype, reference, asked, theirs, distance):
-            remedy = (
-                f"Start the server with --dtype {reference.dtype}, or accept the rounding with --format {short} here."
-            )
-            return failed(fault=f"rounded to {dtype}", remedy=remedy)
-    remedy = (
-        "Serve the folder that the run, `surogate merge` or `surogate export` has written, and none that was changed "
-        "since. If it is served in a format such as fp8-channel, name that with --format."
-    )
-    return failed(fault="other weights" if of_base is None else "another adapter, or another base", remedy=remedy)
+            kept = server.words.dtype.format(dtype=reference.dtype)
+            return f"rounded to {dtype}", f"{kept}, or accept the rounding with --format {short} here."
+    return None
+
+
+def _has_form(server: Server, form: str, reference: Reference, asked: Asked, theirs: Sequence[float]) -> bool:
+    """Return whether a server is within the bound of a format."""
+    right = reference.in_dtype(reference.dtype)
+    ours = _all(right, asked)
+    right.disturb(FORMATS[form], server.own_error)
+    return rms(ours, theirs) <= FACTOR * rms(ours, _all(right, asked)) + FLOOR
 
 
 def _rounds_to(dtype: str, reference: Reference, asked: Asked, theirs: Sequence[float], distance: float) -> bool:
@@ -159,7 +196,7 @@ def _rounds_to(dtype: str, reference: Reference, asked: Asked, theirs: Sequence[
     """
     other = reference.in_dtype(dtype)
     ours = _all(other, asked)
-    other.disturb(0.0)
+    other.disturb(Errors(), 0.0)
     return rms(ours, theirs) <= min(0.9 * distance, FACTOR * rms(ours, _all(other, asked)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -24,7 +24,7 @@ from surogate_core.machine.devices import GIB
 from surogate_core.plugins.registry import Registry
 
 from .connection import shown
-from .rounding import DTYPES
+from .rounding import DTYPES, Errors
 
 _MORE: Final = 1.3
 """Bytes of memory for a byte of weights: weights, and what one conversation needs."""
@@ -42,12 +42,19 @@ class Reference:
         cls = getattr(transformers, self._loaded_by)
         try:
             with quiet():
-                return cls.from_pretrained(self._folder, local_files_only=True, dtype=dtype).eval()
+                return cls.from_pretrained(
+                    self._folder, local_files_only=True, dtype=dtype, trust_remote_code=False
+                ).eval()
         except Exception as error:  # libraries raise exceptions of many types
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(
-                f"{self._folder}: does not load in transformers: {shown(reason)}. Train or export it again."
-            ) from error
+            quantized = read_config(self._folder).get(QUANTIZATION)
+            remedy = (
+                f"Its weights are quantized ({shown(str(quantized.get('quant_method')))}), of which transformers reads "
+                "some formats only, with their packages. Serve it, and check the server."
+                if isinstance(quantized, dict)
+                else "Train or export it again."
+            )
+            raise ConfigError(f"{self._folder}: does not load in transformers: {shown(reason)}. {remedy}") from error
 
     @torch.no_grad()
     def log_probs(self, ids: Sequence[int], wanted: Sequence[int]) -> Tensor:
@@ -62,18 +69,37 @@ class Reference:
         return found
 
     @torch.no_grad()
-    def disturb(self, error: float) -> None:
-        """Add random errors to all matrices: of the dtype, and `error` to those that formats quantize."""
+    def disturb(self, errors: Errors, own: float) -> None:
+        """Add random errors to all matrices: of the dtype, of a format, and `own`, of a program."""
         random = torch.Generator().manual_seed(0)
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
-        kept = {id(module.weight) for module in ends if module is not None}
+        outer = {id(module.weight) for module in ends if module is not None}
         for weight in self.model.parameters():
             if weight.ndim < 2:
                 continue
-            relative = DTYPES[self.dtype] + (0.0 if id(weight) in kept else error)
+            relative = DTYPES[self.dtype] + (errors.outer if id(weight) in outer else errors.inner + own)
             exact = weight.float()
             noise = torch.randn(weight.shape, generator=random) * exact.square().mean(-1, keepdim=True).sqrt()
             weight.copy_(exact + relative * noise)
+
+    def adapt(self, folder: Path) -> None:
+        """Load an adapter onto the model, by PEFT. Raises ConfigError if it does not load."""
+        try:
+            from peft import PeftModel
+        except ImportError:
+            raise ConfigError(
+                f"{folder}: an adapter is loaded by PEFT, which is not installed. pip install peft"
+            ) from None
+        try:
+            with quiet():
+                self.model = PeftModel.from_pretrained(self.model, str(folder)).eval()
+        except Exception as error:  # libraries raise exceptions of many types
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"{folder}: does not load in PEFT: {shown(reason)}. Train it again.") from error
+
+    def alone(self, base: bool) -> AbstractContextManager[object]:
+        """Return a context in which the model is its base without an adapter, if `base`."""
+        return self.model.disable_adapter() if base else nullcontext()
 
     def in_dtype(self, dtype: str) -> Reference:
         """Return the same model in another dtype."""
@@ -99,6 +125,11 @@ def open_reference(folder: Path, registry: Registry, dtype: str) -> Reference:
         raise ConfigError(
             f"{folder}: the weights are quantized. Name the output of the run, and with --format what is served."
         )
+    return open_model(folder, registry, config, dtype)
+
+
+def open_model(folder: Path, registry: Registry, config: Mapping[str, Any], dtype: str) -> Reference:
+    """Load the model in a folder, which may be quantized. Raises ConfigError if it is larger than the memory."""
     need = int(_MORE * sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern)))
     if need > (have := available_memory_bytes()):
         raise ConfigError(

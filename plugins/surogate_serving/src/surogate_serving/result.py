@@ -12,18 +12,20 @@ class Result:
     """The result of a check.
 
     check   its name: tokens, log_probs, stops or adapter
-    equal   whether what is served is what was trained
+    equal   whether what is served is what was trained; None: the check was not made, and `said` tells why
     said    a sentence with the numbers
     fault   a word for what is wrong, "" if nothing is
     remedy  what to do
     shown   lines of an example
+    picture lines of a picture of the numbers
     numbers for --json
     """
 
     check: str
-    equal: bool
+    equal: bool | None
     said: str
     fault: str = ""
     remedy: str = ""
     shown: tuple[str, ...] = ()
+    picture: tuple[str, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)

@@ -1,28 +1,58 @@
-"""The server at an address, by the program that it says it is."""
+"""The server at an address, by what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from surogate_core.errors import ConfigError
 
-from .connection import Connection, shown
+from .connection import Connection, Refused, shown
+from .llama_cpp import LlamaServer
 from .protocol import Server, entries
+from .sglang import SGLang
 from .vllm import VLLM
 
-PROGRAMS: Final[Mapping[str, Callable[[Connection], Server]]] = {"vllm": VLLM}
+PROGRAMS: Final[Mapping[str, Callable[[Connection], Server]]] = {
+    "vllm": VLLM,
+    "sglang": SGLang,
+    "llamacpp": LlamaServer,
+}
 """`owned_by` of a model in /v1/models -> the protocol."""
+
+MARKS: Final = (
+    ("/props", "default_generation_settings", LlamaServer),
+    ("/model_info", "is_generation", SGLang),
+    ("/version", "version", VLLM),
+)
+"""Routes that tell a program whose models are owned by another name: the route, a key of its answer, the protocol."""
+
+_MODELS: Final = "/v1/models"
 
 
 def open_server(connection: Connection) -> Server:
-    """Wait for a server. Raises ConfigError for one whose protocol is not known."""
-    owners = {str(entry.get("owned_by")) for entry in entries(connection.wait("/v1/models"))}
-    for owner in owners & PROGRAMS.keys():
-        return PROGRAMS[owner](connection)
+    """Wait for a server. Raises ConfigError for one that answers as none whose protocol is known."""
+    asked: list[str] = []
+    try:
+        owners = {str(entry.get("owned_by")) for entry in entries(connection.wait(_MODELS))}
+    except Refused as error:
+        asked.append(f"{_MODELS}: status {error.status}")
+    else:
+        for owner in owners & PROGRAMS.keys():
+            return PROGRAMS[owner](connection)
+        asked.append(f"{_MODELS}: models of {shown(', '.join(sorted(owners)) or 'nobody')}")
+    for route, key, program in MARKS:
+        try:
+            answer: Any = connection.get(route)
+        except Refused as error:
+            asked.append(f"{route}: status {error.status}")
+            continue
+        if isinstance(answer, dict) and key in answer:
+            return program(connection)
+        asked.append(f"{route}: no {key}")
     raise ConfigError(
-        f"{connection.url}: is a server of {shown(', '.join(sorted(owners)) or 'no model')}. This check knows the "
-        f"protocols of {', '.join(PROGRAMS)}. Serve the model with one of them."
+        f"{connection.url}: answers as none of vLLM, SGLang and llama-server. Asked: {'; '.join(asked)}. Name the "
+        "server itself and not a proxy, serve the model with one of the three, or name a folder of its files."
     )
 
 
@@ -33,11 +63,11 @@ def chosen_model(server: Server, name: str | None) -> str:
     if name is None:
         whole = [model.name for model in models if model.parent is None]
         if len(whole) != 1:
-            raise ConfigError(f"{server.connection.url}: serves {_listed(names)}. Choose one with --name.")
+            raise ConfigError(f"{server.where}: serves {_listed(names)}. Choose one with --name.")
         return whole[0]
     if name not in names:
         raise ConfigError(
-            f"--name {name}: the server has no such model; it serves {_listed(names)}. Use one of these names."
+            f"--name {shown(name)}: the server has no such model; it serves {_listed(names)}. Use one of these names."
         )
     return name
 
@@ -47,8 +77,8 @@ def chosen_adapter(server: Server, name: str, base: str | None) -> tuple[str, st
     models = {model.name: model for model in server.models()}
     if name not in models:
         raise ConfigError(
-            f"--adapter {name}: the server has no such adapter; it serves {_listed([*models])}. Start vLLM with "
-            f"--enable-lora --lora-modules {name}=output/adapter."
+            f"--adapter {shown(name)}: the server has no such adapter; it serves {_listed([*models])}. "
+            f"{server.words.adapter.format(name=name)}"
         )
     parent = models[name].parent
     if base is None and parent is not None and parent in models:

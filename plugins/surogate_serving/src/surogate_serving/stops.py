@@ -55,7 +55,7 @@ def check_stops(server: Server, model: str, chats: Sequence[Chat], tokenizer: Ro
     said = f"the server goes on after {_named(on, tokenizer)}, which ends trained answers"
     remedy = (
         f"Add {', '.join(map(str, on))} to eos_token_id of generation_config.json in the folder that is served; the "
-        "output's has it. vLLM reads that of another folder with --generation-config FOLDER."
+        f"output's has it. {server.words.ends}"
     )
     return Result("stops", False, said, "missing end token", remedy, numbers=numbers)
 

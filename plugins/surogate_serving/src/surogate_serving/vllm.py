@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 from surogate_core.errors import ConfigError
 
 from . import protocol
 from .connection import Connection, Refused, shown
-from .protocol import Rendering, ServedModel
+from .protocol import OwnForm, Rendering, ServedModel, Words
 
-_TOP = 20
+_TOP: Final = 20
 """Likeliest tokens that are asked for: as many as the server allows by default."""
+
+_FUNCTION: Final = ("name", "description", "parameters")
+"""Keys of a function, in the order in which vLLM has them; those that are not given are null."""
+
+WORDS: Final = Words(
+    template="without another --chat-template, or name it with --chat-template",
+    variables="Use a version of vLLM that reads chat_template_kwargs, or start it with --default-chat-template-kwargs.",
+    ends="vLLM reads the generation_config.json of another folder with --generation-config FOLDER.",
+    dtype="Start vLLM with --dtype {dtype}",
+    adapter="Start vLLM with --enable-lora --lora-modules {name}=output/adapter.",
+)
 
 
 @dataclass
@@ -22,10 +34,27 @@ class VLLM:
 
     connection: Connection
     program: str = "vLLM"
+    words: Words = WORDS
+    own_error: float = 0.0
+    least: float = -inf
+    left_out: str = ""
+    continues: bool = False
+    adapter: str | None = None
     _top: int = field(default=_TOP, repr=False)
+
+    @property
+    def where(self) -> str:
+        return self.connection.url
 
     def models(self) -> Sequence[ServedModel]:
         return protocol.served_models(self.connection.get("/v1/models"))
+
+    def form(self) -> str | None:
+        return None
+
+    def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
+        tools = protocol.functions(rendering.tools, lambda given: {**dict.fromkeys(_FUNCTION), **given})
+        yield from protocol.own_tools(self.program, rendering, tools)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
         body: dict[str, Any] = {

@@ -78,7 +78,11 @@ _FORM = (("alpha", 1.0), ("limit", 0.0), ("offset", 0.0))
 
 GATES: tuple[KernelDef, ...] = tuple(
     KernelDef(
-        op=kind, dtypes=dtypes, attrs=("alpha", "limit", "offset", "interleaved"), supports=_supports, bind=_bind_weighted_gate
+        op=kind,
+        dtypes=dtypes,
+        attrs=("alpha", "limit", "offset", "interleaved"),
+        supports=_supports,
+        bind=_bind_weighted_gate,
     )
     for kind, dtypes in (
         ("weighted_swiglu", ("bf16", "fp32", "int32", "bf16")),
