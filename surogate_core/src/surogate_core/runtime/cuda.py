@@ -9,7 +9,7 @@ collectives and copies overlap with the other launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..api import Call, Launch
 from ..program.lanes import lane_order
-from ..program.op import Lane, Op, Program
+from ..program.op import Lane, Op, Program, Signature
 from .arena import Buffers
 from .bind import BoundProgram, ExecutionContext, bind, each_once
 from .readings import PendingReading, device_readings
@@ -135,14 +135,21 @@ class CudaExecutor:
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Run everything but the collectives once. Leaves garbage in all outputs.
+        """Run one of all ops of a signature, but no collectives. Leaves garbage in their outputs.
 
-        This loads every module, which is not allowed during a capture, nor while a collective waits for a peer.
+        This loads every module, which is not allowed during a capture, nor while a collective waits for a peer. Ops of
+        a signature have the same kernels, so that a step of long rows is not waited for. Parts of values are the
+        exception: where one lies in its whole may select a kernel.
         """
+        known: set[Signature] = set()
         with torch.cuda.stream(self._stream):
             for bound in self._bound.values():
-                for function, arguments in _calls(bound, {*self._streams} - {"comm"}):
-                    function(*arguments)
+                for op, launches in zip(bound.ops, bound.launches, strict=True):
+                    is_known = op.signature in known and not any(v.shard for v in (*op.ins, *op.outs))
+                    known.add(op.signature)
+                    if op.lane != "comm" and not is_known:
+                        for function, arguments in (launch.call for launch in launches):
+                            function(*arguments)
         self.synchronize()
 
     def connect(self) -> None:
@@ -152,9 +159,10 @@ class CudaExecutor:
         while the next one is prepared.
         """
         for bound in self._bound.values():
-            for function, arguments in _calls(bound, {"comm"}):
-                function(*arguments)
-                self.synchronize()
+            for op, launches in zip(bound.ops, bound.launches, strict=True):
+                for function, arguments in (launch.call for launch in launches if op.lane == "comm"):
+                    function(*arguments)
+                    self.synchronize()
 
     def capture(self) -> None:
         """Capture each program that runs often and supports it; `run` replays its graphs from then on. Runs nothing."""
@@ -183,12 +191,6 @@ class CudaExecutor:
             self._stream.synchronize()
         for segment in (segment for segments in self._segments.values() for segment in segments):
             segment.graph = None
-
-
-def _calls(bound: BoundProgram, lanes: Collection[Lane]) -> Iterator[Call]:
-    for op, launches in zip(bound.ops, bound.launches, strict=True):
-        if op.lane in lanes:
-            yield from (launch.call for launch in launches)
 
 
 @dataclass
