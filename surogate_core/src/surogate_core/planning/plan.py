@@ -100,8 +100,8 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a plan that does not fit
     may count only live bytes (`at_least`). `recording`: of a plan that this one can be made from (`assemble.record`).
 
-    Of a run that does not fit and may have row tiles, this is the plan with or without them that is expected to be
-    faster, and the smaller one if neither is expected to fit.
+    Of a run that does not fit and may have row tiles, this is the plan without them if it is expected to be faster and
+    can fit, else the one with them, which is the smaller one with everything recomputed.
     """
     plan = sketch_exactly(replace(inputs, recompute_chosen=None), recording)
     with plan.assembly.passed.finding_causes():
@@ -110,8 +110,16 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     if plan.report.missing_bytes <= 0 or inputs.row_tiles is not None or not (rows := tiles_of_long_rows(inputs)):
         return plan
     tiled = sketched(replace(inputs, row_tiles=rows), plan.recording)
-    is_smaller = tiled.report.missing_bytes < plan.report.missing_bytes
-    return tiled if (tiled.expected.seconds, not is_smaller) < (plan.expected.seconds, is_smaller) else plan
+    is_faster = plan.expected.seconds <= tiled.expected.seconds
+    return plan if is_faster and _can_fit(plan) else tiled
+
+
+def _can_fit(plan: Plan) -> bool:
+    """Return whether a sketch fits with more recomputation. Where that is not certain, it is planned exactly."""
+    if plan.expected.certain or not plan.recompute_levels:
+        return plan.expected.seconds < inf
+    given = replace(plan.inputs, recompute_chosen=plan.recompute_levels[-1].recomputation)
+    return _missing(given, sketch(given, plan.recording)) <= 0
 
 
 def tiles_of_long_rows(inputs: PlanInputs) -> int:
@@ -135,6 +143,13 @@ def recomputed(plan: Plan) -> Plan:
         return _recomputing(exact) if plan.recompute_levels else exact
 
 
+def _missing(given: PlanInputs, assembly: Assembly) -> int:
+    """Return by how many bytes the device has too little for each of its ranks."""
+    assert given.target is not None
+    needed = sum(device_parts(assembly.memory, given, at_least(assembly.memory, given)).values())
+    return -(-(needed - given.target.device.memory_bytes) // given.ranks_per_device)
+
+
 def _recomputing(plan: Plan) -> Plan:
     expected, inputs, levels = plan.expected, plan.inputs, plan.recompute_levels
     plan = replace(plan, recompute_levels=())
@@ -142,14 +157,10 @@ def _recomputing(plan: Plan) -> Plan:
     sketches: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
-        """Return by how many bytes the device has too little for each of its ranks."""
         if index not in sketches:
             given = replace(inputs, recompute_chosen=levels[index].recomputation)
             sketches[index] = given, sketch(given, plan.recording)
-        given, assembly = sketches[index]
-        memory = assembly.memory
-        needed = sum(device_parts(memory, given, at_least(memory, given)).values())
-        return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
+        return _missing(*sketches[index])
 
     last = len(levels) - 1
     searches = (expected.certain and expected.seconds < inf) or missing_at(last) <= 0

@@ -1,0 +1,65 @@
+"""Row tiles that a plan chooses: only for long rows, only if the run does not fit otherwise, or is slower."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate import run
+from surogate_core.planning.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-8B with 12 blocks, for rows of any length."""
+    folder = tmp_path_factory.mktemp("model")
+    config = json.loads((ROOT / "examples/qwen3-8b/config.json").read_text(encoding="utf-8"))
+    config |= {"max_position_embeddings": 1 << 20, "num_hidden_layers": 12}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def planned(model: Path, tokens: int, limit: str, **keys: Any) -> Plan:
+    given = {"model": model, "lora": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    given |= {"sequence_len": tokens, "device_memory_limit": limit, **keys}
+    loaded = run.load(ROOT / "examples/qwen3-8b.yaml", [f"{key}={value}" for key, value in given.items()])
+    return run.plan(loaded, "h200", 1)
+
+
+def test_a_long_row_that_does_not_fit_gets_tiles_and_fits(model: Path) -> None:
+    keys: dict[str, Any] = {"recompute": True, "offload_residual": True}
+    without = planned(model, 65_536, "20GiB", row_tiles=0, **keys)
+    assert not without.report.fits and without.tiles_line == ""
+    chosen = planned(model, 65_536, "20GiB", **keys)
+    assert chosen.report.fits and chosen.tiles_line == "row_tiles: 4 tiles of 16,384 of 65,536 rows"
+    assert chosen.report.step.seconds < 1.03 * without.report.step.seconds
+
+
+def test_a_long_row_that_fits_only_in_tiles_with_everything_recomputed_is_found(model: Path) -> None:
+    plan = planned(model, 524_288, "60GiB", offload_residual=True)
+    assert plan.report.fits and plan.row_tiles == 32_768 and plan.chosen is not None
+
+
+def test_a_row_that_fits_has_no_tiles(model: Path) -> None:
+    assert planned(model, 65_536, "130GiB").row_tiles == 0
+
+
+def test_short_rows_have_none_even_if_nothing_fits(model: Path) -> None:
+    plan = planned(model, 4_096, "8GiB", per_device_train_batch_size=16)
+    assert not plan.report.fits and plan.row_tiles == 0
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(131_072, 16_384), (524_288, 32_768), (300_000, 32_768)])
+def test_there_are_at_most_sixteen_and_they_are_whole_blocks_of_sums(model: Path, tokens: int, rows: int) -> None:
+    plan = planned(model, tokens, "16GiB", recompute=True, offload_residual=True, sample_packing=False)
+    assert plan.row_tiles == rows
+
+
+def test_rows_that_are_no_multiple_are_refused(model: Path) -> None:
+    with pytest.raises(Exception, match="row_tiles: 1000 is no multiple of 128; use auto, or 1024"):
+        planned(model, 4_096, "80GiB", row_tiles=1000)
