@@ -30,8 +30,9 @@ def drawn(tokens: int, heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     return out, lse, sinks
 
 
-@pytest.mark.parametrize(("tokens", "heads", "dim"), SIZES)
-def test_sinks_match_fp64(tokens: int, heads: int, dim: int) -> None:
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sinks_match_fp64(sizes: tuple[int, int, int]) -> None:
+    tokens, heads, dim = sizes
     out, lse, sinks = drawn(tokens, heads, dim)
     qkv, bounds = torch.zeros(tokens, 3 * heads * dim).bfloat16(), torch.tensor([0, tokens]).int()
     attrs = {"n_heads": heads, "n_kv_heads": heads, "head_dim": dim, "seq_len": tokens, "window": 0}
@@ -41,8 +42,9 @@ def test_sinks_match_fp64(tokens: int, heads: int, dim: int) -> None:
     assert_close(found_lse, wanted[1], torch.float32, 8)
 
 
-@pytest.mark.parametrize(("tokens", "heads", "dim"), SIZES)
-def test_gradients_of_sinks_match_fp64_and_are_added(tokens: int, heads: int, dim: int) -> None:
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_gradients_of_sinks_match_fp64_and_are_added(sizes: tuple[int, int, int]) -> None:
+    tokens, heads, dim = sizes
     out, lse, sinks = drawn(tokens, heads, dim)
     lse, dout = torch.logaddexp(lse, sinks.float()[:, None]), torch.randn(tokens, heads * dim).bfloat16()
     (found,) = run_op(KERNELS, GRADIENT, (dout, out, lse, sinks), {})

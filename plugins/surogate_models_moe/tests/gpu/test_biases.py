@@ -57,8 +57,9 @@ def drawn(tokens: int, experts: int, k: int, width: int) -> tuple[Tensor, ...]:
     return torch.randn(tokens, width).to(BF16), torch.rand(tokens, k), chosen, torch.randn(experts, width).to(BF16)
 
 
-@pytest.mark.parametrize(("tokens", "experts", "k", "width"), ROUTES)
-def test_biases_behind_the_sum_and_their_gradients_match_fp64(tokens: int, experts: int, k: int, width: int) -> None:
+@pytest.mark.parametrize("sizes", ROUTES, ids=str)
+def test_biases_behind_the_sum_and_their_gradients_match_fp64(sizes: tuple[int, int, int, int]) -> None:
+    tokens, experts, k, width = sizes
     y, weights, chosen, bias = drawn(tokens, experts, k, width)
     (out,) = run("add_expert_bias", y, weights, chosen, bias)
     magnitude = truth("add_expert_bias", y.abs(), weights, chosen, bias.abs())
