@@ -1,4 +1,4 @@
-// Packed dq, or dk and dv in one launch, of some heads to their columns of dqkv.
+// Packed dk and dv of some heads to their columns of dqkv, in one launch.
 //
 //   dk_columns[t, c] = dk[t, c]          dv_columns[t, c] = dv[t, c]
 //
@@ -23,56 +23,41 @@ namespace {
 constexpr int threads = 256;
 constexpr int64_t word_elements = 8;  // bf16 elements in 16 bytes
 
-// Addresses of what is copied, one for each blockIdx.y.
-template <class Pointer>
-struct Two {
-    Pointer first, second;
-};
-
-// `columns` and `row` are in words.
-__global__ void __launch_bounds__(threads) unpack_kernel(Two<const uint4*> packed, Two<uint4*> target, unsigned words,
-                                                         unsigned columns, int64_t row) {
+// `columns` and `row` are in words. blockIdx.y: 0 for dk, 1 for dv.
+__global__ void __launch_bounds__(threads) unpack_dkv_kernel(const uint4* dk, const uint4* dv, uint4* dk_columns,
+                                                             uint4* dv_columns, unsigned words, unsigned columns,
+                                                             int64_t row) {
     const unsigned index = blockIdx.x * threads + threadIdx.x;
     if (index >= words) {
         return;
     }
-    const uint4* from = blockIdx.y == 0 ? packed.first : packed.second;
-    uint4* to = blockIdx.y == 0 ? target.first : target.second;
+    const uint4* packed = blockIdx.y == 0 ? dk : dv;
+    uint4* target = blockIdx.y == 0 ? dk_columns : dv_columns;
     const unsigned token = index / columns, column = index % columns;
-    to[token * row + column] = from[index];
-}
-
-void unpack(Two<const void*> packed, Two<void*> target, unsigned count, int64_t tokens, int64_t columns, int64_t row,
-            const char* op, cudaStream_t stream) {
-    check_pointer(packed.first, op, "packed", 16);
-    check_pointer(packed.second, op, "packed", 16);
-    check_pointer(target.first, op, "columns", 16);
-    check_pointer(target.second, op, "columns", 16);
-    check_positive(tokens, op, "tokens");
-    check_positive(columns, op, "columns");
-    SUROGATE_REQUIRE(columns % word_elements == 0 && row % word_elements == 0, op,
-                     "columns and row must be multiples of 8, got " + std::to_string(columns) + " and " +
-                         std::to_string(row));
-    const int words = to_int(tokens * (columns / word_elements), op, "tokens * columns / 8");
-    const dim3 grid(static_cast<unsigned>(ceil_div(words, threads)), count);
-    const auto words_at = [](const void* from) { return static_cast<const uint4*>(from); };
-    unpack_kernel<<<grid, threads, 0, stream>>>(
-        {words_at(packed.first), words_at(packed.second)},
-        {static_cast<uint4*>(target.first), static_cast<uint4*>(target.second)}, static_cast<unsigned>(words),
-        static_cast<unsigned>(columns / word_elements), row / word_elements);
-    check_launch(op);
+    target[token * row + column] = packed[index];
 }
 
 }  // namespace
 
 void unpack_dkv(const void* dk, const void* dv, void* dk_columns, void* dv_columns, int64_t tokens, int64_t columns,
                 int64_t row, cudaStream_t stream) {
-    unpack({dk, dv}, {dk_columns, dv_columns}, 2, tokens, columns, row, "unpack_dkv", stream);
-}
-
-void unpack_columns(const void* packed, void* target, int64_t tokens, int64_t columns, int64_t row,
-                    cudaStream_t stream) {
-    unpack({packed, packed}, {target, target}, 1, tokens, columns, row, "unpack_columns", stream);
+    constexpr auto op = "unpack_dkv";
+    check_pointer(dk, op, "dk", 16);
+    check_pointer(dv, op, "dv", 16);
+    check_pointer(dk_columns, op, "dk_columns", 16);
+    check_pointer(dv_columns, op, "dv_columns", 16);
+    check_positive(tokens, op, "tokens");
+    check_positive(columns, op, "columns");
+    SUROGATE_REQUIRE(columns % word_elements == 0 && row % word_elements == 0, op,
+                     "columns and row must be multiples of 8, got " + std::to_string(columns) + " and " +
+                         std::to_string(row));
+    const int words = to_int(tokens * (columns / word_elements), op, "tokens * columns / 8");
+    const dim3 grid(static_cast<unsigned>(ceil_div(words, threads)), 2);
+    unpack_dkv_kernel<<<grid, threads, 0, stream>>>(
+        static_cast<const uint4*>(dk), static_cast<const uint4*>(dv), static_cast<uint4*>(dk_columns),
+        static_cast<uint4*>(dv_columns), static_cast<unsigned>(words), static_cast<unsigned>(columns / word_elements),
+        row / word_elements);
+    check_launch(op);
 }
 
 }  // namespace surogate
