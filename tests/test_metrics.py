@@ -262,7 +262,7 @@ def test_eta_uses_the_median_step_time_so_a_slow_first_step_does_not_count() -> 
 
 
 def test_eta_counts_the_evaluations_to_come_as_planned_until_one_is_measured() -> None:
-    clock = RunClock(info(Path(), total_steps=25, eval_time=4.0, config={"eval_steps": 10}))
+    clock = RunClock(info(Path(), total_steps=25, eval_time=4.0, evaluated=(10, 20, 25)))
     assert clock.seconds()[1] == pytest.approx(25 + 3 * 4), "without a measured step, in steps"
     clock.step(step(10, duration_ms=500))
     assert clock.seconds() == pytest.approx((5.0, 7.5 + 3 * 2))
@@ -275,7 +275,7 @@ def test_eta_counts_the_evaluations_to_come_as_planned_until_one_is_measured() -
 
 
 def test_without_a_validation_set_no_evaluation_is_to_come() -> None:
-    clock = RunClock(info(Path(), total_steps=25, config={"eval_steps": 10}))
+    clock = RunClock(info(Path(), total_steps=25))
     clock.step(step(10, duration_ms=500))
     assert clock.seconds() == pytest.approx((5.0, 7.5))
 
@@ -384,7 +384,7 @@ def test_the_display_shows_progress_numbers_and_evaluations_at_80_columns() -> N
 
 def test_the_display_is_not_complete_before_the_last_evaluation() -> None:
     steps = [step(n, duration_ms=100) for n in (1, 1200)]
-    assert live(io.StringIO(), 80, steps, eval_time=400.0)[-2].endswith("1200/1200  75%  eta   40s")
+    assert live(io.StringIO(), 80, steps, eval_time=400.0, evaluated=(1200,))[-2].endswith("1200/1200  75%  eta   40s")
     done = live(io.StringIO(), 80, [*steps, evaluation(1200, duration_ms=40_000)], eval_time=400.0)
     assert done[-2].endswith("1200/1200 100%  eta    0s")
 

@@ -56,8 +56,16 @@ _REPORTS = (
     "hub_model_id",
     "hub_private",
 )
-_SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint", KEY)
-_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "eval_samples", "check_finite", "verify_outputs")
+_SAVES = (
+    *("save_strategy", "save_steps", "saves_per_epoch", "save_total_limit", "save_keep_every", "save_in_background"),
+    *("resume_from_checkpoint", KEY),
+)
+_EVALUATIONS = (
+    *("eval_strategy", "eval_steps", "evals_per_epoch", "eval_on_start", "eval_samples"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("early_stopping_patience", "early_stopping_threshold"),
+)
+_EXECUTION = ("launcher", "use_cuda_graphs", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",
@@ -66,7 +74,7 @@ _MEMORY = (
     "recompute",
     *RECOMPUTE_KEYS.values(),
 )
-_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
+_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EVALUATIONS, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
 _NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, DATASETS, f"{MODEL_CONFIG}{QUANTIZATION}"))

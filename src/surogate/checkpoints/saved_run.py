@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,9 @@ View = Callable[[Value], Pieces]
 _NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations")
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations", "best")
+_NEWER = {"lr", "best"}
+"""Those that older checkpoints do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +185,20 @@ class SavedRun:
 
     def restore(self, resumed: Resumed, worker: AnyWorker) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
-        progress = _progress(resumed)
+        progress = self.progress(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
             load_base(self.run, self.plan.assembly, worker)
         self._load(resumed.directory, worker.pieces, {*self.values})
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
+        return progress
+
+    def progress(self, resumed: Resumed) -> Progress:
+        """Return the saved progress, of a run that saves into its own folder from now on."""
+        progress = _progress(resumed)
+        if not resumed.is_in(Path(self.run.config.resolved_checkpoint_dir)):
+            progress.saved = 0  # not there
+            if progress.best and not progress.best.folder:
+                progress.best = replace(progress.best, folder=str(resumed.directory.resolve().parent))
         return progress
 
     def restore_parts(self, directory: Path, worker: AnyWorker) -> None:
@@ -219,7 +230,7 @@ class SavedRun:
 
 def _progress(resumed: Resumed) -> Progress:
     steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
-    if lacking := sorted({*_POSITION} - {"lr"} - resumed.manifest.position.keys()):
+    if lacking := sorted({*_POSITION} - _NEWER - resumed.manifest.position.keys()):
         raise ConfigError(
             f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume "
             "from another one."

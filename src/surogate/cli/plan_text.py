@@ -17,6 +17,7 @@ from ..reporting.text import devices_text, parameters_text
 from ..runs.disk import disk_use
 from ..runs.published_form import reading_line
 from ..runs.run import Run
+from ..training.cadence import steps_of
 from .render import output_width, paint, paragraph
 from .unquantized import unquantized_blocks, unquantized_matrices
 
@@ -176,13 +177,15 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
     elif report.tokens_per_second:
         yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
-    if config.eval_steps and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
-        steps = config.max_steps if config.max_steps > 0 else config.eval_steps
+    known = config.eval_strategy == "steps" and not config.evals_per_epoch  # how long an epoch is, the data says
+    every = steps_of(config.eval_steps, max(config.max_steps, 0)) if known else 0
+    if every and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
+        steps = config.max_steps if config.max_steps > 0 else every
         once, rows = (
             plan.eval_seconds(config.eval_samples),
             f"up to {config.eval_samples:,} rows (eval_samples)",
         )
-        seconds = once * -(-steps // config.eval_steps)
+        seconds = once * -(-steps // every)
         share = seconds / (seconds + steps * step.seconds)
         if share >= _LEAST_SHARE:
             yield f"eval:   {rows} take {_duration(once)}, up to {share:.0%} of the run"

@@ -117,11 +117,16 @@ def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     unit = " nats per token" if result.in_nats else ""
     if result.loss is not None:
         yield "training loss", f"{result.loss:.4f}{unit}, of the last step"
-    if losses := [loss for _, loss, _ in result.evaluations]:
-        best = f", best {min(losses):.4f}" if min(losses) != losses[-1] else ""
-        yield "validation loss", f"{losses[-1]:.4f}{unit}{best}"
+    if result.stop_reason:
+        yield "ended by", f"{result.stop_reason}; {result.total_steps:,} steps were planned"
+    if losses := {step: loss for step, loss, _ in result.evaluations}:
+        shown = losses.get(result.weights_step, [*losses.values()][-1])
+        best = f", best {min(losses.values()):.4f}" if min(losses.values()) != shown else ""
+        yield "validation loss", f"{shown:.4f}{unit}{best}"
         if result.unigram_loss is not None:
-            yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(losses[-1], result.unigram_loss)}"
+            yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(shown, result.unigram_loss)}"
+    if result.best is not None:
+        yield "best evaluation", f"{result.best.metric} {result.best.value:.4f}, after step {result.best.step:,}"
     if result.bits_per_byte is not None:
         yield "bits per byte", f"{result.bits_per_byte:.4f}"
     weights = "the model"
@@ -129,6 +134,8 @@ def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
         weights = f"the adapter in {result.adapter_dir.name}"
     if result.merged_dir is not None:
         weights += f", base and adapter in {result.merged_dir.name}"
+    if result.best is not None and result.weights_step != result.steps:
+        weights += f" (weights after step {result.weights_step:,})"
     yield "output", f"{result.output_dir}"
     yield "", f"{weights}, metrics.jsonl, loss.png, run.yaml"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from .best import apply_best_rules
 from .errors import Findings, keys_of
 from .keys import ADAPTER_FLAG, same_value
 from .options import Owner
@@ -42,6 +43,7 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
         findings.wrong(
             "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
         )
+    changes |= apply_best_rules(config, findings)
     return config.model_copy(update=changes)
 
 

@@ -16,9 +16,11 @@ from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Shardi
 
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
+from .evaluation import EvaluationKeys
 from .rope_scaling import parse_rope_scaling
 from .values import (
     Bytes,
+    Epochs,
     Flag,
     FlagOrAuto,
     GradientDtype,
@@ -57,13 +59,6 @@ class RunKeys(Keys):
     )
     plugins: PathTexts = Field(
         (), description="Plugins without a package: Python files, relative to the folder of the YAML file."
-    )
-    save_steps: Int = Field(50, ge=0, description="Save a checkpoint every N steps; 0: only at the end.")
-    save_total_limit: Int = Field(5, ge=0, description="Keep only the newest N checkpoints; 0: all.")
-    save_in_background: Flag = Field(
-        True,
-        description="Copy the state to host memory at `save_steps` and write the checkpoint while training continues. "
-        "If the copies do not fit, or with false, training waits for the write.",
     )
     resume_from_checkpoint: Annotated[bool | int | str, BeforeValidator(parse_resume)] = Field(
         False,
@@ -179,21 +174,12 @@ class LoopKeys(Keys):
         description="What losses compare with: the model without its adapter; or the model before the first step. "
         "frozen: a copy of all weights, in their dtype; cached: its log-probabilities, kept with the tokens.",
     )
-    num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
+    num_epochs: Epochs = Field(
+        3, description="Passes over the data, such as 3 or 0.5; used when `max_steps` is not positive."
+    )
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: as many as `num_epochs` takes.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows per micro-step, in evaluation too.")
     gradient_accumulation_steps: Int = Field(4, ge=1, le=65536, description="Micro-steps per optimizer step.")
-    eval_steps: Int = Field(
-        100,
-        ge=0,
-        description="Evaluate every N steps; 0: never between steps. A run with a validation set always evaluates "
-        "after the last step.",
-    )
-    eval_samples: Int = Field(
-        512,
-        ge=0,
-        description="Rows of `sequence_len` tokens that an evaluation reads, the same random ones each time; 0: all.",
-    )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after N consecutive steps with a loss or gradient that is not finite; 0: at once."
     )
@@ -313,7 +299,7 @@ class MemoryKeys(Keys):
 
 
 THEMES: tuple[type[Keys], ...] = (
-    RunKeys, ModelKeys, DataKeys, LoopKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
+    RunKeys, ModelKeys, DataKeys, LoopKeys, EvaluationKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
 )  # fmt: skip
 
 DTYPE_KEYS: Final[Mapping[str, str]] = {
@@ -337,7 +323,9 @@ STORED_BY: Final[Mapping[ParamKind, str]] = {"head": "quantize_lm_head", "embedd
 """Kind of param -> the key that stores it in the weight format, as the matrices of blocks are."""
 
 
-class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, LoopKeys, DataKeys, ModelKeys, RunKeys):
+class TrainConfig(
+    DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, EvaluationKeys, LoopKeys, DataKeys, ModelKeys, RunKeys
+):
     """Core's keys of a run, validated. `load_config` makes one from a user's mapping."""
 
     @property

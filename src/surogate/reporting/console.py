@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import deque
 from functools import partial
 from typing import TextIO
@@ -84,23 +85,23 @@ class RunClock:
     """
 
     def __init__(self, info: RunInfo, window: int = 32) -> None:
-        self._total, self._every = info.total_steps, int(info.config.get("eval_steps") or 0) or info.total_steps
-        self._steps, self._evals = info.done_steps, info.done_steps // self._every
+        self._total, self._evaluated = info.total_steps, info.evaluated
+        self._steps, self._evals = info.done_steps, bisect_right(info.evaluated, info.done_steps)
         self._planned, self._evaluation = info.eval_time, 0.0
         self._durations: deque[float] = deque(maxlen=window)
 
     def step(self, report: StepReport) -> None:
         self._durations.append(report.duration_ms / 1000)
-        self._steps, self._evals = report.step, (report.step - 1) // self._every
+        self._steps, self._evals = report.step, bisect_left(self._evaluated, report.step)
 
     def eval(self, report: EvalReport) -> None:
-        self._evaluation, self._evals = report.duration_ms / 1000, (report.step - 1) // self._every + 1
+        self._evaluation, self._evals = report.duration_ms / 1000, bisect_right(self._evaluated, report.step)
 
     def seconds(self) -> tuple[float, float]:
         """Return the seconds of what is done, and those until the last evaluation is done."""
         step = statistics.median(self._durations or [1.0])
         evaluation = self._evaluation or self._planned * step
-        evals_left = (self._total - 1) // self._every + 1 - self._evals if self._planned else 0
+        evals_left = len(self._evaluated) - self._evals
         done = self._steps * step + self._evals * evaluation
         return done, (self._total - self._steps) * step + evals_left * evaluation
 
@@ -127,6 +128,8 @@ def eval_line(report: EvalReport) -> str:
     if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
     line += f", {figures_text(report)}" if report.metrics else ""
+    if report.best_step is not None:
+        line += ", the best so far" if report.best_step == report.step else f", best at step {report.best_step}"
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
 
 

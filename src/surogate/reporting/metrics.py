@@ -7,7 +7,10 @@ One JSON object per line. "log" is its kind:
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
      "duration_ms", "time"}                                                 and "skipped": true if it was not applied
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}  and "in_nats": false of other losses;
-                                                                            of both "groups" and "metrics" if any
+                                                                            of both "groups" and "metrics" if any;
+                                                                            "best_step" if the run looks for the best
+    {"log": "outputs", "step", "weights_step", "metric", "best_step", "best_value", "stop_reason", "time"}
+                                                                            at the end of such a run
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
@@ -27,7 +30,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import EvalReport, GpuReport, Logger, NumericsReport, OutputReport, Report, RunInfo, StepReport
 from surogate_core.api.regular_file import open_own
 from surogate_core.errors import ConfigError, RunStopped
 
@@ -37,7 +40,13 @@ __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
 
-_NAMES = {StepReport: "step", EvalReport: "eval", GpuReport: "gpu", NumericsReport: "numerics"}
+_NAMES = {
+    StepReport: "step",
+    EvalReport: "eval",
+    OutputReport: "outputs",
+    GpuReport: "gpu",
+    NumericsReport: "numerics",
+}
 
 _OF_RUN = (
     *("config", "versions", "device", "parameters", "trainable_parameters"),
@@ -81,7 +90,7 @@ class JsonLinesLogger(Logger):
         else:
             figures = asdict(report)
             if isinstance(report, StepReport | EvalReport):
-                usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}}
+                usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}, "best_step": None}
                 figures = {name: value for name, value in figures.items() if value != usual.get(name, report)}
         self._write({"log": _NAMES[type(report)], **figures})
 
@@ -124,8 +133,8 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
     """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps.
 
     A step is repeated if an earlier run started again in the same folder; its later record stays. `evaluated`: the
-    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. The file is
-    replaced atomically. Raises ConfigError if it cannot be rewritten.
+    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. So does that
+    of outputs after `step`. The file is replaced atomically. Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
@@ -137,7 +146,7 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
             at = record.get("step") if record else None
             if record is None or (at is not None and at > step):
                 continue
-            if at == step and not evaluated and record.get("log") == "eval":
+            if at == step and (record.get("log") == "outputs" or (not evaluated and record.get("log") == "eval")):
                 continue
             if record.get("log") == "step" and at is not None:
                 if at <= highest:

@@ -44,10 +44,13 @@ class Evaluate(Duty):
         return evaluates_after(self.job, progress.launched)
 
     def __call__(self, worker: AnyWorker, progress: Progress) -> bool:
-        """Evaluate. A resumed run makes up for an evaluation that is cut, so no step may come in between."""
+        """Evaluate. A resumed run makes up for an evaluation that is cut, so no step may come in between.
+
+        The steps end here if the run has waited long enough for a better evaluation.
+        """
         if not self.job.interrupt.ends_steps():  # asked for by a report of this step
             evaluate(self.job)
-        return self.job.interrupt.ends_steps()
+        return self.job.ends_steps()
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Save(Duty):
     job: Job
 
     def due(self, progress: Progress) -> bool:
-        every = self.job.save_steps
-        return self.job.interrupt.take_save_request() or bool(every and progress.launched % every == 0)
+        job, step = self.job, progress.launched
+        return job.interrupt.take_save_request() or job.saves.due(step) or job.kept.due(step)
 
     def __call__(self, worker: AnyWorker, progress: Progress) -> bool:
         self.job.save()

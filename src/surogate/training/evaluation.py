@@ -17,7 +17,13 @@ from .sums import prepass, sum_losses
 
 def evaluates_after(job: Job, step: int) -> bool:
     """Return whether an evaluation follows a step, other than the last one, which `evaluate_last` evaluates."""
-    return bool(job.eval_steps) and step % job.eval_steps == 0 and step < job.total_steps
+    return job.evaluations.due(step) and step < job.total_steps
+
+
+def evaluate_first(job: Job) -> None:
+    """Evaluate before the first step, if the run does. What it finds is never the best."""
+    if job.eval_on_start and not job.progress.launched:
+        evaluate(job)
 
 
 def evaluate_last(job: Job) -> bool:
@@ -77,6 +83,12 @@ def evaluate(job: Job) -> bool:
         in_nats=job.in_nats,
         groups=sums.groups,
     )
-    job.progress.evaluations.append((job.progress.step, report.loss, sums.labels))
-    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures)))
+    step = job.progress.step
+    job.progress.evaluations.append((step, report.loss, sums.labels))
+    if job.best_rule is not None and job.progress.best is not None and step:
+        job.progress.best = job.best_rule.after(job.progress.best, step, report.loss, job.reported, figures)
+    best = job.progress.best.step if job.progress.best else 0
+    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures), best_step=best or None))
+    if job.best_rule is not None and job.best_rule.saves and step and step == best:
+        job.save()
     return True

@@ -14,6 +14,8 @@ from surogate_core.errors import PluginError, RunStopped
 from ..checkpoints.progress import Progress
 from ..data.loader import Loader
 from ..world.processes import SAVE_SECONDS, Processes
+from .best_rule import BestRule
+from .cadence import Cadence
 from .doubts import Doubts
 from .interrupt import Interrupt
 from .schedule import Schedule
@@ -31,6 +33,8 @@ class Job:
 
     progress       updated in place; at a resume it is the checkpoint's
     eval_batches   return the validation batches of the ranks of this process, the same at every call
+    evaluations    between steps, `saves` of checkpoints, and `kept` ones, which are never deleted
+    best_rule      which evaluation is the best, and when the run stops; None: it looks for none
     save_seconds   that a save may take
     saves_jointly  whether no process can save without the others
     failures       errors of loggers and metrics after which all processes are asked to save and stop
@@ -53,9 +57,12 @@ class Job:
     doubts: Doubts
     total_steps: int
     eval_batches: Callable[[], Iterable[Sequence[MicroBatch]]]
-    eval_steps: int
+    evaluations: Cadence
     checkpoints: CheckpointWriter
-    save_steps: int
+    saves: Cadence
+    kept: Cadence
+    eval_on_start: bool = False
+    best_rule: BestRule | None = None
     save_seconds: float = SAVE_SECONDS
     saves_jointly: bool = False
     means: Sequence[str] = ()
@@ -77,6 +84,15 @@ class Job:
             self.checkpoints.save(step, self.progress)
             self.progress.saved = step
             self.processes.at(f"step {step}, which is saved", 0)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run has waited long enough for a better evaluation. A resumed run may begin so."""
+        return self.best_rule is not None and self.best_rule.ends(self.progress.best)
+
+    def ends_steps(self) -> bool:
+        """Return whether no step follows: a signal, a listener or the evaluations say so. All processes agree."""
+        return self.interrupt.ends_steps() or self.stopped_early
 
     def wait_for_saves(self) -> None:
         self.processes.at("waiting for a save", self.save_seconds, saving=True)

@@ -22,7 +22,7 @@ from surogate_core.errors import NonFiniteError, RunStopped
 from ..data.loader import Prefetch
 from ..world.processes import FIRST_STEP_SECONDS
 from .duties import duties
-from .evaluation import make_up_for_evaluation
+from .evaluation import evaluate_first, make_up_for_evaluation
 from .job import Job
 from .sums import with_means
 
@@ -40,10 +40,11 @@ def train(job: Job) -> None:
     interrupt, progress = job.interrupt, job.progress
     try:
         with _saving_intact_weights(job):
+            evaluate_first(job)
             make_up_for_evaluation(job)
             with closing(_batches(job)) as batches:
                 core.train(job.worker, batches, job.schedule.lr, progress, partial(_report, job), duties(job))
-            if interrupt.ends_steps() or job.logger_failed():
+            if job.ends_steps() or job.logger_failed():
                 job.save()
             job.worker.gather()
     except Exception:  # not KeyboardInterrupt or SystemExit: the second interrupt
@@ -63,7 +64,7 @@ def _batches(job: Job) -> Generator[StepBatch]:
     progress, began = job.progress, job.progress.step
     with Prefetch(job.loader.step, began, job.total_steps) as batches:
         for batch in batches:
-            if job.interrupt.ends_steps():  # asked for by the report of a step
+            if job.ends_steps():  # asked for by the report of a step; or the run had ended when it was resumed
                 return
             first = progress.step == began
             job.processes.at(f"step {progress.step + 1}", FIRST_STEP_SECONDS if first else 0)

@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from .packing_check import PackingCheck
 
 
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The best evaluation of a run: the step before it, and the metric by which it is the best."""
+
+    step: int
+    metric: str
+    value: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
     """The result of a run. Losses are means over labels or groups of documents (`StepReport.loss`).
@@ -28,6 +37,9 @@ class TrainResult:
     commands      (program, line): the lines that load the outputs; none when a signal ended the run
     pushed        the upload; None when none was asked for
     packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
+    weights_step  the step whose weights the outputs have
+    best          the best evaluation; None if the run did not look for it, or none was finite
+    stop_reason   why the run ended before its last step by itself; "" if it did not
     """
 
     run_name: str
@@ -49,3 +61,6 @@ class TrainResult:
     commands: tuple[tuple[str, str], ...] = ()
     pushed: Pushed | None = None
     packing: PackingCheck | None = None
+    weights_step: int = 0
+    best: BestEvaluation | None = None
+    stop_reason: str = ""

@@ -36,6 +36,7 @@ from ..runs.ranks import refuse_parts_of_one
 from ..runs.run import Run, open_run
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, START_SECONDS, Processes
+from .best_rule import BestRule
 from .result import TrainResult
 
 Notice = Callable[[str], None]
@@ -155,6 +156,9 @@ def _train(
         if resumed is None:
             check_adapter(opened, notice)
     refuse_unless_it_fits(opened, planned)
+    if rule := BestRule.of(opened.config):
+        rule.refuse_unmeasured(planned.assembly.reported)
+        notice(str(rule))
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:
         return train_planned(opened, planned, resumed, processes, comms, check, notice, listen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surogate_core.api import Comm, Report
+from surogate_core.api import Comm, OutputReport, Report
 from surogate_core.batch import MicroBatch
 from surogate_core.machine.devices import GIB
 from surogate_core.machine.timing import mark
@@ -36,13 +37,14 @@ from ..runs.run import Run
 from ..runs.versions import run_versions
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
+from .best_rule import BestRule, refuse_lost_best
 from .doubts import Doubts
 from .evaluation import evaluate_last
 from .interrupt import Interrupt, Listener
 from .job import Job
 from .loop import train
 from .packing_check import PackingCheck, check_packing
-from .result import TrainResult
+from .result import BestEvaluation, TrainResult
 from .run_files import NoFiles, PartFiles, RunFiles
 from .steps import Steps, load_steps
 from .worker_setup import check_finite, fill_weights, make_worker, receive_staged, watch_finite
@@ -89,6 +91,8 @@ def train_planned(
         processes.at("loading the weights", LOAD_SECONDS)
         progress = _fill(saved_run, resumed, worker, processes)
         mark("weights")
+        rule = BestRule.of(config)
+        progress.best = rule.begun(progress.best, notice, progress.step) if rule else None
         if config.check_finite:
             check_finite(run, plan, worker, progress.step)
             notice("check_finite: runs op by op and checks every value that an op writes, which is slow")
@@ -116,18 +120,66 @@ def train_planned(
         job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice)
         train(job)
         mark("the other steps, evaluations")
+        if stop_reason := _stop_reason(job):
+            notice(f"{stop_reason}: the run ends after step {progress.step:,} of {steps.total:,}")
         signal_exit = interrupt.exit_code
-        if not signal_exit:  # the outputs first: the last evaluation may take long
-            files.write_outputs(worker, progress, job.save_seconds)
-            if not evaluate_last(job):
+        if not signal_exit:
+            if not _write_outputs(job, files, notice):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
         processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
         if not signal_exit:
-            files.finish(progress)
+            files.finish(progress, stop_reason)
+            if rule is not None:
+                loggers.report(_output_report(job, stop_reason))
         loggers.status = "interrupted" if signal_exit else "done"
     result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
+    result = replace(result, stop_reason=stop_reason)
     return files.push(replace(result, packing=packing))
+
+
+def _write_outputs(job: Job, files: NoFiles, notice: Notice) -> bool:
+    """Write the outputs, and evaluate after the last step. Return whether that is done.
+
+    The outputs come first, as the evaluation may take long, unless it decides which weights they have. Then the last
+    weights are saved as a checkpoint, where they are not lost.
+    """
+    rule, progress = job.best_rule, job.progress
+    if rule is not None and rule.loads:
+        if not evaluate_last(job):
+            return False
+        job.save()
+        job.wait_for_saves()
+        job.worker.gather()
+        rule.refuse_none(progress.best)
+        notice(f"outputs: the weights after step {progress.weights_step(True):,}, the best by {progress.best}")
+        files.write_outputs(job.worker, progress, job.save_seconds)
+        return True
+    files.write_outputs(job.worker, progress, job.save_seconds)
+    return evaluate_last(job)
+
+
+def _stop_reason(job: Job) -> str:
+    """Return why the run ends before its last step by itself; "" if it does not."""
+    rule, best = job.best_rule, job.progress.best
+    if rule is None or best is None or not rule.ends(best) or job.progress.step >= job.total_steps:
+        return ""
+    return rule.why(best)
+
+
+def _output_report(job: Job, stop_reason: str) -> OutputReport:
+    rule, progress = job.best_rule, job.progress
+    assert rule is not None and progress.best is not None
+    found = progress.best.step > 0
+    return OutputReport(
+        step=progress.step,
+        weights_step=progress.weights_step(rule.loads),
+        metric=rule.metric,
+        best_step=progress.best.step if found else None,
+        best_value=progress.best.value if found else None,
+        stop_reason=stop_reason,
+        time=time.time(),
+    )
 
 
 def _load_data(
@@ -156,6 +208,7 @@ def _load_data(
     processes.compare("data", {fact_text(DATA): data, "steps": str(steps.total)})
     if resumed:
         changes = saved_run.check(resumed)
+        refuse_lost_best(run.config, run.loaded.source, saved_run.progress(resumed).best)
         for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
             notice(line)
     return steps, saved_run
@@ -247,7 +300,7 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: AnyWorker, proce
         receive_staged(assembly, worker, stored)
     if directory:
         saved_run.restore_parts(Path(directory), worker)
-    progress = Progress(**processes.share(None, what))
+    progress = Progress.of(processes.share(None, what))
     if directory:
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
     return progress
@@ -297,9 +350,12 @@ def _job(
         doubts=Doubts(plan.assembly.reported, notice),
         total_steps=steps.total,
         eval_batches=validation,
-        eval_steps=config.eval_steps,
+        evaluations=steps.evaluations,
+        eval_on_start=config.eval_on_start,
+        best_rule=BestRule.of(config),
         checkpoints=checkpoints,
-        save_steps=config.save_steps,
+        saves=steps.saves,
+        kept=steps.kept,
         save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
         saves_jointly=saved_run.divided and not processes.alone,
         max_nonfinite_steps=config.max_nonfinite_steps,
@@ -316,8 +372,10 @@ def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_ex
     config, data = run.config, steps.data
     output, is_adapter = Path(config.output_dir), config.adapter is not None
     bits = None
-    if in_nats and progress.evaluations and data.validation_bytes:
-        _, loss, labels = progress.evaluations[-1]
+    weights_step, found = progress.weights_step(bool(config.load_best_model_at_end)), progress.best
+    evaluated = [found for found in progress.evaluations if found[0] == weights_step]
+    if in_nats and evaluated and data.validation_bytes:
+        _, loss, labels = evaluated[-1]
         bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
     return TrainResult(
         run_name=config.resolved_run_name,
@@ -334,6 +392,8 @@ def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_ex
         bits_per_byte=bits,
         signal_exit=signal_exit,
         writer=writer,
+        weights_step=weights_step,
+        best=BestEvaluation(found.step, found.metric, found.value) if found and found.step else None,
         adapter_dir=output / ADAPTER_FOLDER if is_adapter and not signal_exit else None,
         merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter and not signal_exit else None,
         commands=() if signal_exit else load_commands(run),

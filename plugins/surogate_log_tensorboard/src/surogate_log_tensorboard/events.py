@@ -7,7 +7,17 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from surogate_core.api import ConfigError, EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import (
+    ConfigError,
+    EvalReport,
+    GpuReport,
+    Logger,
+    NumericsReport,
+    OutputReport,
+    Report,
+    RunInfo,
+    StepReport,
+)
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10
@@ -62,6 +72,10 @@ def _figures(report: Report) -> dict[str, float]:
             return {f"train/{name}": value for name, value in figures.items()}
         case EvalReport():
             return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
+        case OutputReport():
+            found = {"weights_step": report.weights_step, "best_step": report.best_step}
+            figures = found | {f"best_{report.metric}": report.best_value}
+            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
         case GpuReport():
             return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
         case NumericsReport():

@@ -22,6 +22,7 @@ class RunInfo:
                 that an earlier run left in `output_dir` are obsolete.
     eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
     planned     of the plan: `tokens_per_second`, and `device_bytes` of each device
+    evaluated   the steps after which the run evaluates, in order; none without a validation set
     """
 
     run_name: str
@@ -37,6 +38,7 @@ class RunInfo:
     done_steps: int = 0
     eval_time: float = 0.0
     planned: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class StepReport:
 class EvalReport:
     """An evaluation after `step` optimizer steps. `loss`, `groups`, `metrics`: as in `StepReport`.
 
-    in_nats  `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
+    in_nats    `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
+    best_step  step of the best evaluation so far, which may be this one; None: there is none, or the run looks for none
     """
 
     step: int
@@ -84,6 +87,26 @@ class EvalReport:
     in_nats: bool = True
     groups: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    best_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputReport:
+    """The end of a run that looks for its best evaluation, once its outputs are written.
+
+    step          the last one of the run
+    weights_step  the step whose weights the outputs have
+    metric        by which evaluations are compared, with its best value, after `best_step`; None if none was finite
+    stop_reason   why the run ended before its last step; "" if it did not
+    """
+
+    step: int
+    weights_step: int
+    metric: str
+    best_step: int | None
+    best_value: float | None
+    stop_reason: str
+    time: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +178,7 @@ class NumericsReport:
         }
 
 
-Report = StepReport | EvalReport | GpuReport | NumericsReport
+Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport
 
 
 @runtime_checkable
