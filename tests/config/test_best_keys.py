@@ -70,7 +70,7 @@ def test_a_resolved_config_loads_as_it_was(keys: dict[str, Any]) -> None:
         ({"saves_per_epoch": 2, "save_steps": 0.5}, "saves_per_epoch: is 2, but save_steps is 0.5; keep one"),
         ({"eval_strategy": "epoch", "eval_steps": 20}, "eval_steps: is 20, but eval_strategy is epoch; keep one"),
         ({"save_strategy": "no", "saves_per_epoch": 1}, "saves_per_epoch: is 1, but save_strategy is no; keep one"),
-        ({"early_stopping_patience": 1, "validation_split_ratio": 0}, "early_stopping_patience: needs evaluations, but"),
+        ({"early_stopping_patience": 1, "validation_split_ratio": 0}, "early_stopping_patience: needs evaluations,"),
         ({"eval_on_start": True, "validation_split_ratio": 0}, "eval_on_start: needs evaluations, but no data"),
         ({"load_best_model_at_end": True, "eval_strategy": "no"}, "load_best_model_at_end: needs evaluations be"),
         ({"save_strategy": "best", "eval_steps": 0}, "save_strategy: needs evaluations between steps, but"),

@@ -23,7 +23,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class BestRule:
-    """What a run asks of its evaluations.
+    """The wishes of a run about its evaluations.
 
     saves      each best one saves a checkpoint
     loads      the outputs have the weights of the best one
