@@ -205,8 +205,7 @@ def test_defaults_that_differ_are_set_and_listed(tmp_path: Path) -> None:
     assert {"save_total_limit", "save_steps", "logging_steps"} <= {*done.added}
     assert (done.config["save_total_limit"], done.config["save_steps"]) == (0, 500)
     done = axolotl(tmp_path, {"path": "p", "type": "alpaca"})
-    assert done.config["save_total_limit"] == 4
-    assert (
-        dict(done.differs)["save_steps"]
-        == "is not set: axolotl saves at the end of each epoch, Surogate every 50 steps"
-    )
+    assert (done.config["save_total_limit"], done.config["save_strategy"]) == (4, "epoch")
+    assert "eval_strategy" not in done.config, "nothing is held out"
+    with_rows = axolotl(tmp_path, {"path": "p", "type": "alpaca"}, val_set_size=0.1)
+    assert with_rows.config["eval_strategy"] == "epoch"
