@@ -12,11 +12,12 @@ from surogate_core.errors import ConfigError, RunStopped
 from ..checkpoints.best import Best
 from ..checkpoints.folders import step_folder
 from ..checkpoints.manifest import DamagedCheckpoint, read_manifest
-from ..checkpoints.progress import Progress
 from ..config.schema import TrainConfig
 
 if TYPE_CHECKING:
     from surogate_core.assembly.assembly import Reported
+
+    from ..checkpoints.progress import Progress
 
 LOSS = "loss"
 
