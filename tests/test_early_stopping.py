@@ -12,6 +12,7 @@ import pytest
 
 from surogate.checkpoints.best import Best
 from surogate.checkpoints.folders import list_checkpoints, prune_checkpoints, save_checkpoint, step_folder
+from surogate.runs.plan import refuse_unmeasured
 from surogate.training.best_rule import BestRule
 from surogate.training.cadence import Cadence, cadence_of, steps_of
 from surogate_core.errors import ConfigError, RunStopped
@@ -88,10 +89,10 @@ def test_another_metric_is_looked_for_anew_when_a_run_resumes() -> None:
 
 
 def test_a_metric_that_is_not_measured_is_refused_with_those_that_are() -> None:
-    measured: list[Any] = [SimpleNamespace(name=name) for name in ("loss", "reward_margin", "reward_accuracy")]
-    rule(metric="reward_margin").refuse_unmeasured(measured)
+    measured = ["loss", "reward_margin", "reward_accuracy"]
+    refuse_unmeasured(SimpleNamespace(best_metric="reward_margin"), measured)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
-        rule(metric="accuracy").refuse_unmeasured(measured)
+        refuse_unmeasured(SimpleNamespace(best_metric="accuracy"), measured)  # type: ignore[arg-type]
     assert str(caught.value) == (
         "metric_for_best_model: the evaluations of this run do not measure accuracy. Use one of loss, reward_margin, "
         "reward_accuracy."

@@ -259,6 +259,8 @@ def test_what_cannot_work_is_refused_in_one_line_before_the_first_step(
     place: Workplace, keys: dict[str, Any], words: list[str]
 ) -> None:
     assert_refused(invoke("train", place.write(load_best_model_at_end=True, **keys)), *words)
+    if "metric_for_best_model" in keys:
+        assert_refused(invoke("plan", place.write(**keys)), *words)
     assert not (place.out / "metrics.jsonl").exists()
 
 

@@ -253,3 +253,14 @@ def test_kl_of_kto_is_of_the_whole_step_over_all_ranks(folder: Path) -> None:
     assert [(r["loss"], r["metrics"]) for r in resumed] == [(r["loss"], r["metrics"]) for r in one[-len(resumed) :]]
     with pytest.raises(ConfigError, match=r"datasets: loss: kto also reads each document of a row .* no row has two"):
         train(folder, "kto-alone", sample_packing=False, **keys)
+
+
+def test_the_best_evaluation_may_be_that_of_the_greatest_accuracy_of_rewards(folder: Path) -> None:
+    keys = {"metric_for_best_model": "eval_reward_accuracy", "load_best_model_at_end": True, "max_steps": 6}
+    out, found = train(folder, "best", eval_steps=1, validation_split_ratio=0.3, save_steps=0, **keys)
+    evals = [record for record in found if record["log"] == "eval"]
+    accuracies = [record["metrics"]["reward_accuracy"] for record in evals]
+    best = accuracies.index(max(accuracies)) + 1  # the first of equal ones
+    assert len(set(accuracies)) > 1 and evals[-1]["best_step"] == best
+    saved = out / f"step_{best:08d}" / "adapter_model.safetensors"
+    assert (out / "adapter/adapter_model.safetensors").read_bytes() == saved.read_bytes()

@@ -53,15 +53,6 @@ class BestRule:
             threshold=config.early_stopping_threshold,
         )
 
-    def refuse_unmeasured(self, reported: Sequence[Reported]) -> None:
-        """Raise ConfigError unless evaluations report the metric."""
-        measured = [LOSS, *(figure.name for figure in reported[1:])]
-        if self.metric not in measured:
-            raise ConfigError(
-                f"metric_for_best_model: the evaluations of this run do not measure {self.metric}. "
-                + (f"Use one of {', '.join(measured)}." if len(measured) > 1 else f"Use {LOSS}, which they do.")
-            )
-
     def begun(self, saved: Best | None, notice: Callable[[str], None], step: int = 0) -> Best:
         """Return what a run begins from, of what the checkpoint of `step` has saved."""
         if saved is not None and (saved.metric, saved.greatest) == (self.metric, self.greatest):

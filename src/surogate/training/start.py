@@ -157,7 +157,6 @@ def _train(
             check_adapter(opened, notice)
     refuse_unless_it_fits(opened, planned)
     if rule := BestRule.of(opened.config):
-        rule.refuse_unmeasured(planned.assembly.reported)
         notice(str(rule))
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:
