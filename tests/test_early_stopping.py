@@ -78,6 +78,12 @@ def test_nan_is_never_the_best_and_is_waited_for() -> None:
     rule(loads=False).refuse_none(none)
 
 
+def test_a_better_evaluation_is_of_this_run_though_the_one_before_was_of_another() -> None:
+    elsewhere = Best("loss", False, step=4, value=2.0, folder="/runs/first")
+    assert elsewhere.after(6, 2.0, 0.0).folder == "/runs/first", "an equal value is no better one"
+    assert elsewhere.after(6, 1.0, 0.0) == Best("loss", False, step=6, value=1.0)
+
+
 def test_another_metric_is_looked_for_anew_when_a_run_resumes() -> None:
     said: list[str] = []
     saved = Best("loss", False, step=40, value=1.5, waited=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 
 from surogate import run
 from surogate.checkpoints.manifest import MANIFEST
+from surogate.training import evaluation
 from surogate.training.result import BestEvaluation, TrainResult
 from surogate_core.api import EvalReport, Report
 from surogate_core.errors import ConfigError, RunStopped
@@ -241,6 +243,18 @@ def test_a_damaged_best_checkpoint_becomes_no_output(place: Workplace) -> None:
     with pytest.raises(RunStopped, match=r"is gone or damaged \(.*its content differs"):
         go(place, listen=at(8, damage))
     assert not (place.out / WEIGHTS).exists()
+
+
+def test_a_run_without_a_finite_evaluation_writes_no_output_and_keeps_its_last_weights(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = evaluation.sum_losses
+    nan = [math.nan]
+    monkeypatch.setattr(evaluation, "sum_losses", lambda *given: dataclasses.replace(sums(*given), totals=nan))
+    with pytest.raises(RunStopped, match="no evaluation had a finite loss, so none is the best"):
+        go(place)
+    assert not (place.out / WEIGHTS).exists()
+    load_file(place.out / "step_00000006" / WEIGHTS)  # after three evaluations
 
 
 @pytest.mark.parametrize(
