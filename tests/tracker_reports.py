@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surogate_core.api import GpuReport, RunInfo, StepReport
+from surogate_core.api import GpuReport, OutputReport, RunInfo, StepReport
 
 
 def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
@@ -38,6 +38,12 @@ def step_report(number: int, loss: float) -> StepReport:
         duration_ms=64.0,
         time=1e9 + number,
     )
+
+
+def output_report(number: int, best_step: int, best_value: float) -> OutputReport:
+    """Return the report of outputs that have the weights of the least loss, of a run that ended after step `number`."""
+    best = {"best_step": best_step, "best_value": best_value}
+    return OutputReport(step=number, weights_step=best_step, metric="loss", stop_reason="why", time=1e9, **best)  # type: ignore[arg-type]
 
 
 def gpu_report(number: int, gpu: int = 0) -> GpuReport:

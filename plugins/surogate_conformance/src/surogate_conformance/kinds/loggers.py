@@ -15,6 +15,7 @@ from surogate_core.api import (
     LoggerDef,
     NumericsColumn,
     NumericsReport,
+    OutputReport,
     QuantizedTensor,
     RunInfo,
     StepReport,
@@ -72,6 +73,11 @@ def _gpu(known: bool) -> GpuReport:
     return GpuReport(step=1, gpu=0, time=1e9, **(figures if known else dict.fromkeys(figures)))
 
 
+def _outputs(best_step: int | None, best_value: float | None) -> OutputReport:
+    best: Any = {"best_step": best_step, "best_value": best_value}
+    return OutputReport(step=2, weights_step=2, metric="loss", stop_reason="", time=1e9, **best)
+
+
 def _numerics() -> NumericsReport:
     columns = (NumericsColumn("amax", "magnitude", "largest magnitude"),)
     return NumericsReport(
@@ -105,10 +111,13 @@ def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None
             assert callable(getattr(logger, name, None)), f"it has no method {name}; a subclass of Logger has it"
         logger.report(_step(1, 2.5))
         logger.report(_step(2, float("nan"), skipped=True))
-        logger.report(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9))
+        for best in (None, 2):
+            logger.report(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9, best_step=best))
         for known in (True, False):
             logger.report(_gpu(known))
         logger.report(_numerics())
+        for best, value in ((2, 2.25), (None, None)):
+            logger.report(_outputs(best, value))
         logger.close("done")
 
 
