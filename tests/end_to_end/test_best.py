@@ -20,7 +20,7 @@ from end_to_end.test_resume import TIMES, stop_after
 from safetensors.torch import load_file
 
 from surogate import run
-from surogate.checkpoints.manifest import MANIFEST
+from surogate.checkpoints.manifest import MANIFEST, read_manifest, write_manifest
 from surogate.training import evaluation
 from surogate.training.result import BestEvaluation, TrainResult
 from surogate_core.api import EvalReport, Report
@@ -154,6 +154,16 @@ def test_checkpoints_are_saved_at_the_end_of_epochs_and_a_run_may_have_a_part_of
     assert sorted(path.name for path in place.out.glob("step_*")) == ["step_00000002", BEST]
 
 
+@pytest.mark.parametrize("keys", [{}, {"recipe": "fp8-hybrid", "model_dtype": None}])
+def test_an_evaluation_before_the_first_step_changes_no_bit(place: Workplace, keys: dict[str, Any]) -> None:
+    """Nor do evaluations between steps, the search for the best, and checkpoints."""
+    plain = {"max_steps": 5, "early_stopping_patience": None, **keys}
+    go(place, output_dir=str(place.root / "plain"), eval_strategy="no", eval_steps=None, **plain)
+    go(place, eval_on_start=True, metric_for_best_model="loss", save_strategy="best", **plain)
+    assert [record["step"] for record in records(place.out, "eval")] == [0, 2, 4, 5]
+    assert (place.out / WEIGHTS).read_bytes() == (place.root / "plain" / WEIGHTS).read_bytes()
+
+
 # -------------------------------------------------------------------------------------------------------- resuming
 
 
@@ -232,6 +242,22 @@ def test_a_best_checkpoint_that_is_deleted_while_the_run_trains_is_named_and_the
     assert "set load_best_model_at_end: false" in str(caught_two.value)
     result, _ = go(place, resume_from_checkpoint=True, load_best_model_at_end=False)
     assert result.weights_step == 10
+
+
+def test_a_resumed_run_that_looks_for_another_metric_needs_no_best_of_before(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(5, patch)
+        go(place)
+    (saved,) = (path for path in place.out.glob("step_*") if path.name > BEST)
+    shutil.rmtree(place.out / BEST)
+    manifest = read_manifest(saved)
+    of_another = {**manifest.position, "best": {**manifest.position["best"], "metric": "accuracy"}}
+    write_manifest(saved, dataclasses.replace(manifest, position=of_another))
+    result, said = go(place, resume_from_checkpoint=True)
+    assert any("the best evaluation is looked for from step" in line for line in said)
+    assert result.best is not None and result.best.step == result.weights_step == 6 and result.steps == 12
 
 
 def test_a_damaged_best_checkpoint_becomes_no_output(place: Workplace) -> None:

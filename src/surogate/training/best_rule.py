@@ -53,9 +53,13 @@ class BestRule:
             threshold=config.early_stopping_threshold,
         )
 
+    def goes_on(self, saved: Best) -> bool:
+        """Return whether a saved best is one by this rule."""
+        return (saved.metric, saved.greatest) == (self.metric, self.greatest)
+
     def begun(self, saved: Best | None, notice: Callable[[str], None], step: int = 0) -> Best:
         """Return what a run begins from, of what the checkpoint of `step` has saved."""
-        if saved is not None and (saved.metric, saved.greatest) == (self.metric, self.greatest):
+        if saved is not None and self.goes_on(saved):
             return saved
         if step:
             before = "did not look for one" if saved is None else f"looked for the {saved.order} {saved.metric}"
@@ -117,8 +121,8 @@ def best_checkpoint(config: TrainConfig, best: Best | None) -> Path | None:
 
 def refuse_lost_best(config: TrainConfig, source: str, best: Best | None) -> None:
     """Raise ConfigError if a resumed run is to write the weights of a best checkpoint that is gone."""
-    folder = best_checkpoint(config, best) if config.load_best_model_at_end else None
-    if folder is None:
+    rule, folder = BestRule.of(config), best_checkpoint(config, best)
+    if rule is None or not rule.loads or best is None or folder is None or not rule.goes_on(best):
         return
     try:
         read_manifest(folder)
