@@ -33,6 +33,10 @@ WEIGHTS = "model.safetensors"
 BEST, LAST = "step_00000004", "step_00000010"
 
 
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.fixture
 def place(here: Workplace) -> Workplace:
     """Five rows to train on, two steps an epoch, and others to evaluate: the run ends after step 10."""
@@ -140,7 +144,7 @@ def test_patience_without_the_best_weights_writes_the_last_ones(place: Workplace
     assert (place.out / WEIGHTS).read_bytes() == (place.out / LAST / WEIGHTS).read_bytes()
 
 
-@pytest.mark.parametrize("key", [{"save_steps": 1}, {"saves_per_epoch": 2}, {"save_strategy": "best"}])
+@pytest.mark.parametrize("key", [{"save_steps": 1}, slow({"saves_per_epoch": 2}), slow({"save_strategy": "best"})])
 def test_the_limit_never_deletes_the_best(place: Workplace, key: dict[str, Any]) -> None:
     go(place, save_total_limit=1, save_keep_every=6, **key)
     assert sorted(path.name for path in place.out.glob("step_*")) == [BEST, "step_00000006", LAST]
@@ -154,7 +158,7 @@ def test_checkpoints_are_saved_at_the_end_of_epochs_and_a_run_may_have_a_part_of
     assert sorted(path.name for path in place.out.glob("step_*")) == ["step_00000002", BEST]
 
 
-@pytest.mark.parametrize("keys", [{}, {"recipe": "fp8-hybrid", "model_dtype": None}])
+@pytest.mark.parametrize("keys", [{}, slow({"recipe": "fp8-hybrid", "model_dtype": None})])
 def test_an_evaluation_before_the_first_step_changes_no_bit(place: Workplace, keys: dict[str, Any]) -> None:
     """Nor do evaluations between steps, the search for the best, and checkpoints."""
     plain = {"max_steps": 5, "early_stopping_patience": None, **keys}
@@ -167,7 +171,7 @@ def test_an_evaluation_before_the_first_step_changes_no_bit(place: Workplace, ke
 # -------------------------------------------------------------------------------------------------------- resuming
 
 
-@pytest.mark.parametrize("step", [4, 5, 10, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 6, 9))])
+@pytest.mark.parametrize("step", [4, 5, 10, *map(slow, (1, 6, 9))])
 def test_a_run_that_is_stopped_and_resumed_ends_at_the_same_step_with_the_same_bytes(
     place: Workplace, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -183,7 +187,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_at_the_same_step_with_the_same_b
     assert told(place.out) == told(place.root / "straight")
 
 
-@pytest.mark.parametrize("step", [3, 10, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 6, 8))])
+@pytest.mark.parametrize("step", [3, 10, *map(slow, (4, 6, 8))])
 def test_a_run_that_was_killed_ends_alike_from_any_of_its_checkpoints(place: Workplace, step: int) -> None:
     go(place, save_steps=1, save_total_limit=0)
     before, records_before = results(place.out), told(place.out)
@@ -193,6 +197,7 @@ def test_a_run_that_was_killed_ends_alike_from_any_of_its_checkpoints(place: Wor
     assert results(place.out) == before and told(place.out) == records_before
 
 
+@pytest.mark.slow
 def test_more_patience_trains_a_run_on_that_has_stopped(place: Workplace) -> None:
     go(place)
     result, _ = go(place, early_stopping_patience=5, resume_from_checkpoint=True)
@@ -325,7 +330,7 @@ def test_the_adapter_and_the_merged_model_are_those_of_the_best_evaluation(place
 OFFLOADED = {"offload_weights": 1, "offload_optimizer": True, "recompute": "true"}
 
 
-@pytest.mark.parametrize("keys", [{"ranks_per_gpu": 2, "zero_level": 3}, {"ranks_per_gpu": 2}, OFFLOADED])
+@pytest.mark.parametrize("keys", [{"ranks_per_gpu": 2, "zero_level": 3}, slow({"ranks_per_gpu": 2}), OFFLOADED])
 def test_ranks_and_offloading_stop_at_the_same_step_as_one_rank(place: Workplace, keys: dict[str, Any]) -> None:
     rows = {"per_device_train_batch_size": 4 // keys.get("ranks_per_gpu", 1)}
     result, _ = go(place, **keys, **rows)
@@ -333,7 +338,7 @@ def test_ranks_and_offloading_stop_at_the_same_step_as_one_rank(place: Workplace
     assert (place.out / WEIGHTS).read_bytes() == (place.out / BEST / WEIGHTS).read_bytes()
 
 
-@pytest.mark.parametrize("level", [1, 3])
+@pytest.mark.parametrize("level", [slow(1), 3])
 def test_processes_agree_on_the_end_and_write_the_best_weights(place: Workplace, level: int) -> None:
     with several(place, 2, max_steps=30, per_device_train_batch_size=2, zero_level=level) as processes:
         assert processes.statuses() == [0, 0], processes.texts()
