@@ -71,6 +71,7 @@ from .running import (
     NumericsReport,
     Report,
     RunInfo,
+    SampleReport,
     StepReport,
     SystemInfo,
 )
@@ -167,6 +168,7 @@ __all__ = [
     "RowChoice",
     "RunInfo",
     "RunStopped",
+    "SampleReport",
     "Scalars",
     "Shard",
     "Sharding",
