@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surogate_core.api import GpuReport, RunInfo, StepReport
+from surogate_core.api import GpuReport, RunInfo, SampleReport, StepReport
 
 
 def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
@@ -38,6 +38,12 @@ def step_report(number: int, loss: float) -> StepReport:
         duration_ms=64.0,
         time=1e9 + number,
     )
+
+
+def sample_report(number: int, text: str) -> SampleReport:
+    """Return the report of a sample after step `number`."""
+    how = {"tokens": 5, "finish": "stop", "duration_ms": 9.0, "time": 1e9 + number}
+    return SampleReport(step=number, index=1, prompt="Who?\nYou.", text=text, **how)
 
 
 def gpu_report(number: int, gpu: int = 0) -> GpuReport:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from surogate_core import train
 
@@ -13,7 +16,9 @@ class Progress(train.Progress):
 
     saved        the step of the last checkpoint
     evaluations  (step, mean loss, labels) of each evaluation
+    sampled      the step after which samples were last written; -1: none were. Older checkpoints have none.
     """
 
     saved: int = 0
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
+    sampled: Annotated[int, Field(ge=-1, le=train.MAX_STEP)] = -1

@@ -55,6 +55,13 @@ _REPORTS = (
     "push_to_hub",
     "hub_model_id",
     "hub_private",
+    "sample_prompts",
+    "sample_every",
+    "sample_max_new_tokens",
+    "sample_temperature",
+    "sample_top_p",
+    "sample_as",
+    "sample_on",
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint", KEY)
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "eval_samples", "check_finite", "verify_outputs")

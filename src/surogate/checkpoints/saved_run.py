@@ -50,7 +50,10 @@ View = Callable[[Value], Pieces]
 _NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations")
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations", "sampled")
+
+_NEW_POSITION = {"lr", "sampled"}
+"""Those that older checkpoints do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +222,7 @@ class SavedRun:
 
 def _progress(resumed: Resumed) -> Progress:
     steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
-    if lacking := sorted({*_POSITION} - {"lr"} - resumed.manifest.position.keys()):
+    if lacking := sorted({*_POSITION} - _NEW_POSITION - resumed.manifest.position.keys()):
         raise ConfigError(
             f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume "
             "from another one."

@@ -17,6 +17,7 @@ from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Shardi
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
+from .samples import SampleKeys
 from .values import (
     Bytes,
     Flag,
@@ -313,7 +314,7 @@ class MemoryKeys(Keys):
 
 
 THEMES: tuple[type[Keys], ...] = (
-    RunKeys, ModelKeys, DataKeys, LoopKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
+    RunKeys, ModelKeys, DataKeys, LoopKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys, SampleKeys,
 )  # fmt: skip
 
 DTYPE_KEYS: Final[Mapping[str, str]] = {
@@ -337,7 +338,9 @@ STORED_BY: Final[Mapping[ParamKind, str]] = {"head": "quantize_lm_head", "embedd
 """Kind of param -> the key that stores it in the weight format, as the matrices of blocks are."""
 
 
-class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, LoopKeys, DataKeys, ModelKeys, RunKeys):
+class TrainConfig(
+    SampleKeys, DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, LoopKeys, DataKeys, ModelKeys, RunKeys
+):
     """Core's keys of a run, validated. `load_config` makes one from a user's mapping."""
 
     @property

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import wandb
 
-from surogate_core.api import ConfigError, EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import (
+    ConfigError,
+    EvalReport,
+    GpuReport,
+    Logger,
+    NumericsReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 
 PROJECT = "Surogate"
 RUN_ID = "wandb/run_id"
@@ -53,7 +63,12 @@ class WandbLogger(Logger):
 
     def report(self, report: Report) -> None:
         self._step = max(self._step, report.step)  # W&B drops data for steps before the latest
-        self._run.log(_figures(report), step=self._step)
+        if isinstance(report, SampleReport):
+            row = [report.step, report.prompt, report.text]
+            table = wandb.Table(columns=["step", "prompt", "text"], data=[row])
+            self._run.log({f"sample/{report.index}": table}, step=self._step)
+        elif figures := _figures(report):
+            self._run.log(figures, step=self._step)
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
@@ -77,6 +92,8 @@ def _figures(report: Report) -> dict[str, float]:
                 for tensor, figures in report.largest().items()
                 for column, (value, _) in zip(report.columns, figures, strict=True)
             }
+        case _:
+            return {}
 
 
 def _read_id(path: Path) -> str | None:
