@@ -88,12 +88,13 @@ PROGRAM_PARTS: Mapping[str, set[str]] = {
         "checkpoints": "config data hub machine reporting runs",
         "fitting": "config runs",
         "outputs": "checkpoints config hub machine reporting runs",
-        "training": "checkpoints config data fitting hub machine outputs reporting runs world",
+        "generation": "checkpoints data hub outputs",
+        "training": "checkpoints config data fitting generation hub machine outputs reporting runs world",
         "run": "checkpoints config data fitting hub machine outputs runs training",
         "python": "run",
         "__init__": "config python run",
         "plugin": "data front_end machine reporting world",
-        "cli": "config data fitting machine reporting run runs surface training",
+        "cli": "config data fitting generation machine reporting run runs surface training",
         "__main__": "cli",
     }.items()
 }
@@ -333,7 +334,7 @@ MODULES = {
 }
 """Module that a distribution brings under another name."""
 
-TRIED: Mapping[str, set[str]] = {"surogate_verify": {"peft"}}
+TRIED: Mapping[str, set[str]] = {"surogate_verify": {"peft"}, "surogate": {"peft"}}
 """Modules that a package uses if they are there."""
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from surogate.cli.train import print_summary
 from surogate.reporting.builtin import LOGGERS, open_console
-from surogate.reporting.console import PlainLogger, RunClock, eval_line, step_line
+from surogate.reporting.console import PlainLogger, RunClock, eval_line, sample_lines, step_line
 from surogate.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
 from surogate.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
 from surogate.reporting.text import (
@@ -35,7 +35,7 @@ from surogate.reporting.text import (
     step_time_text,
 )
 from surogate.training.result import TrainResult
-from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
+from surogate_core.api import EvalReport, Logger, RunInfo, SampleReport, StepReport
 from surogate_core.errors import ConfigError, RunStopped
 
 STEP_KEYS = {
@@ -577,3 +577,28 @@ def test_an_evaluation_that_a_resumed_run_repeats_is_recorded_once(evaluated: bo
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cut_metrics(path, 2, evaluated=evaluated)
     assert list(read_metrics(path)) == lines[: 1 + evaluated]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_samples_that_a_resumed_run_repeats_are_recorded_once(sampled: bool, tmp_path: Path) -> None:
+    """The run began again before its first save, so the samples before its first step are there twice."""
+
+    def of(step: int, index: int, text: str) -> dict[str, object]:
+        return {"log": "sample", "step": step, "index": index, "text": text}
+
+    path = tmp_path / "metrics.jsonl"
+    earlier = [of(0, 0, "a"), of(0, 1, "b"), {"log": "step", "step": 1}]
+    later = [of(0, 0, "c"), of(0, 1, "d"), {"log": "step", "step": 1}, {"log": "step", "step": 2}]
+    after = [of(2, 0, "e"), of(2, 1, "f")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*earlier, *later, *after, of(3, 0, "g")]))
+    cut_metrics(path, 2, sampled=sampled)
+    assert list(read_metrics(path)) == [*later, *(after if sampled else [])]
+
+
+def test_a_sample_is_a_few_lines_that_no_terminal_obeys() -> None:
+    text = "It is \x1b[2J I.\n" + "A word of a long line. " * 40
+    how = {"tokens": 99, "finish": "length", "duration_ms": 1.0, "time": 0.0}
+    lines = sample_lines(SampleReport(step=3, index=0, prompt="Who\nis " + "it " * 40, text=text, **how))
+    assert lines[0].startswith("sample at step 3: ...") and len(lines[0]) <= 80
+    assert lines[1] == "  It is \\x1b[2J I." and lines[-1] == "  ..." and len(lines) == 8
+    assert all(len(line) <= 80 for line in lines)

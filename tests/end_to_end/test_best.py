@@ -197,6 +197,20 @@ def test_a_run_that_was_killed_ends_alike_from_any_of_its_checkpoints(place: Wor
     assert results(place.out) == before and told(place.out) == records_before
 
 
+def test_samples_follow_the_step_after_which_the_run_ends(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"sample_prompts": ["a", "b"], "sample_every": 0, "sample_max_new_tokens": 3}
+    go(place, **keys, output_dir=str(place.root / "straight"))
+    whole = records(place.root / "straight", "sample")
+    assert [(record["step"], record["index"]) for record in whole] == [(0, 0), (0, 1), (10, 0), (10, 1)]
+    with monkeypatch.context() as patch:
+        stop_after(10, patch)
+        go(place, **keys)
+    for _ in range(2):  # the second time from a checkpoint that has them
+        go(place, **keys, resume_from_checkpoint=True)
+        found = records(place.out, "sample")
+        assert [(r["step"], r["text"]) for r in found] == [(r["step"], r["text"]) for r in whole]
+
+
 @pytest.mark.slow
 def test_more_patience_trains_a_run_on_that_has_stopped(place: Workplace) -> None:
     go(place)

@@ -53,7 +53,8 @@ WRITING: dict[str, list[str]] = {
     "profile": ["run.yaml", "--picture", "{target}/new.png"],
 }
 WRITES_NOTHING_NAMED = {
-    *("plan", "tokenize", "plugins", "schema", "doctor", "docs", "verify", "check-serving", "watch"),
+    *("plan", "tokenize", "plugins", "schema", "doctor", "docs", "verify", "check-serving", "watch", "generate"),
+    "chat",  # writes where /save says, in its own tests
     *("plugins test", "plugins trace"),
 }
 

@@ -44,7 +44,11 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
     "doctor": ([],),
     "convert": (["{folder}/run.yaml"], ["{folder}"]),
     "docs": ([], ["{folder}"]),
-    "generate": (["{folder}/adapter", "--max-tokens", "1"], ["{folder}", "--max-tokens", "1"]),
+    "generate": (
+        ["{folder}/adapter", "--prompt", "a", "--max-new-tokens", "1"],
+        ["{folder}", "--prompt", "a", "--max-new-tokens", "1"],
+    ),
+    "chat": (["{folder}/adapter"], ["{folder}"]),
     "serve": (),
     "new": (["adapter", "{folder}"],),
     "watch": (["{folder}", "--once"], ["{folder}/adapter", "--once"]),

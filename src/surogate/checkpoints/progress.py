@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from surogate_core import train
 
@@ -18,11 +20,13 @@ class Progress(train.Progress):
     saved        the step of the last checkpoint
     evaluations  (step, mean loss, labels) of each evaluation
     best         the best one; None: the run does not look for it
+    sampled      the step after which samples were last written; -1: none were. Older checkpoints have none.
     """
 
     saved: int = 0
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
     best: Best | None = None
+    sampled: Annotated[int, Field(ge=-1, le=train.MAX_STEP)] = -1
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

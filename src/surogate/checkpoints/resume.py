@@ -55,6 +55,13 @@ _REPORTS = (
     "push_to_hub",
     "hub_model_id",
     "hub_private",
+    "sample_prompts",
+    "sample_every",
+    "sample_max_new_tokens",
+    "sample_temperature",
+    "sample_top_p",
+    "sample_as",
+    "sample_on",
 )
 _SAVES = (
     *("save_strategy", "save_steps", "saves_per_epoch", "save_total_limit", "save_keep_every", "save_in_background"),

@@ -50,8 +50,8 @@ View = Callable[[Value], Pieces]
 _NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations", "best")
-_NEWER = {"lr", "best"}
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations", "best", "sampled")
+_NEWER = {"lr", "best", "sampled"}
 """Those that older checkpoints do not have."""
 
 

@@ -37,6 +37,7 @@ from .options import (
     say_at_work,
 )
 from .render import print_error
+from .text_commands import chat, generate
 
 HELP = """Pre-train and fine-tune LLMs.
 
@@ -263,6 +264,18 @@ def tokenize(
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
     return tokenize_command(arguments, debug, as_json=as_json)
+
+
+app.command(
+    help="Answer prompts with a trained model.",
+    epilog=_examples(
+        'generate output --prompt "Why is the sky blue?"', "generate output/adapter --file prompts.txt --json"
+    ),
+)(generate)
+app.command(
+    help="Talk to a trained model in the terminal.",
+    epilog=_examples("chat output", 'chat output/adapter --system "Answer in one sentence." --temperature 0.7'),
+)(chat)
 
 
 @app.command(help="List installed plugins and what each provides.")

@@ -100,9 +100,10 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
     on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
     for name, nbytes in on_host.items():
-        yield f"  {name:<14}{_size(nbytes)}   in pinned memory of {'each' if report.nodes > 1 else 'the'} host"
+        pinned = "" if name in report.beside else "pinned "
+        yield f"  {name:<14}{_size(nbytes)}   in {pinned}memory of {'each' if report.nodes > 1 else 'the'} host"
     if on_host:
-        yield f"  {'host total':<14}{_size(report.pinned_bytes)}   {_host_verdict(report)}"
+        yield f"  {'host total':<14}{_size(_on_host(report))}   {_host_verdict(report)}"
     if plan.chosen:
         yield _wrapped(str(plan.chosen))
     yield ""
@@ -114,12 +115,16 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
         yield f"  {_names(same):<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
 
 
+def _on_host(report: Report) -> int:
+    return report.pinned_bytes + sum(report.beside.values())
+
+
 def _host_verdict(report: Report) -> str:
     if memory_is_the_hosts(report.device) and not report.missing_host_bytes:
         return "counted above"
     if report.host_memory is None:
         return "not checked: host_memory_limit sets what the host has"
-    rest = _size(abs(report.host_memory - report.pinned_bytes)).strip()
+    rest = _size(abs(report.host_memory - _on_host(report))).strip()
     if report.missing_host_bytes:
         return f"{paint('does not fit', 'red')}, {rest} more than the run may pin"
     return f"{paint('fits', 'green')}, {rest} to spare"

@@ -44,6 +44,8 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
             "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
         )
     changes |= apply_best_rules(config, findings)
+    if config.sample_prompts and config.sample_top_p < 1 and not config.sample_temperature:
+        findings.wrong("sample_top_p", f"{config.sample_top_p} has no effect while sample_temperature is 0; set it")
     return config.model_copy(update=changes)
 
 

@@ -18,6 +18,7 @@ from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
 from .evaluation import EvaluationKeys
 from .rope_scaling import parse_rope_scaling
+from .samples import SampleKeys
 from .values import (
     Bytes,
     Epochs,
@@ -300,6 +301,7 @@ class MemoryKeys(Keys):
 
 THEMES: tuple[type[Keys], ...] = (
     RunKeys, ModelKeys, DataKeys, LoopKeys, EvaluationKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
+    SampleKeys,
 )  # fmt: skip
 
 DTYPE_KEYS: Final[Mapping[str, str]] = {
@@ -324,8 +326,9 @@ STORED_BY: Final[Mapping[ParamKind, str]] = {"head": "quantize_lm_head", "embedd
 
 
 class TrainConfig(
-    DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, EvaluationKeys, LoopKeys, DataKeys, ModelKeys, RunKeys
-):
+    SampleKeys, DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, EvaluationKeys, LoopKeys, DataKeys,
+    ModelKeys, RunKeys,
+):  # fmt: skip
     """Core's keys of a run, validated. `load_config` makes one from a user's mapping."""
 
     @property

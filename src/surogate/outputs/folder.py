@@ -189,7 +189,8 @@ def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> 
         notice(f"{path.name}: set aside, because {why}")
     if resumed:
         evaluated = any(at == resumed.step for at, *_ in resumed.manifest.position.get("evaluations", ()))
-        cut_metrics(places.metrics, resumed.step, evaluated=evaluated)
+        sampled = resumed.manifest.position.get("sampled") == resumed.step
+        cut_metrics(places.metrics, resumed.step, evaluated=evaluated, sampled=sampled)
 
 
 def _is_users(path: Path) -> bool:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from bisect import bisect_left, bisect_right
 from collections import deque
 from functools import partial
 from typing import TextIO
 
-from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
 
 from .terminal import ignoring_broken_pipe
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 
 _COLUMN_WIDTH = 12
+_SAMPLE_LINES = 6
+"""Lines that a sample has on the console."""
+_SHOWN_PROMPT = 48
+"""Characters of its prompt."""
 
 
 def numerics_lines(report: NumericsReport) -> list[str]:
@@ -67,6 +72,9 @@ class PlainLogger(Logger):
         elif isinstance(report, NumericsReport):
             for line in numerics_lines(report):
                 self._line(line)
+        elif isinstance(report, SampleReport):
+            for line in sample_lines(report):
+                self._line(line.encode("ascii", "backslashreplace").decode())
 
     def _step(self, report: StepReport) -> None:
         self._clock.step(report)
@@ -131,6 +139,20 @@ def eval_line(report: EvalReport) -> str:
     if report.best_step is not None:
         line += ", the best so far" if report.best_step == report.step else f", best at step {report.best_step}"
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
+
+
+def sample_lines(report: SampleReport) -> list[str]:
+    """Return the end of the prompt and the beginning of the text, in a few lines. The metrics file has all of both."""
+    prompt = " ".join(_printable(report.prompt).split())
+    shown = prompt if len(prompt) <= _SHOWN_PROMPT else f"...{prompt[-_SHOWN_PROMPT:]}"
+    lines = [line for part in _printable(report.text).splitlines() for line in textwrap.wrap(part, LINE_WIDTH - 2)]
+    more = [] if len(lines) <= _SAMPLE_LINES else ["..."]
+    return [f"sample at step {report.step}: {shown}", *(f"  {line}" for line in [*lines[:_SAMPLE_LINES], *more])]
+
+
+def _printable(text: str) -> str:
+    """Escape control characters but line breaks: a terminal obeys them."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def figures_text(report: StepReport | EvalReport) -> str:

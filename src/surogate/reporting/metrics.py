@@ -13,6 +13,7 @@ One JSON object per line. "log" is its kind:
                                                                             at the end of such a run
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
+    {"log": "sample", "step", "index", "prompt", "text", "tokens", "finish", "duration_ms", "time"}
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
 
 Times are in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
@@ -30,7 +31,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import EvalReport, GpuReport, Logger, NumericsReport, OutputReport, Report, RunInfo, StepReport
+from surogate_core.api import (
+    EvalReport,
+    GpuReport,
+    Logger,
+    NumericsReport,
+    OutputReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 from surogate_core.api.regular_file import open_own
 from surogate_core.errors import ConfigError, RunStopped
 
@@ -46,6 +57,7 @@ _NAMES = {
     OutputReport: "outputs",
     GpuReport: "gpu",
     NumericsReport: "numerics",
+    SampleReport: "sample",
 }
 
 _OF_RUN = (
@@ -129,29 +141,38 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield from (record for record in map(parsed_record, lines) if record is not None)
 
 
-def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
-    """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps.
+def cut_metrics(path: Path, step: int, *, evaluated: bool = True, sampled: bool = True) -> None:
+    """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps and samples.
 
     A step is repeated if an earlier run started again in the same folder; its later record stays. `evaluated`: the
-    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. So does that
-    of outputs after `step`. The file is replaced atomically. Raises ConfigError if it cannot be rewritten.
+    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. `sampled`:
+    the same of its samples. The record of outputs after `step` goes in any case. The file is replaced atomically.
+    Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
     kept: list[tuple[int | None, bytes]] = []
-    highest = 0
+    samples: dict[tuple[Any, Any], tuple[int | None, bytes]] = {}
+    written = (("eval", evaluated), ("sample", sampled), ("outputs", False))
+    highest, repeated = 0, {kind for kind, done in written if not done}
     try:
         for line in path.read_bytes().splitlines():
             record = parsed_record(line)
             at = record.get("step") if record else None
             if record is None or (at is not None and at > step):
                 continue
-            if at == step and (record.get("log") == "outputs" or (not evaluated and record.get("log") == "eval")):
+            if at == step and record.get("log") in repeated:
                 continue
             if record.get("log") == "step" and at is not None:
                 if at <= highest:
                     kept = [(other, text) for other, text in kept if other is None or other < at]
                 highest = at
+            if record.get("log") == "sample":
+                of = at, record.get("index")
+                kept = [pair for pair in kept if pair is not samples.get(of)]
+                samples[of] = at, line
+                kept.append(samples[of])
+                continue
             kept.append((at, line))
         with replaced(path) as fresh, fresh.open("wb") as file:
             file.writelines(text + b"\n" for _, text in kept)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from surogate_core.runtime.team import AnyWorker
 
     from ..checkpoints.writer import CheckpointWriter
+    from .samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Job:
     means          names of the figures whose means over a step its micro-steps read (`Prepass`)
     reported       the loss, and the figures that it reports besides; `in_nats`: see `EvalReport`
     doubts         sees these figures of each step
+    sample_steps   write samples every N steps, 0: before the first and after the last one; None: the run has none
+    samples        of the writer
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -71,6 +74,8 @@ class Job:
     failures: list[RunStopped | PluginError] = field(default_factory=list)
     max_nonfinite_steps: int
     watch: Callable[[int], None]
+    sample_steps: int | None = None
+    samples: Samples | None = None
     numerics: Numerics | None = None
     numerics_steps: int = 0
 
@@ -111,12 +116,17 @@ class Job:
             for logger in self.loggers:
                 logger.report(report)
         except (RunStopped, PluginError) as error:
-            if self.saves_jointly:
-                self.failures.append(error)
-                self.processes.ask(f"{int(signal.SIGTERM)}")
-                return
-            self.save()
-            raise
+            self.stop_for(error)
+
+    def stop_for(self, error: RunStopped | PluginError) -> None:
+        """Save, and raise an error. If no process can save without the others, all are asked to, and it is raised
+        then."""
+        if self.saves_jointly:
+            self.failures.append(error)
+            self.processes.ask(f"{int(signal.SIGTERM)}")
+            return
+        self.save()
+        raise error
 
     def logger_failed(self) -> bool:
         """Return whether processes that save jointly have to, as a logger of one has failed after they last agreed."""

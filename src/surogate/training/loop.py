@@ -24,6 +24,7 @@ from ..world.processes import FIRST_STEP_SECONDS
 from .duties import duties
 from .evaluation import evaluate_first, make_up_for_evaluation
 from .job import Job
+from .sampling import make_up_for_samples
 from .sums import with_means
 
 
@@ -42,6 +43,7 @@ def train(job: Job) -> None:
         with _saving_intact_weights(job):
             evaluate_first(job)
             make_up_for_evaluation(job)
+            make_up_for_samples(job)
             with closing(_batches(job)) as batches:
                 core.train(job.worker, batches, job.schedule.lr, progress, partial(_report, job), duties(job))
             if job.ends_steps() or job.logger_failed():

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from ..checkpoints.saved_run import SavedRun
     from ..checkpoints.writer import View
+    from .samples import Samples
 
 SHORT_RUN_SECONDS = 60
 """A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
@@ -69,6 +70,9 @@ class NoFiles:
 
     def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         return Loggers()
+
+    def open_samples(self, worker: AnyWorker, stack: ExitStack) -> Samples | None:
+        return None
 
     def push(self, result: TrainResult) -> TrainResult:
         return result
@@ -217,6 +221,20 @@ class RunFiles(PartFiles):
             loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
         loggers.opened.append(FirstStep())
         return loggers
+
+    def open_samples(self, worker: AnyWorker, stack: ExitStack) -> Samples | None:
+        """Start the process that writes samples, if the run has any."""
+        if not self.config.sample_prompts:
+            return None
+        from .samples import open_samples
+
+        world, gpu = self.processes.world, ""
+        if self.plan.target.device.sm is not None and self.config.sample_on == "device":
+            from surogate_core.runtime.device import gpu_uuids
+
+            gpu = gpu_uuids(world.devices[:1])[0]
+        pieces = partial(self._pieces, worker)
+        return open_samples(self.saved_run, self.steps, pieces, gpu, world.processes, stack)
 
     def _check_kept(self) -> None:
         """Refuse a base that lacks tensors of which outputs have copies. Say once that a full training does not train

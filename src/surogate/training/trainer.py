@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from ..checkpoints.saved_run import SavedRun
     from ..checkpoints.writer import CheckpointWriter
+    from .samples import Samples
 
 Notice = Callable[[str], None]
 
@@ -109,6 +110,7 @@ def train_planned(
         packing = None
         if not config.check_finite:  # a checked run runs nothing before step 1
             packing = _check_packing(plan, steps, worker, processes, notice)
+        samples = files.open_samples(worker, stack)
         loggers = files.open(worker, resumed, progress, stack)
         processes.barrier("the first step")
         if isinstance(notice, ProcessLog):
@@ -117,7 +119,7 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
-        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice)
+        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice, samples)
         train(job)
         mark("the other steps, evaluations")
         if stop_reason := _stop_reason(job):
@@ -328,9 +330,12 @@ def _job(
     checkpoints: CheckpointWriter,
     loggers: Loggers,
     notice: Notice,
+    samples: Samples | None,
 ) -> Job:
     run, plan = saved_run.run, saved_run.plan
     config, data, world = run.config, steps.data, processes.world
+    if samples is not None:
+        samples.sampler.cut = lambda: interrupt.received
 
     def validation() -> Iterable[Sequence[MicroBatch]]:
         if data.validation is None:
@@ -362,6 +367,8 @@ def _job(
         means=plan.inputs.loss.prepass.means if plan.inputs.loss.prepass else (),
         reported=plan.assembly.reported,
         in_nats=plan.inputs.loss.in_nats,
+        sample_steps=config.sample_every if config.sample_prompts else None,
+        samples=samples,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),

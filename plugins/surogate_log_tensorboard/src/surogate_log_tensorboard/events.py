@@ -16,6 +16,7 @@ from surogate_core.api import (
     OutputReport,
     Report,
     RunInfo,
+    SampleReport,
     StepReport,
 )
 
@@ -51,16 +52,23 @@ class EventLogger(Logger):
         self._text("run", facts, info.done_steps)
 
     def _text(self, tag: str, content: object, step: int) -> None:
-        indented = json.dumps(content, indent=2, default=str).replace("\n", "\n    ")
-        self._writer.add_text(tag, f"    {indented}", step)  # indented by four spaces: a Markdown code block
+        self._writer.add_text(tag, _block(json.dumps(content, indent=2, default=str)), step)
 
     def report(self, report: Report) -> None:
+        if isinstance(report, SampleReport):
+            shown = "\n\n".join(_block(text) for text in (report.prompt, report.text))
+            self._writer.add_text(f"sample/{report.index}", shown, report.step, walltime=report.time)
         for tag, value in _figures(report).items():
             self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
         self._writer.add_text("status", status)
         self._writer.close()
+
+
+def _block(text: str) -> str:
+    """Return a Markdown code block, which is indented by four spaces."""
+    return "    " + text.replace("\n", "\n    ")
 
 
 def _figures(report: Report) -> dict[str, float]:
@@ -84,3 +92,5 @@ def _figures(report: Report) -> dict[str, float]:
                 for tensor, figures in report.largest().items()
                 for column, (value, _) in zip(report.columns, figures, strict=True)
             }
+        case _:
+            return {}

@@ -16,6 +16,7 @@ from surogate_core.api import (
     OutputReport,
     Report,
     RunInfo,
+    SampleReport,
     StepReport,
 )
 
@@ -63,7 +64,12 @@ class WandbLogger(Logger):
 
     def report(self, report: Report) -> None:
         self._step = max(self._step, report.step)  # W&B drops data for steps before the latest
-        self._run.log(_figures(report), step=self._step)
+        if isinstance(report, SampleReport):
+            row = [report.step, report.prompt, report.text]
+            table = wandb.Table(columns=["step", "prompt", "text"], data=[row])
+            self._run.log({f"sample/{report.index}": table}, step=self._step)
+        elif figures := _figures(report):
+            self._run.log(figures, step=self._step)
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
@@ -91,6 +97,8 @@ def _figures(report: Report) -> dict[str, float]:
                 for tensor, figures in report.largest().items()
                 for column, (value, _) in zip(report.columns, figures, strict=True)
             }
+        case _:
+            return {}
 
 
 def _read_id(path: Path) -> str | None:

@@ -72,6 +72,7 @@ from .running import (
     OutputReport,
     Report,
     RunInfo,
+    SampleReport,
     StepReport,
     SystemInfo,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "RowChoice",
     "RunInfo",
     "RunStopped",
+    "SampleReport",
     "Scalars",
     "Shard",
     "Sharding",

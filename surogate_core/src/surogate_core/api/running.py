@@ -178,7 +178,28 @@ class NumericsReport:
         }
 
 
-Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport
+@dataclass(frozen=True, kw_only=True)
+class SampleReport:
+    """A text that the model has written after `step` optimizer steps; 0: before the first.
+
+    index   of the prompt among those of the run
+    prompt  the text of the prompt, of a conversation its last message
+    text    without special tokens
+    tokens  of the text, with the one that ended it
+    finish  "stop": the model has ended it; "length": it has as many tokens as it may have
+    """
+
+    step: int
+    index: int
+    prompt: str
+    text: str
+    tokens: int
+    finish: str
+    duration_ms: float
+    time: float
+
+
+Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport
 
 
 @runtime_checkable

@@ -30,6 +30,8 @@ from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
 from .streaming import ZeroCopy
 
+Beside = Callable[[int], tuple[Mapping[str, int], Mapping[str, int]]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
@@ -58,6 +60,8 @@ class PlanInputs:
     stored_kinds      kinds of params that are stored so: "matrix", of blocks, "head", "embedding"
     target            device to plan for; None: no device, and references run every op
     host_memory       bytes of host memory that the run may pin; None: not known
+    beside            (elements that are trained) -> what others than the run's programs need: {purpose: bytes} of the
+                      first device's memory, and of its machine's, which are one on a CPU
     kernel_for        chooses what runs an op on the target
     """
 
@@ -97,6 +101,7 @@ class PlanInputs:
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     host_memory: int | None = None
+    beside: Beside = lambda trained: ({}, {})
     kernel_for: KernelFor = by_references
 
     @property

@@ -18,6 +18,7 @@ from surogate_core.api import (
     OutputReport,
     QuantizedTensor,
     RunInfo,
+    SampleReport,
     StepReport,
 )
 from surogate_core.errors import ConfigError
@@ -85,6 +86,12 @@ def _numerics() -> NumericsReport:
     )
 
 
+def _sample(index: int, text: str) -> SampleReport:
+    return SampleReport(
+        step=2, index=index, prompt="a prompt", text=text, tokens=9, finish="stop", duration_ms=3.0, time=1e9
+    )
+
+
 @contextmanager
 def _opened(definition: LoggerDef, bench: Bench, folder: Path, done: int = 0) -> Iterator[Logger]:
     example = dict(next(iter(bench.subject.examples(definition)), {}))
@@ -118,6 +125,8 @@ def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None
         logger.report(_numerics())
         for best, value in ((2, 2.25), (None, None)):
             logger.report(_outputs(best, value))
+        for index, text in enumerate(("a text\nof \x1b two lines", "")):
+            logger.report(_sample(index, text))
         logger.close("done")
 
 
