@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import unified_diff
+from pathlib import Path
 
 from surogate_core.assembly.assemble import trace
 from surogate_core.assembly.inputs import PlanInputs
@@ -21,12 +22,13 @@ from ..machine.rates_file import this_machine
 from ..reporting.program_listing import listing as program_listing
 from ..reporting.program_listing import op_line
 from ..runs.disk import disk_use
-from ..runs.plan_json import to_json
+from ..runs.plan_json import timeline_json, to_json
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .plan_text import plan_text
 from .render import output_width, paint, paragraph
+from .written_page import print_written
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,20 @@ class Machines:
 
 
 def plan_command(
-    arguments: RunArguments, machines: Machines, *, as_json: bool, listing: bool, check: bool = False
+    arguments: RunArguments,
+    machines: Machines,
+    *,
+    as_json: bool,
+    listing: bool,
+    check: bool = False,
+    html: Path | None = None,
 ) -> int:
-    """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
+    """Print the plan of a run: as text, with the op lists if `listing`, or as JSON; and write it as a page to `html`.
 
     Returns 1 if the run does not fit and `check` is set, else 0.
     """
     with _without_collections():
-        fits = _plan(arguments, machines, as_json, listing)
+        fits = _plan(arguments, machines, as_json, listing, html)
         return int(check and not fits)
 
 
@@ -97,16 +105,27 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool) -> bool:
+def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool, html: Path | None) -> bool:
     """Print the plan. Return whether the run fits."""
+    if html is not None:
+        from ..report.page import refuse_other
+
+        refuse_other(html)
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     here = None if machines.device else this_machine()
     opened = run.open_run(loaded)
     plan = run.plan(opened, here or machines.device, machines.gpus, machines.nodes)
     chosen = here.chosen if here else f"--device {machines.device}"
     problem = here.idle or _idle(plan) if here else ""
+    document = to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)) if as_json or html else {}
+    if html is not None:
+        from ..report.reports import plan_page  # it needs numpy, which a plan as text does not
+
+        name = loaded.config.resolved_run_name
+        nbytes = plan_page(document | {"timeline": timeline_json(plan.memory_timeline())}, name, html)
+        print_written(html, nbytes)
     if as_json:
-        print_json(to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)))
+        print_json(document)
         return plan.report.fits
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +24,13 @@ from ..data.corpora import Corpora
 from ..data.left_out import LeftOut, left_out
 from ..data.pack import PackedRows
 from ..machine.progress import print_notice
+from ..report.page import refuse_other
+from ..report.reports import data_page
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .render import output_width, paint
+from .written_page import print_written
 
 Found = tuple[int, str, DatasetEntry, int, int]
 """A document of the training data: its number, the place of its row, its entry, and where it starts and stops."""
@@ -39,13 +43,24 @@ _SHOWN_TOKENS: Final = 1000
 """Tokens of a document that are shown at most."""
 
 
-def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = False) -> int:
-    """Tokenize and check the data of a run and print counts. debug: also print documents."""
+def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = False, html: Path | None = None) -> int:
+    """Tokenize and check the data of a run and print counts. debug: also print documents. html: also write a page."""
+    if html is not None:
+        refuse_other(html)
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
-    data = run.tokenize(loaded, print_notice)
-    documents = list(_documents(loaded, data)) if debug else []
+    notices: list[str] = []
+
+    def notice(line: str) -> None:
+        notices.append(line)
+        print_notice(line)
+
+    data = run.tokenize(loaded, notice)
+    documents = list(_documents(loaded, data)) if debug or html else []
+    if html is not None:
+        name, folder = loaded.config.resolved_run_name, arguments.config.parent
+        print_written(html, data_page(to_json(loaded, data, documents), name, folder, notices, html))
     if as_json:
-        print_json(to_json(loaded, data, documents))
+        print_json(to_json(loaded, data, documents if debug else ()))
         return 0
     if assumed := assumed_verb(loaded, arguments):
         print(assumed)
