@@ -151,10 +151,11 @@ def metric_charts(runs: Sequence[RunRecords]) -> dict[str, list[Chart]]:
 def _metric_says(run: RunRecords, name: str) -> str:
     title = words(name)
     held, trained = of(run.evals, name), of(run.steps, name)
+    form = ".1%" if "accurac" in name else ".4g"
     if np.isfinite(held).any():
-        return f"{title}: {held[np.isfinite(held)][-1]:.4g} in the last evaluation."
+        return f"{title}: {held[np.isfinite(held)][-1]:{form}} in the last evaluation."
     finite = trained[np.isfinite(trained)]
-    return f"{title}: {finite[-1]:.4g} in the last step." if len(finite) else f"{title}."
+    return f"{title}: {finite[-1]:{form}} in the last step." if len(finite) else f"{title}."
 
 
 def _both(run: RunRecords, chart: str, chosen: str, rejected: str) -> Chart:

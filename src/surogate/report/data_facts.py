@@ -175,8 +175,8 @@ def tiles_of(document: Json) -> Iterator[tuple[str, str, str]]:
     out = sum(one["tokens"] or 0 for entry in sets for one in entry["left_out"])
     gone = sum(1 for entry in sets for _ in entry["left_out"])
     yield "padding", f"{rows['train']['padding']:.1%}", "of the rows to train"
-    yield (
-        "left out",
-        f"{out:,} tokens" if out else ("nothing" if not gone else "rows"),
-        f"{gone} reason{'s' * (gone != 1)}",
-    )
+    reasons = f"{gone} reason{'s' * (gone != 1)}"
+    if out:
+        yield "left out", f"{out:,}", f"tokens, {reasons}"
+    else:
+        yield "left out", "rows" if gone else "nothing", reasons if gone else "of the data"

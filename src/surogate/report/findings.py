@@ -64,7 +64,7 @@ def _spikes(run: RunRecords) -> Iterator[Finding]:
     if np.isfinite(loss).sum() < LEAST_STEPS or (run.evals and not run.in_nats):
         return  # a loss of a few pairs jumps by its nature
     usual = _running_median(loss, 25)
-    off, late = loss - usual, np.arange(len(loss)) > len(loss) // 20
+    off, late = loss - usual, np.arange(len(loss)) > min(len(loss) // 20, 100)  # it may begin high
     spikes = np.flatnonzero((off > np.maximum(4 * np.nanpercentile(np.abs(off[late]), 95), 1e-3)) & late)
     if len(spikes):
         at = spikes[np.argmax(off[spikes])]

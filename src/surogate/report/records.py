@@ -24,6 +24,8 @@ from ..runs.plan_json import PLAN_FILE
 
 Json = dict[str, Any]
 Numbers = npt.NDArray[np.float64]
+_LARGEST = 1e100
+
 State = Literal["finished", "running", "stopped", "killed", "not started"]
 
 
@@ -62,7 +64,8 @@ class RunRecords:
     @property
     def total(self) -> int:
         """Steps of the whole run; 0 if that is not known."""
-        return int(number(self.head.get("total_steps")) or 0) if self.head.get("total_steps") else 0
+        found = number(self.head.get("total_steps"))
+        return int(found) if found > 0 else 0
 
     @property
     def planned(self) -> Mapping[str, float]:
@@ -126,8 +129,9 @@ def of(records: Iterable[Json], key: str) -> Numbers:
 
 
 def number(value: Any) -> float:
-    """Return a number of a file; NaN for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """Return a number of a file; NaN for anything else, and for one as large as only a run that diverged has."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return float(value) if known else math.nan
 
 
 def metrics_of(record: Json) -> Mapping[str, Any]:
@@ -160,6 +164,9 @@ def _read_plan(run: RunRecords) -> None:
         return
     except (OSError, ValueError, RecursionError) as error:
         run.problems.append(f"{PLAN_FILE} cannot be read: {_first_line(error)}.")
+        return
+    if not isinstance(found, dict):
+        run.problems.append(f"{PLAN_FILE} is not the plan of a run: memory is not shown.")
         return
     run.plan = found
 

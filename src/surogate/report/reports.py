@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ FILES = {
     "metrics.jsonl": "every step",
 }
 _TONES = {"finished": "good", "running": "accent", "stopped": "warn", "killed": "bad", "not started": ""}
+_TOLD_IN_NUMBERS = re.compile(r"(validation_)?datasets\.\d+: (tokenizing: |left out: |.* longer than sequence_len)")
+"""Notices on data that its page has in a form of its own."""
+
 _SAMPLES = 12
 """Samples of one prompt that are shown: the last ones and the first."""
 
@@ -209,7 +213,7 @@ def data_page(document: Json, name: str, folder: Path, notices: Sequence[str], p
         "name": name,
         "facts": ", ".join(f"{one.path} ({one.type})" for one in sets),
         "tiles": list(data_facts.tiles_of(document)),
-        "notices": list(dict.fromkeys(notices)),
+        "notices": [line for line in dict.fromkeys(notices) if not _TOLD_IN_NUMBERS.match(line)],
         "datasets": sets,
         "packing": data_facts.packing_of(document),
     }
