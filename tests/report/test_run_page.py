@@ -275,6 +275,20 @@ def test_a_plan_of_another_form_is_named_and_the_rest_is_shown(tmp_path: Path, p
     assert "Loss" in Page((tmp_path / "a.html").read_text()).text
 
 
+def test_a_config_of_aliases_within_aliases_and_pipes_in_place_of_files_stop_no_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", records(5, change=lambda r: r | {"config": None} if "config" in r else r))
+    bomb = [
+        "a: &a0 [x, x, x, x, x, x, x, x, x]",
+        *(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]" for n in range(12)),
+    ]
+    (folder / "run.yaml").write_text("\n".join(bomb))
+    for name in ("plan.json", ".surogate.lock"):
+        os.mkfifo(folder / name)
+    assert "b11" in page_of(folder).text and (tmp_path / "report.html").stat().st_size < 500_000
+    os.mkfifo(tmp_path / "pipe")
+    assert "exists and is no report" in invoke("report", folder, "--html", tmp_path / "pipe").stderr
+
+
 def test_a_folder_that_is_no_run_and_pages_that_cannot_be_written_are_refused_in_a_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", records(5))
     (tmp_path / "empty").mkdir()

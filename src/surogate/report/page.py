@@ -9,8 +9,10 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
+from surogate_core.api import refuse_checkpoint
 from surogate_core.errors import ConfigError
 from surogate_core.version import __version__
 
@@ -31,6 +33,18 @@ MARK = '<meta name="generator" content="surogate report">'
 """A line of every page, by which a page is known as one that may be replaced."""
 
 
+LONGEST_VALUE = 2000
+"""Characters of a value of a config."""
+
+
+class _Brief(Repr):
+    """Values of configs as text, cut: by aliases, YAML can name a list of a billion entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxlist, self.maxstring, self.maxother = 4, 24, 24, 400, 400
+
+
 def write_page(path: Path, template: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) -> int:
     """Write a page and return its bytes. It appears whole or not at all, in place of an earlier page only.
 
@@ -48,15 +62,22 @@ def write_page(path: Path, template: str, facts: Mapping[str, Any], drawn: Mappi
 
 def refuse_other(path: Path) -> None:
     """Raise ConfigError unless a page may be written to `path`: nothing is there, or an earlier page."""
+    refuse_checkpoint(path, "--html ")
     if path.is_dir():
         raise ConfigError(f"--html {path}: is a folder. Name a file, such as {path / 'report.html'}.")
     if not path.parent.is_dir():
         raise ConfigError(f"--html {path}: the folder {path.parent} does not exist. Make it, or name another.")
-    if path.exists():
-        with path.open("rb") as file:
-            start = file.read(2048)
-        if start and MARK.encode() not in start:
-            raise ConfigError(f"--html {path}: exists and is no report. Name another file.")
+    if os.path.lexists(path) and not _is_page(path):
+        raise ConfigError(f"--html {path}: exists and is no report. Name another file.")
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether a path holds an earlier page, or nothing yet: an empty file."""
+    if not path.is_file():  # a pipe, or a link to nothing
+        return False
+    with path.open("rb") as file:
+        start = file.read(2048)
+    return not start or MARK.encode() in start
 
 
 def rendered(template: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) -> str:
@@ -81,9 +102,10 @@ def rendered(template: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) 
     return page
 
 
-def place_text(text: Any) -> str:
-    """Return a text without the folder where the command was given, and with ~ for the user's own."""
-    return str(text).replace(f"{os.getcwd()}/", "").replace(str(Path.home()), "~")
+def place_text(value: Any) -> str:
+    """Return a value as text, without the folder where the command was given, and with ~ for the user's own."""
+    text = value if isinstance(value, str) else _Brief().repr(value)[:LONGEST_VALUE]
+    return text.replace(f"{os.getcwd()}/", "").replace(str(Path.home()), "~")
 
 
 @cache

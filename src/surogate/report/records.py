@@ -144,7 +144,7 @@ def _read_config(run: RunRecords) -> Json:
 
     path = run.folder / RUN_FILE
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -159,7 +159,7 @@ def _read_config(run: RunRecords) -> Json:
 def _read_plan(run: RunRecords) -> None:
     path = run.folder / PLAN_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(_text(path))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -218,7 +218,7 @@ def _state(run: RunRecords) -> State:
 def _held(folder: Path) -> bool | None:
     """Return whether the process lives that holds the folder, as far as can be told; None if none holds it."""
     try:
-        found = json.loads((folder / LOCK).read_text())
+        found = json.loads(_text(folder / LOCK))
         process, host = int(found["pid"]), str(found["host"])
     except FileNotFoundError:
         return None
@@ -233,6 +233,13 @@ def _held(folder: Path) -> bool | None:
     except PermissionError:
         pass
     return True
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. Raises FileNotFoundError for what is none, such as a pipe, which would block."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_text(encoding="utf-8")
 
 
 def _first_line(error: Exception) -> str:
