@@ -88,6 +88,14 @@ def tiles(run: RunRecords) -> Iterator[Tile]:
         yield Tile("time", duration_text(float(seconds)), f"{count_text(float(tokens))} tokens")
 
 
+def side_by_side(runs: Sequence[RunRecords]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return (what, the figure of each run and the word beside it); "" for a run that has no such figure."""
+    found = [{tile.what: (tile.figure, tile.beside) for tile in tiles(run)} for run in runs]
+    return [
+        (what, [one.get(what, ("", "")) for one in found]) for what in dict.fromkeys(w for one in found for w in one)
+    ]
+
+
 def size_text(nbytes: float) -> str:
     """Return bytes with three digits: 512 B, 1.50 MiB, 23.4 GiB."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

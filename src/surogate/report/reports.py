@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..reporting.text import count_text
 from ..runs.plan_json import PLAN_FILE
 from . import charts, data_facts, findings, headline, plan_facts
+from .charts import Chart
 from .curves import axes
 from .headline import seconds_text, size_text
 from .page import write_page
@@ -60,8 +62,15 @@ def opened(folder: Path) -> RunRecords:
 def run_page(runs: Sequence[RunRecords], path: Path) -> int:
     """Write the page of a run, or of two beside each other, and return its bytes."""
     run, names = runs[0], names_of(runs)
-    steps, metrics = list(charts.step_charts(runs)) if run.steps else [], charts.metric_charts(runs)
-    loss = charts.loss_chart(runs)
+    whose = f"{names[0]}: " if len(runs) > 1 else ""
+
+    def named_of(all_charts: Iterable[Chart]) -> list[Chart]:
+        """Say whose figures a sentence has, where there are two runs."""
+        return [replace(chart, says=f"{whose}{chart.says}") for chart in all_charts]
+
+    steps = named_of(charts.step_charts(runs)) if run.steps else []
+    metrics = {section: named_of(found) for section, found in charts.metric_charts(runs).items()}
+    (loss,) = named_of([charts.loss_chart(runs)])
     named = [(id, *SECTION_TITLES[id], found) for id, found in metrics.items()]
     memory = plan_facts.memory_of(run.plan) if run.plan else None
     every = [loss, *steps, *(chart for found in metrics.values() for chart in found)]
@@ -79,6 +88,7 @@ def run_page(runs: Sequence[RunRecords], path: Path) -> int:
         "title": f"{' and '.join(names)}: report",
         "sections": [(id, name) for id, name in links.items() if name],
         "runs": [_run_facts(one, name) for one, name in zip(runs, names, strict=True)],
+        "figures": headline.side_by_side(runs),
         "compared": headline.compared(runs) if len(runs) > 1 else "",
         "differences": headline.differences(runs) if len(runs) > 1 else [],
         "loss": loss,

@@ -1,6 +1,6 @@
 // The memory of a device over the ops of a step.
 
-const PHASES = { forward: "c1", backward: "c2", recompute: "c3", reference: "c4" };
+const PHASES = { forward: "c1", backward: "c2", recompute: "c3", reference: "c4", update: "c4" };
 
 function memory(figure, M) {
   let grey = 0, other = 0;
