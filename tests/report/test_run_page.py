@@ -74,6 +74,7 @@ def test_a_page_says_what_was_trained_and_how_it_ended(tmp_path: Path) -> None:
     assert f"Validation loss {last:.4f} nats per token at step 200" in page.text
     assert "finished" in page.text and "9.49k" in page.text and "plan 10.0k" in page.text
     assert len(page.drawn["charts"]["loss"]["lines"][0]["y"]) == 200
+    assert f"{tmp_path}/run/metrics.jsonl every step" in " ".join(page.text.split())
 
 
 def test_a_long_run_loses_no_spike_to_its_thousand_points() -> None:

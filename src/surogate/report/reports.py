@@ -144,7 +144,7 @@ def _run_facts(run: RunRecords, name: str) -> Json:
         "numerics": len(run.numerics),
         "samples": _samples(run),
         "commands": [*goes_on, *(tuple(command) for command in commands if run.state == "finished")],
-        "files": [(run.folder / name, what) for name, what in FILES.items() if (run.folder / name).exists()],
+        "files": [(str(run.folder / name), what) for name, what in FILES.items() if (run.folder / name).exists()],
         "config": [(key, value) for key, value in kept.items() if value not in (None, [], {})],
     }
 
