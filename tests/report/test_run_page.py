@@ -290,6 +290,14 @@ def test_a_config_of_aliases_within_aliases_and_pipes_in_place_of_files_stop_no_
     assert "exists and is no report" in invoke("report", folder, "--html", tmp_path / "pipe").stderr
 
 
+def test_reports_on_numerics_that_are_no_tables_of_numbers_are_left_out_or_have_gaps(tmp_path: Path) -> None:
+    odd: list[Any] = [numerics(10) for _ in range(4)]
+    odd[0]["tensors"] = {"layers.0.a": ["text", float("nan"), None], "layers.0.b": [1.0], "layers.0.c": 3}
+    odd[1]["columns"], odd[2]["tensors"], odd[3]["columns"] = [], [], "range"
+    page = page_of(write_run(tmp_path / "run", chain(records(20), odd, [{"log": "numerics", "step": 15}])))
+    assert [table["tensors"] for table in page.drawn["numerics"]] == [{"layers.0.a": [None, None, None]}]
+
+
 def test_a_folder_that_is_no_run_and_pages_that_cannot_be_written_are_refused_in_a_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", records(5))
     (tmp_path / "empty").mkdir()

@@ -26,6 +26,9 @@ Json = dict[str, Any]
 Numbers = npt.NDArray[np.float64]
 _LARGEST = 1e100
 
+MOST_NUMERICS = 12
+"""Reports on numerics that are kept, the last ones."""
+
 State = Literal["finished", "running", "stopped", "killed", "not started"]
 
 
@@ -187,7 +190,7 @@ def _read_metrics(run: RunRecords, path: Path) -> None:
                 _drop(kept["eval"], step)
             kept[kind].append(record)
     run.steps, run.evals, run.gpus = kept["step"], kept["eval"], kept["gpu"]
-    run.numerics = [record for record in kept["numerics"] if _is_table(record)][-12:]
+    run.numerics = [table for record in kept["numerics"] if (table := _table(record))][-MOST_NUMERICS:]
     run.samples = [record for record in kept["sample"] if isinstance(record.get("text"), str)]
     run.resumed = [step for step in run.resumed if step < run.done]
     if isinstance(run.head.get("config"), dict):
@@ -199,9 +202,16 @@ def _drop(records: list[Json], step: int) -> None:
         records.pop()
 
 
-def _is_table(record: Json) -> bool:
+def _table(record: Json) -> Json | None:
+    """Return a report on numerics with a number or None for each column of each tensor; None if it is no table."""
     columns, tensors = record.get("columns"), record.get("tensors")
-    return isinstance(columns, list) and isinstance(tensors, dict) and bool(columns) and bool(tensors)
+    if not (isinstance(columns, list) and isinstance(tensors, dict) and columns):
+        return None
+    rows = {
+        name: values for name, values in tensors.items() if isinstance(values, list) and len(values) == len(columns)
+    }
+    known = {name: [v if math.isfinite(number(v)) else None for v in values] for name, values in rows.items()}
+    return {"step": record["step"], "columns": [str(name) for name in columns], "tensors": known} if known else None
 
 
 def _state(run: RunRecords) -> State:

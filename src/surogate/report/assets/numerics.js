@@ -17,7 +17,7 @@ function numerics(root, reports) {
   root.replaceChildren($("div", { className: "controls" }, a, b), holder);
 
   function draw() {
-    const report = reports[+when.value], at = +column.value, name = columns[at], rows = {};
+    const report = reports[+when.value], name = columns[+column.value], at = report.columns.indexOf(name), rows = {};
     for (const [tensor, values] of Object.entries(report.tensors)) {
       const block = +(tensor.match(/^layers\.(\d+)\./)?.[1] ?? 0);
       (rows[tensor.replace(/^layers\.\d+\./, "")] ??= [])[block] = values[at];
@@ -33,7 +33,7 @@ function numerics(root, reports) {
     const over = (v) => (name === "range" && v > 1.005) || (name === "clipped" && v > 0.001);
     const heads = [...Array(blocks).keys()].map((i) => $("th", { textContent: `block ${i}`, scope: "col" }));
     const table = $("table", { className: "heat" },
-      $("caption", { textContent: `${name} at step ${report.step}, from ${text(low)} to ${text(high)}` }),
+      $("caption", { textContent: `${name} at step ${report.step}` + (all.length ? `, from ${text(low)} to ${text(high)}` : "") }),
       $("tr", {}, $("th", { textContent: "tensor", scope: "col" }), ...heads));
     for (const [tensor, values] of Object.entries(rows)) {
       const row = $("tr", {}, $("th", { textContent: tensor, scope: "row" }));

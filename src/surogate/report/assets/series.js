@@ -97,6 +97,7 @@ function series(figure, spec) {
       return button;
     });
     keys.push(...(spec.refs || []).map((ref) => keyOf("quiet", `${ref.name} ${number(ref.y)}${unit}`, "line dotted")));
+    if (spec.tall && view.x === "step" && D.resumed.length) keys.push(keyOf("quiet", "resumed", "line dotted"));
     if ((spec.marks || []).length) keys.push(keyOf("bad", "steps not applied", "line"));
     const plot = frame(figure, keys, readout);
 
@@ -120,6 +121,11 @@ function series(figure, spec) {
         const y = u.valToPos(ref.y, "y", true);
         if (y < bbox.top || y > bbox.top + bbox.height) continue;
         ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
+      }
+      for (const step of spec.tall && view.x === "step" ? D.resumed : []) { // where the run started again
+        const x = u.valToPos(step, "x", true);
+        if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       }
       ctx.setLineDash([]);
       ctx.strokeStyle = css("bad");
