@@ -117,6 +117,20 @@ def test_the_page_of_data_says_what_is_left_out_and_shows_the_row(here: Workplac
     assert "tokenizing" not in found
 
 
+def test_documents_of_pairs_are_shown_as_chosen_or_rejected(here: Workplace, tmp_path: Path) -> None:
+    rows = [{"prompt": "Who goes there?", "chosen": " A friend." * n, "rejected": " A foe."} for n in (2, 3, 4)]
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    (tmp_path / "model/chat_template.jinja").write_text(template)
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [{"path": str(tmp_path / "pairs.jsonl"), "type": "preference"}]
+    given = here.write(datasets=pairs, validation_split_ratio=0.0, sequence_len=256, loss="dpo")
+    done = invoke("tokenize", given, "--html", "data.html")
+    assert done.returncode == 0, done.stderr
+    found = " ".join(page(tmp_path / "data.html").text.split())
+    assert re.search(r"pairs.jsonl:\d, rejected, \d+ tokens .*A foe", found)
+    assert re.search(r"pairs.jsonl:3, chosen, \d+ tokens .*A friend", found) and "3 pairs," in found
+
+
 @pytest.mark.parametrize(
     ("name", "text", "place", "shown"),
     [

@@ -30,9 +30,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """A document as the model reads it. missing: its tokens that no row has."""
+    """A document as the model reads it. missing: its tokens that no row has. side: chosen or rejected, of a pair."""
 
     where: str
+    side: str
     tokens: int
     missing: int
     pieces: list[Piece]
@@ -110,7 +111,11 @@ def _dataset(one: Json, document: Json, length: int, folder: Path) -> Dataset:
         says=says,
         bins=bins,
         left_out=[_out(found, folder) for found in one["left_out"]],
-        shown=[_shown(d) for d in document["documents"] if (d["path"], d["type"]) == (one["path"], one["type"])],
+        shown=[
+            _shown(d, one["group"])
+            for d in document["documents"]
+            if (d["path"], d["type"]) == (one["path"], one["type"])
+        ],
     )
 
 
@@ -142,9 +147,11 @@ def row_text(place: str, folder: Path) -> str:
     return f"{text[:ROW_CHARACTERS]}…" if len(text) > ROW_CHARACTERS else text
 
 
-def _shown(document: Json) -> Shown:
+def _shown(document: Json, group: int) -> Shown:
+    side = ("chosen", "rejected")[(document["document"] - 1) % 2] if group == 2 else ""
     tokens = document["tokens"]
-    return Shown(document["row"], tokens, document["whole_tokens"] - tokens, [*map(_piece, document["pieces"])])
+    pieces = [_piece(piece) for piece in document["pieces"]]
+    return Shown(document["row"], side, tokens, document["whole_tokens"] - tokens, pieces)
 
 
 def _piece(piece: Json) -> Piece:
