@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from end_to_end.product import Workplace, invoke, make_workplace, write_model
-from report.made_up_run import HOSTILE
+from report.made_up_run import HOSTILE, records, write_run
 from report.test_run_page import Page
 
 from surogate import run
@@ -88,6 +88,38 @@ def test_a_run_leaves_its_plan_for_a_report_without_model_or_data(here: Workplac
     for text in ("finished", "2 steps", "at the peak", "Time of a step", "vllm serve", "a token, nothing recomputed"):
         assert text in found.text
     assert found.drawn["memory"]["areas"]
+
+
+def profile(**changes: Any) -> dict[str, Any]:
+    kinds = [("linear", 2.0, 1.5), ("attention", 3.0, 1.0)]
+    figures = {"calls": 4, "flops": 10**12, "bytes": 10**9}
+    found = [{"kind": kind, "seconds": took, "planned_seconds": plan} | figures for kind, took, plan in kinds]
+    step = {"seconds": 5.5, "planned_seconds": 2.6, "tokens": 2048}
+    return {"device": {"title": "NVIDIA H200"}, "step": step, "kinds": found} | changes
+
+
+def test_measured_times_stand_beside_the_planned_ones(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", records(20))
+    (tmp_path / "profile.json").write_text(json.dumps(profile()))
+    done = invoke("report", folder, "--html", tmp_path / "a.html", "--profile", tmp_path / "profile.json")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(page(tmp_path / "a.html").text.split())
+    assert "5.5 s measured on NVIDIA H200, 2.6 s planned: a step of 2,048 tokens." in text
+    assert re.search(r"attention ?3 s ?1 s ?60.0% ?4 1,000.0 1.00 ?linear ?2 s ?1.5 s ?40.0%", text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps(profile(kinds=[{"kind": "linear"}])), "not JSON"])
+def test_a_file_that_holds_no_profile_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    folder, given = write_run(tmp_path / "run", records(2)), tmp_path / "profile.json"
+    given.write_text(text)
+    for file, message in (
+        (given, "holds no profile. Write one:"),
+        (tmp_path / "none.json", "no such file. Write one:"),
+    ):
+        done = invoke("report", folder, "--html", tmp_path / "a.html", "--profile", file)
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert "Add --html FILE" in invoke("report", folder, "--profile", given).stderr
+    assert not (tmp_path / "a.html").exists()
 
 
 def chats(tmp_path: Path, texts: list[str]) -> Path:

@@ -289,11 +289,15 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Output folder of a run, also while it trains.")],
     other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="That of a run to compare it with.")] = None,
     html: HtmlOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Show the times that `surogate profile --json` measured."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     from .report import report_command
 
-    return report_command(folder, other, html, as_json=as_json)
+    return report_command(folder, other, html, profile, as_json=as_json)
 
 
 @app.command(help="List installed plugins and what each provides.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from surogate_core.errors import ConfigError
+
 from .curves import ranges
-from .headline import size_text
+from .headline import seconds_text, size_text
 from .records import Json
 
 CAUSES = 7
@@ -43,17 +47,33 @@ class Memory:
     drawn: Json
 
 
+class KindTime(NamedTuple):
+    """The time of a kind of op in a step. planned: beside a measured time; None: `seconds` are the planned ones."""
+
+    kind: str
+    seconds: float
+    planned: float | None
+    share: float
+    calls: float
+    flops: float
+    nbytes: float
+
+
 @dataclass(frozen=True)
 class Times:
-    """The section of a step's time. rows: (kind, seconds, share, calls, FLOPs, bytes); more: kinds that are left.
+    """The section of a step's time. more: kinds that are left.
 
-    phases  (phase, seconds, share)
+    most      seconds of the longest bar
+    phases    (phase, planned seconds, share)
+    measured  whether the rows are of a profile
     """
 
     says: str
-    rows: list[tuple[str, float, float, float, float, float]]
+    rows: list[KindTime]
     more: int
+    most: float
     phases: list[tuple[str, float, float]]
+    measured: bool = False
 
 
 def memory_of(plan: Json) -> Memory:
@@ -131,11 +151,43 @@ def times_of(plan: Json) -> Times:
     kinds, phases, step = plan["kinds"], plan["phases"], plan["step"]
     total = sum(kind["seconds"] for kind in kinds) or 1.0
     rows = [
-        (kind["kind"], kind["seconds"], kind["seconds"] / total, kind["calls"], kind["flops"], kind["bytes"])
-        for kind in kinds
+        KindTime(of["kind"], of["seconds"], None, of["seconds"] / total, of["calls"], of["flops"], of["bytes"])
+        for of in kinds
     ]
     says = f"{step['tokens_per_second']:,.0f} tokens/s planned: a step of {step['tokens']:,} tokens."
     if step["flops"] and (again := 1 - step["model_flops"] / step["flops"]) > 0.005:
         says += f" {again:.0%} of its FLOPs recompute."
     shares = [(phase, seconds, seconds / total) for phase, seconds in phases.items() if seconds > 0.005 * total]
-    return Times(says, rows[:KINDS], len(rows[KINDS:]), shares)
+    return Times(says, rows[:KINDS], len(rows[KINDS:]), max([row.seconds for row in rows], default=0.0), shares)
+
+
+def measured_times_of(profile: Json) -> Times:
+    """Return the section of a step's time of the document of `surogate profile --json`, beside the planned times."""
+    step, kinds = profile["step"], sorted(profile["kinds"], key=lambda kind: -kind["seconds"])
+    total = sum(kind["seconds"] for kind in kinds) or 1.0
+    rows = [
+        KindTime(
+            *(of["kind"], of["seconds"], of["planned_seconds"]),
+            *(of["seconds"] / total, of["calls"], of["flops"], of["bytes"]),
+        )
+        for of in kinds
+    ]
+    says = (
+        f"{seconds_text(step['seconds'])} measured on {profile['device']['title']}, "
+        f"{seconds_text(step['planned_seconds'])} planned: a step of {step['tokens']:,.0f} tokens."
+    )
+    most = max([max(row.seconds, row.planned or 0.0) for row in rows], default=0.0)
+    return Times(says, rows[:KINDS], len(rows[KINDS:]), most, [], measured=True)
+
+
+def read_profile(path: Path) -> Times:
+    """Return the section of a profile in a file. Raises ConfigError for a file that holds none."""
+    try:
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
+        return measured_times_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, OSError) else "holds no profile"
+        raise ConfigError(
+            f"--profile {path}: {what}. Write one: surogate profile run.yaml --json > profile.json"
+        ) from None

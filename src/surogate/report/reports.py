@@ -37,6 +37,7 @@ FILES = {
     "model.safetensors.index.json": "the model, in several files",
     "run.yaml": "the config, with all defaults and versions",
     "metrics.jsonl": "every step",
+    "plan.json": "the plan, with the memory op by op",
 }
 _TONES = {"finished": "good", "running": "accent", "stopped": "warn", "killed": "bad", "not started": ""}
 _TOLD_IN_NUMBERS = re.compile(r"(validation_)?datasets\.\d+: (tokenizing: |left out: |.* longer than sequence_len)")
@@ -59,8 +60,8 @@ def opened(folder: Path) -> RunRecords:
     return run
 
 
-def run_page(runs: Sequence[RunRecords], path: Path) -> int:
-    """Write the page of a run, or of two beside each other, and return its bytes."""
+def run_page(runs: Sequence[RunRecords], path: Path, measured: plan_facts.Times | None = None) -> int:
+    """Write the page of a run, or of two beside each other, and return its bytes. measured: times of a profile."""
     run, names = runs[0], names_of(runs)
     whose = f"{names[0]}: " if len(runs) > 1 else ""
 
@@ -73,6 +74,7 @@ def run_page(runs: Sequence[RunRecords], path: Path) -> int:
     (loss,) = named_of([charts.loss_chart(runs)])
     named = [(id, *SECTION_TITLES[id], found) for id, found in metrics.items()]
     memory = plan_facts.memory_of(run.plan) if run.plan else None
+    times = measured or (plan_facts.times_of(run.plan) if run.plan else None)
     every = [loss, *steps, *(chart for found in metrics.values() for chart in found)]
     links = {
         "loss": "Loss" if run.steps else "",
@@ -81,7 +83,8 @@ def run_page(runs: Sequence[RunRecords], path: Path) -> int:
         **{id: title.split()[0] for id, title, *_ in named},
         "numerics": "Numerics" if run.numerics else "",
         "samples": "Samples" if any(one.samples for one in runs) else "",
-        **({"memory": "Memory", "time": "Time"} if memory else {}),
+        "memory": "Memory" if memory else "",
+        "time": "Time" if times else "",
         "use": "Use it",
     }
     facts: Json = {
@@ -95,7 +98,7 @@ def run_page(runs: Sequence[RunRecords], path: Path) -> int:
         "steps": steps,
         "metrics": named,
         "memory": memory,
-        "times": plan_facts.times_of(run.plan) if run.plan else None,
+        "times": times,
     }
     drawn: Json = {
         "runs": [{"name": name, "x": axes(one)} for one, name in zip(runs, names, strict=True)],
