@@ -86,6 +86,7 @@ PROGRAM_PARTS: Mapping[str, set[str]] = {
         "reporting": "config machine",
         "runs": "config data hub",
         "checkpoints": "config data hub machine reporting runs",
+        "report": "checkpoints machine reporting runs",
         "fitting": "config runs",
         "outputs": "checkpoints config hub machine reporting runs",
         "generation": "checkpoints data hub outputs",
@@ -94,7 +95,7 @@ PROGRAM_PARTS: Mapping[str, set[str]] = {
         "python": "run",
         "__init__": "config python run",
         "plugin": "data front_end machine reporting world",
-        "cli": "config data fitting generation machine reporting run runs surface training",
+        "cli": "config data fitting generation machine report reporting run runs surface training",
         "__main__": "cli",
     }.items()
 }

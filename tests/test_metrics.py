@@ -540,6 +540,8 @@ def test_summary_has_every_number_in_80_columns() -> None:
         "    vllm serve output/quickstart",
         "  long",
         "    " + "x" * 100,  # not wrapped, so that it can be copied
+        "  report",
+        "    surogate report output/quickstart --html report.html",
     ]
 
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
         ["{folder}/adapter", "{new}", "--base", "{folder}"],
     ),
     "quantize": (["{folder}", "{new}", "--set", "qlora_bnb=true"],),
+    "report": (["{folder}"], ["{folder}", "--html", "{new}"]),
     "plugins": ([],),
     "schema": ([],),
     "doctor": ([],),

@@ -24,6 +24,7 @@ from .options import (
     DeviceOption,
     FitOption,
     GpusOption,
+    HtmlOption,
     KindOption,
     NodesOption,
     OverwriteOption,
@@ -108,7 +109,12 @@ _add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 @app.command(
     help="Show the memory and time of a run before it starts.",
-    epilog=_examples("plan run.yaml", "plan run.yaml --sft --device rtx4090", "plan run.yaml --fit 24GiB"),
+    epilog=_examples(
+        "plan run.yaml",
+        "plan run.yaml --sft --device rtx4090",
+        "plan run.yaml --fit 24GiB",
+        "plan run.yaml --html plan.html",
+    ),
 )
 def plan(
     ctx: typer.Context,
@@ -122,6 +128,7 @@ def plan(
     nodes: NodesOption = 1,
     fit: FitOption = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
     diff: Annotated[
@@ -138,15 +145,19 @@ def plan(
         raise ConfigError(f"{'--json' if as_json else '--fit'} and --listing: a listing is text of one plan. Give one")
     machines = Machines(device, gpus, nodes)
     if diff is not None:
-        other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check}
+        other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check, "--html": html}
         if given := [option for option, chosen in other.items() if chosen]:
             raise ConfigError(f"--diff and {given[0]}: --diff prints nothing but a diff. Give one")
         return diff_command(arguments, machines, diff, all_blocks=all_blocks)
     if all_blocks:
         raise ConfigError("--all: is of a diff. Add --diff PASS")
+    if fit is not None and html is not None:
+        raise ConfigError(
+            "--fit and --html: a page is of one plan. Set what a proposal says with --set, then give --html"
+        )
     if fit is not None:
         return fit_command(arguments, fit, machines, as_json=as_json, check=check)
-    return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)
+    return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check, html=html)
 
 
 @app.command(
@@ -240,7 +251,9 @@ def quantize(
 
 @app.command(
     help="Tokenize, check and cache the data of a run.",
-    epilog=_examples("tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7"),
+    epilog=_examples(
+        "tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7", "tokenize run.yaml --html data.html"
+    ),
 )
 def tokenize(
     ctx: typer.Context,
@@ -254,6 +267,7 @@ def tokenize(
         str | None, typer.Option("--at", metavar="FILE:LINE", help="Show only this row; its place as messages name it.")
     ] = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import show_row, tokenize_command
@@ -261,9 +275,30 @@ def tokenize(
     print_notices(arguments)
     if at is not None and debug:
         raise ConfigError("--at and --debug: --at shows one row, and all of it. Give one")
+    if at is not None and html is not None:
+        raise ConfigError("--at and --html: a page shows the data of a run, not one row. Give one")
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
-    return tokenize_command(arguments, debug, as_json=as_json)
+    return tokenize_command(arguments, debug, as_json=as_json, html=html)
+
+
+@app.command(
+    help="Show what a run has come to, and as a page: its curves, what stands out, memory, and another run beside it.",
+    epilog=_examples("report output", "report output --html report.html", "report output other --html both.html"),
+)
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Output folder of a run, also while it trains.")],
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="That of a run to compare it with.")] = None,
+    html: HtmlOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Show the times that `surogate profile --json` measured."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    from .report import report_command
+
+    return report_command(folder, other, html, profile, as_json=as_json)
 
 
 app.command(

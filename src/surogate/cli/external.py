@@ -22,7 +22,7 @@ from surogate_core.plugins.switch import switched_off
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
     *("train", "pt", "sft", "plan", "export", "merge", "quantize"),
-    *("tokenize", "generate", "chat", "plugins", "schema", "doctor"),
+    *("tokenize", "report", "generate", "chat", "plugins", "schema", "doctor"),
 )
 
 

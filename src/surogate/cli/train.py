@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -100,7 +101,8 @@ def print_summary(out: TextIO, result: TrainResult) -> None:
     for label, text in _rows(result):
         table.add_row(label, Text(text, style="bold" if label == "validation loss" else ""))
     console.print(table)
-    for program, line in result.commands:  # never wrapped, so that they can be copied
+    page = ("report", f"surogate report {shlex.quote(str(result.output_dir))} --html report.html")
+    for program, line in (*result.commands, page):  # never wrapped, so that they can be copied
         console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
 
 

@@ -28,7 +28,7 @@ from ..checkpoints.writer import CheckpointWriter, open_writer
 from ..config.load import resolved
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
-from ..outputs.folder import open_output, set_aside
+from ..outputs.folder import open_output, set_aside, write_plan
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
 from ..reporting.gpu_telemetry import open_telemetry
@@ -209,6 +209,7 @@ class RunFiles(PartFiles):
             self._check_kept()
         set_aside(run.loaded, resumed, self.notice)
         open_output(run.loaded, run_versions(run, self.plan), self.notice)
+        write_plan(run, self.plan)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
                 write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)

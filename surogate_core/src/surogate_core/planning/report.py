@@ -143,7 +143,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     way = route(device, inputs.world_size, inputs.nodes, inputs.ranks_per_device)
-    runs = _runs(assembly, inputs)
+    runs = step_runs(assembly, inputs)
     step, alone = _step_cost(runs, OpCosts(inputs.ops, device, assembly.kernels.kernel, way))
     return Report(
         device=device,
@@ -164,7 +164,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
     )
 
 
-def _runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
+def step_runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
     """Return how often an optimizer step runs each program."""
     runs = {assembly.only("update"): 1}
     for kind, count in micro_step_counts(inputs.grad_accum_steps, inputs.world_size).items():
