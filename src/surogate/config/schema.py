@@ -17,6 +17,7 @@ from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Shardi
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
+from .schedule_kinds import Kind
 from .values import (
     Bytes,
     Flag,
@@ -216,8 +217,13 @@ class OptimizerKeys(Keys):
 
     optimizer: Text = Field("adamw_8bit", description="Optimizer, from an installed plugin.")
     learning_rate: Number = Field(2e-4, ge=0, le=1e38, description="Peak learning rate.")
-    lr_scheduler_type: Annotated[Literal["linear", "cosine", "wsd", "constant"], Word] = Field(
-        "linear", description="Decay after the warmup. wsd: constant, then decay over the last part of the steps."
+    lr_scheduler_type: Annotated[Kind, Word] = Field(
+        "linear",
+        description="Decay after the warmup. wsd: constant, then decay over the last part of the steps; the others are "
+        "those of transformers.",
+    )
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        {}, description="Settings of `lr_scheduler_type`, by their names in transformers."
     )
     warmup_ratio: Number = Field(0.0, ge=0, le=1, description="Part of the steps with a linear warmup from 0.")
     warmup_steps: Int = Field(0, ge=0, description="Warmup steps; overrides `warmup_ratio` when positive.")

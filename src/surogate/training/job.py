@@ -67,6 +67,10 @@ class Job:
     numerics: Numerics | None = None
     numerics_steps: int = 0
 
+    def lr(self, step: int) -> float:
+        """Return the learning rate of a step. All evaluations before it are done."""
+        return self.schedule.lr(step, [loss for at, loss, _ in self.progress.evaluations if at < step])
+
     def save(self) -> None:
         """Save the weights as they are: after the last launched step, which may not be finished when the run stops."""
         self.processes.check()

@@ -42,7 +42,7 @@ def train(job: Job) -> None:
         with _saving_intact_weights(job):
             make_up_for_evaluation(job)
             with closing(_batches(job)) as batches:
-                core.train(job.worker, batches, job.schedule.lr, progress, partial(_report, job), duties(job))
+                core.train(job.worker, batches, job.lr, progress, partial(_report, job), duties(job))
             if interrupt.ends_steps() or job.logger_failed():
                 job.save()
             job.worker.gather()
@@ -110,7 +110,7 @@ def _saving_intact_weights(job: Job) -> Iterator[None]:
         if not error.weights_whole or not progress.step or job.saves_jointly:  # the others do not stop here
             raise
         progress.launched = progress.step  # the failed step has changed nothing
-        progress.lr = job.schedule.lr(progress.step)
+        progress.lr = job.lr(progress.step)
         job.save()
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
