@@ -73,9 +73,10 @@ def adapter(out: Path) -> dict[str, torch.Tensor]:
 def test_a_run_reports_pairs_and_rewards_of_steps_and_evaluations(straight: tuple[Path, list[dict[str, Any]]]) -> None:
     steps = [record for record in straight[1] if record["log"] == "step"]
     (evaluation,) = (record for record in straight[1] if record["log"] == "eval")
-    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["metrics"]["reward_margin"] == 0
+    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["metrics"]["rewards/margins"] == 0
     assert all(record["groups"] > 1 for record in (*steps, evaluation)) and not evaluation["in_nats"]
-    assert set(evaluation["metrics"]) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
+    rewards = {"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"}
+    assert set(evaluation["metrics"]) == rewards | {"logps/chosen", "logps/rejected"}
     assert steps[-1]["loss"] < 0.69
 
 

@@ -28,7 +28,7 @@ class Reported:
     per: Unit
     step: Value
     evaluation: Value
-    of: Callable[[Any], float]
+    of: Callable[[Any], float | None]
     doubt: Callable[[Any], str]
 
 
@@ -37,7 +37,8 @@ def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str,
 
     Raises PluginError if the `of` of a metric fails.
     """
-    return {figure.name: figure.of(value) for figure, value in zip(reported[1:], values, strict=True)}
+    found = {figure.name: figure.of(value) for figure, value in zip(reported[1:], values, strict=True)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
