@@ -11,7 +11,7 @@ from typing import TextIO
 from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
 
 from .terminal import ignoring_broken_pipe
-from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
 _COLUMN_WIDTH = 12
 
@@ -55,6 +55,7 @@ class PlainLogger(Logger):
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._clock = RunClock(info)
+        self._group = info.group
         self._stepped = False
 
     def report(self, report: Report) -> None:
@@ -73,7 +74,8 @@ class PlainLogger(Logger):
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
             if report.metrics:
-                self._line(f"  {figures_text(report)}")
+                rate = f", {report.groups_per_second:.3g} {self._group}/s" if self._group else ""
+                self._line(f"  {figures_text(report)}{rate}")
 
 
 class RunClock:
@@ -114,6 +116,7 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
         return f"{head}  skipped: not finite"
     rate = f"{count_text(report.tokens_per_second):>5} tok/s"
     fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields += [] if report.mfu is None else [mfu_text(report.mfu)]
     fields.append(f"eta {eta_text(eta_seconds)}")
     if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
         del fields[3]

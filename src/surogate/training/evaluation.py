@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from surogate_core.api import EvalReport
 from surogate_core.assembly.assembly import metrics_of
@@ -78,5 +79,10 @@ def evaluate(job: Job) -> bool:
         groups=sums.groups,
     )
     job.progress.evaluations.append((job.progress.step, report.loss, sums.labels))
-    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures)))
+    job.report(lambda: _with_metrics(job, report, figures))
     return True
+
+
+def _with_metrics(job: Job, report: EvalReport, figures: Sequence[Any]) -> EvalReport:
+    job.latest.evaluated = metrics_of(job.reported, figures)
+    return replace(report, metrics=job.latest.evaluated)

@@ -85,7 +85,12 @@ def _report(job: Job, done: core.Finished) -> None:
 
 def _with_metrics(job: Job, done: core.Finished) -> StepReport:
     job.doubts.see(done.figures)
-    return replace(done.report, metrics=metrics_of(job.reported, done.figures))
+    report, used, latest = done.report, job.utilization, job.latest
+    latest.metrics = metrics_of(job.reported, done.figures)
+    latest.groups += report.groups
+    latest.seconds += report.duration_ms / 1000
+    mfu = used.of(report.tokens_per_second) if used else None
+    return replace(report, metrics=latest.metrics, mfu=mfu)
 
 
 def _report_numerics(job: Job, table: core.Table) -> None:

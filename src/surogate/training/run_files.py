@@ -33,6 +33,7 @@ from ..outputs.push import push, reserve
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
+from ..reporting.text import group_text
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
@@ -245,6 +246,8 @@ class RunFiles(PartFiles):
                 "tokens_per_second": plan.report.tokens_per_second,
                 "device_bytes": plan.report.device_bytes["total"],
             },
+            headlines=[figure.name for figure in plan.assembly.reported if figure.headline],
+            group=group_text(plan.inputs.loss.group_size),
         )
 
     def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:

@@ -30,7 +30,8 @@ from ..outputs.check import OutputCheck
 from ..outputs.load_commands import load_commands
 from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
-from ..reporting.text import devices_text, parameters_text
+from ..reporting.text import devices_text, group_text, parameters_text
+from ..reporting.utilization import utilization
 from ..runs.published_form import reading_line
 from ..runs.run import Run
 from ..runs.versions import run_versions
@@ -113,6 +114,8 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
+        if used := utilization(plan, _devices(plan)):
+            notice(str(used))
         job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice)
         train(job)
         mark("the other steps, evaluations")
@@ -126,7 +129,7 @@ def train_planned(
         if not signal_exit:
             files.finish(progress)
         loggers.status = "interrupted" if signal_exit else "done"
-    result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
+    result = _result(run, plan, steps, job, signal_exit, world.writer)
     return files.push(replace(result, packing=packing))
 
 
@@ -309,11 +312,13 @@ def _job(
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
+        utilization=utilization(plan, _devices(plan)),
     )
 
 
-def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
-    config, data = run.config, steps.data
+def _result(run: Run, plan: Plan, steps: Steps, job: Job, signal_exit: int, writer: bool) -> TrainResult:
+    config, data, progress, latest = run.config, steps.data, job.progress, job.latest
+    in_nats, used = plan.inputs.loss.in_nats, job.utilization
     output, is_adapter = Path(config.output_dir), config.adapter is not None
     bits = None
     if in_nats and progress.evaluations and data.validation_bytes:
@@ -337,4 +342,10 @@ def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_ex
         adapter_dir=output / ADAPTER_FOLDER if is_adapter and not signal_exit else None,
         merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter and not signal_exit else None,
         commands=() if signal_exit else load_commands(run),
+        mfu=used.of(progress.tokens / progress.seconds) if used and progress.seconds > 0 else None,
+        group=group_text(plan.inputs.loss.group_size),
+        groups_per_second=latest.groups / latest.seconds if latest.seconds > 0 else 0.0,
+        headlines=tuple(figure.name for figure in plan.assembly.reported if figure.headline),
+        step_metrics=latest.metrics,
+        evaluation_metrics=latest.evaluated,
     )

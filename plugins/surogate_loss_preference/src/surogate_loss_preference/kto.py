@@ -7,7 +7,7 @@ all ranks. Its answers are those of each packed row, moved on by one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from surogate_core.api import (
 )
 
 from .answers import MENDED, VERSION, AnswerOptions, encode_answers, named
-from .losses import document_sums, loss_of_groups
+from .losses import HEADLINES, document_sums, loss_of_groups
 
 DESIRABLE = Column("desirable", "document")
 """1 for an answer to imitate, 0 for one to avoid."""
@@ -89,7 +89,7 @@ def _build(context: LossContext) -> Loss:
         undesirable_weight=o.kto_undesirable_weight,
     )
     loss = loss_of_groups(values, _FIGURES)
-    ratios = {
+    ratios: dict[str, Callable[[Any], float | None]] = {
         **{
             f"{name}/{of}": partial(_of_label, row=row, column=column)
             for name, column in _BY_LABEL.items()
@@ -98,7 +98,11 @@ def _build(context: LossContext) -> Loss:
         "rewards/margins": _margin,
     }
     return replace(
-        loss, metrics=[*loss.metrics, *(Metric(name, values[-1], "group", of=of) for name, of in ratios.items())]
+        loss,
+        metrics=[
+            *loss.metrics,
+            *(Metric(name, values[-1], "group", of=of, headline=name in HEADLINES) for name, of in ratios.items()),
+        ],
     )
 
 

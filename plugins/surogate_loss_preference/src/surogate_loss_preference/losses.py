@@ -18,6 +18,8 @@ LOG_PROBS = ("logps/chosen", "logps/rejected")
 ODDS = ("nll_loss", "log_odds_ratio", "log_odds_chosen")
 """Metrics of pairs, by their names in TRL, in the order of the outputs of `pair_loss`."""
 
+HEADLINES = ("rewards/margins", "rewards/accuracies", "margin", "accuracy")
+
 
 class DpoOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,7 +73,9 @@ def loss_of_groups(
     values  of the op: the loss, a figure for each of `names`, and one that holds those of `together` and perhaps more
     """
     loss, *figures, more = values
-    reported = [Metric(name, value, "group") for name, value in zip(names, figures, strict=True)]
+    reported = [
+        Metric(name, value, "group", headline=name in HEADLINES) for name, value in zip(names, figures, strict=True)
+    ]
     reported += [Metric(name, more, "group", of=partial(_element, at=at)) for at, name in enumerate(together)]
     return Loss([Metric("loss", loss, "group")], metrics=reported, cached_reference=cached_reference)
 

@@ -154,6 +154,7 @@ class Metric(Declared):
         of any shape, which several metrics may share.
     doubt  (the same value of a step) -> a sentence for the user if it shows that training goes wrong, with a remedy; ""
         if it does not. Shown once, after 20 steps or more of which most give one.
+    headline  whether the table at the end of a run and its picture show it
     """
 
     name: str
@@ -161,6 +162,7 @@ class Metric(Declared):
     per: Unit = "token"
     of: Callable[[Any], float | None] = float
     doubt: Callable[[Any], str] = lambda value: ""
+    headline: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ class RunInfo:
                 that an earlier run left in `output_dir` are obsolete.
     eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
     planned     of the plan: `tokens_per_second`, and `device_bytes` of each device
+    headlines   names of the metrics that a summary shows beside the loss (`Metric.headline`)
+    group       what `StepReport.groups` counts: "pairs", "documents" or "groups"; "" if the loss has none
     """
 
     run_name: str
@@ -37,6 +39,8 @@ class RunInfo:
     done_steps: int = 0
     eval_time: float = 0.0
     planned: Mapping[str, float] = field(default_factory=dict)
+    headlines: Sequence[str] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,9 @@ class StepReport:
     groups             of documents, if the loss has any: pairs, for example
     metrics            what the loss and the model report besides, by name
     tokens_per_second  tokens / duration
+    groups_per_second  groups / duration
+    mfu                model FLOPs utilization: FLOPs of the tokens by the plan, without recomputation, / duration / the
+                       dense bf16 peaks of all devices; None if a peak is not known, as that of a CPU
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite
     """
@@ -67,6 +74,8 @@ class StepReport:
     skipped: bool = False
     groups: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    groups_per_second: float = 0.0
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ class Reported:
     evaluation: Value
     of: Callable[[Any], float | None]
     doubt: Callable[[Any], str]
+    headline: bool = False
 
 
 def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str, float]:
