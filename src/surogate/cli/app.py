@@ -15,6 +15,7 @@ from surogate_core.errors import ConfigError, RunStopped
 from ..reporting.terminal import failure_of
 from . import signals
 from .command_group import CommandGroup
+from .examples import examples
 from .json_output import JsonOption, print_json
 from .options import (
     BaseOption,
@@ -46,15 +47,11 @@ HELP = """Pre-train and fine-tune LLMs.
 app = typer.Typer(
     cls=CommandGroup,
     help=HELP,
+    epilog=examples("plan run.yaml", "train run.yaml", "docs quickstart"),
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _examples(*commands: str) -> str:
-    """Return the end of a help text. The first line keeps click from wrapping the others."""
-    return "\n".join(["\b", "Examples:", *(f"  surogate {command}" for command in commands)])
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,7 +77,7 @@ def root(
 
 def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
     @app.command(
-        mode, help=summary, epilog=_examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
+        mode, help=summary, epilog=examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
     )
     def train(
         ctx: typer.Context,
@@ -107,7 +104,7 @@ _add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 @app.command(
     help="Show the memory and time of a run before it starts.",
-    epilog=_examples("plan run.yaml", "plan run.yaml --sft --device rtx4090", "plan run.yaml --fit 24GiB"),
+    epilog=examples("plan run.yaml", "plan run.yaml --sft --device rtx4090", "plan run.yaml --fit 24GiB"),
 )
 def plan(
     ctx: typer.Context,
@@ -150,7 +147,7 @@ def plan(
 
 @app.command(
     help="Write a finished model in the files that servers and other programs load.",
-    epilog=_examples(
+    epilog=examples(
         "export output/step_00000100 model", "export output served --format fp8-channel", "export ADAPTER served"
     ),
 )
@@ -188,7 +185,7 @@ def export(
 
 @app.command(
     help="Merge a trained adapter into its base model.",
-    epilog=_examples("merge output/adapter merged"),
+    epilog=examples("merge output/adapter merged"),
 )
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
@@ -211,7 +208,7 @@ def merge(
 
 @app.command(
     help="Write a model with its matrices in a weight format, which a key selects.",
-    epilog=_examples("quantize MODEL OUTPUT --set KEY=true"),
+    epilog=examples("quantize MODEL OUTPUT --set KEY=true"),
 )
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
@@ -239,7 +236,7 @@ def quantize(
 
 @app.command(
     help="Tokenize, check and cache the data of a run.",
-    epilog=_examples("tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7"),
+    epilog=examples("tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7"),
 )
 def tokenize(
     ctx: typer.Context,
@@ -265,7 +262,10 @@ def tokenize(
     return tokenize_command(arguments, debug, as_json=as_json)
 
 
-@app.command(help="List installed plugins and what each provides.")
+@app.command(
+    help="List installed plugins and what each provides.",
+    epilog=examples("plugins", "plugins --config run.yaml"),
+)
 def plugins(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also list the files that this YAML file names.")
@@ -277,7 +277,10 @@ def plugins(
     return plugins_command(config, as_json)
 
 
-@app.command(help="Print the JSON Schema of configs with the installed plugins, for editors.")
+@app.command(
+    help="Print the JSON Schema of configs with the installed plugins, for editors.",
+    epilog=examples("schema > surogate.schema.json", "schema --config run.yaml > run.schema.json"),
+)
 def schema(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also keys of the files that this YAML file names.")
@@ -295,7 +298,10 @@ def schema(
     return 0
 
 
-@app.command(help="Check this machine: versions, memory, GPUs.")
+@app.command(
+    help="Check this machine: versions, memory, GPUs.",
+    epilog=examples("doctor", "doctor --measure"),
+)
 def doctor(
     as_json: JsonOption = False,
     measure: Annotated[
