@@ -104,7 +104,7 @@ houses = pytest.mark.parametrize(("name", "root", "table"), [(n, *house) for n, 
 
 HEAVY = {
     *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
-    *("tensorboard", "wandb", "pynvml", "ray"),
+    *("tensorboard", "wandb", "mlflow", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "testing/", "data/", "engine.py"),

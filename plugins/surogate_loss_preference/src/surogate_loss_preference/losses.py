@@ -94,7 +94,7 @@ def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
 
 def _dpo(context: LossContext) -> Loss:
     o: DpoOptions = context.options
-    attrs = {"form": o.dpo_loss, "beta": o.dpo_beta, "smoothing": o.dpo_label_smoothing}
+    attrs: dict[str, Any] = {"form": o.dpo_loss, "beta": o.dpo_beta, "smoothing": o.dpo_label_smoothing}
     return _pairs(context, **attrs) if o.rpo_alpha is None else _pairs(context, ODDS[:1], **attrs, nll=o.rpo_alpha)
 
 
