@@ -18,7 +18,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from ..config.errors import keys_of
-from ..config.load import resolved
+from ..config.load import published
 from ..config.schema import DTYPE_KEYS
 from ..data.cache import TokenDataset
 from ..data.loader import Loader
@@ -144,7 +144,7 @@ class SavedRun:
                 step=step,
                 position={name: getattr(progress, name) for name in _POSITION},
                 facts=self.facts,
-                config=resolved(run.loaded),
+                config=published(run.loaded),
                 versions=self.versions,
                 files=list_files(directory, hashes, others),
             ),
@@ -162,7 +162,7 @@ class SavedRun:
         asked, formats = self.run.config.resume_with_saved_tokens, self.run.registry.dataset_formats()
         why, source = other_tokens(saved, common, formats, asked), self.run.loaded.source
         refuse_another_run(resumed, common, defaults, source, inputs.world_size, inputs.batch_size, why)
-        config = resolved(self.run.loaded)
+        config = published(self.run.loaded)
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}

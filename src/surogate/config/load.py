@@ -100,6 +100,13 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
     return LoadedConfig(config, options, mode, tuple(findings.notices), source, idle)
 
 
+def published(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return `resolved` for files and trackers: without the address of a webhook, which may be a secret."""
+    values = resolved(loaded)
+    alerts = values.get("alerts")
+    return values if not alerts else {**values, "alerts": {**alerts, "url": None}}
+
+
 def resolved(loaded: LoadedConfig) -> dict[str, Any]:
     """Return every key that has an effect with its value, ready for JSON and YAML (`dump_yaml`).
 

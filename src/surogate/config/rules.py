@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from .alerts import alerts_of
 from .errors import Findings, keys_of
 from .keys import ADAPTER_FLAG, same_value
 from .options import Owner
@@ -41,6 +42,8 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
         changes["validation_split_ratio"] = 0.0
     kind, settings = config.lr_scheduler_type, config.lr_scheduler_kwargs
     for problem in schedule_problems(kind, settings, config.learning_rate, config.final_lr_fraction):
+        findings.wrong(problem.key, problem.text)
+    for problem in alerts_of(config.alerts)[1] if config.alerts is not None else ():
         findings.wrong(problem.key, problem.text)
     split = config.validation_split_ratio or config.validation_datasets
     if kind == "reduce_lr_on_plateau" and not (config.eval_steps and split):

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Sharding
 
+from .alerts import parse_alerts
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
@@ -91,6 +92,11 @@ class RunKeys(Keys):
     )
     log_file: PathText | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers besides the console and the metrics file: a name or a list.")
+    alerts: Annotated[dict[str, Any] | None, BeforeValidator(parse_alerts)] = Field(
+        None,
+        description="Tell a webhook of NaN, spikes, a stall and a failure: a mapping of `url` (null: the variable "
+        "`SUROGATE_ALERT_URL`; outputs never contain it), `events`, `spike_deviations` and `stall_seconds`.",
+    )
     logging_steps: Int = Field(1, ge=1, description="Report metrics every N steps.")
     log_gpu_util: Int = Field(
         100,

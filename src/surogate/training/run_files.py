@@ -24,12 +24,13 @@ from ..checkpoints.progress import Progress
 from ..checkpoints.resume import Resumed
 from ..checkpoints.tensor_file import nbytes
 from ..checkpoints.writer import CheckpointWriter, open_writer
-from ..config.load import resolved
+from ..config.load import published
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
 from ..outputs.folder import open_output, set_aside
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
+from ..reporting.alerts import open_alerts
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
@@ -205,6 +206,8 @@ class RunFiles(PartFiles):
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
             loggers.opened.append(logger)
+        if self.config.alerts is not None:
+            loggers.opened.append(open_alerts(self.config.alerts, self.config.resolved_run_name, self.notice))
         if self.plan.target.device.sm is not None and self.config.log_gpu_util:
             uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
             loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
@@ -235,7 +238,7 @@ class RunFiles(PartFiles):
             total_steps=self.steps.total,
             steps_per_epoch=loader.steps_per_epoch,
             tokens_per_step=loader.tokens_per_step,
-            config=resolved(self.run.loaded),
+            config=published(self.run.loaded),
             versions=run_versions(self.run, plan),
             device=self.saved_run.versions["device"],
             parameters=plan.assembly.n_params,

@@ -21,7 +21,7 @@ from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoints.facts import DATA, THREADS, fact_text, value_text
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import FOLDERS, Resumed, saved_tokens
-from ..config.load import resolved
+from ..config.load import published
 from ..data.checks import bits_per_byte
 from ..data.loader import eval_batches
 from ..data.old_caches import caches_before
@@ -216,7 +216,7 @@ def _threads(plan: Plan) -> dict[str, str]:
 
 def _compared(run: Run, plan: Plan) -> dict[str, str]:
     """Return what has to be equal in all processes before they load data."""
-    config = {key: value for key, value in resolved(run.loaded).items() if key not in FOLDERS}
+    config = {key: value for key, value in published(run.loaded).items() if key not in FOLDERS}
     served = sorted(f"{op}: {provider}" for op, provider in plan.kernels.providers.items())
     return {
         **run_versions(run, plan),
