@@ -36,8 +36,8 @@ def open_alerts(given: Mapping[str, Any], run_name: str, notice: Callable[[str],
 class AlertLogger(Logger):
     """Sends an alert when something begins, and none again before it has ended: a series of NaN steps is one alert.
 
-    A thread looks once a second whether a report has come for `stall_seconds`. An evaluation or a save that takes longer
-    is a stall.
+    A thread looks once a second whether a report has come for `stall_seconds`. An evaluation or a save that takes
+    longer is a stall.
     """
 
     def __init__(self, settings: Alerts, run_name: str, webhook: Webhook, clock: Callable[[], float] = time.monotonic):
