@@ -328,6 +328,7 @@ for module in {modules!r}:
 MODULES = {
     "pyyaml": "yaml",
     "nvidia_ml_py": "pynvml",
+    "mlflow_skinny": "mlflow",
     "pydantic": "pydantic_core",
     "acme_surogate_example": "acme_surogate",
 }

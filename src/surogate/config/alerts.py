@@ -19,7 +19,7 @@ Event = Literal["nan", "spike", "stall", "failed", "done"]
 
 
 class Alerts(BaseModel):
-    """What is told, and when.
+    """The settings of alerts: events that are told, and from when on.
 
     spike_deviations  a loss is a spike that many deviations (1.4826 x median absolute deviation) above the median of
                       the 50 steps before

@@ -1,4 +1,4 @@
-"""How far schedules have warmed up and decayed, with the formulas of transformers and of torch's plateau scheduler."""
+"""Warmups and decays of schedules, as parts of their way, by the formulas of transformers and of torch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ANSWERS = {"chosen": ("chosen", "chosen_response"), "rejected": ("rejected", "r
 
 
 MARGIN = Column("margin", "document")
-"""How much better the chosen answer of a pair is, at both of its documents."""
+"""The lead of the chosen answer of a pair, at both of its documents."""
 
 
 class PreferenceOptions(AnswerOptions):
