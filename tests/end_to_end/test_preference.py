@@ -136,6 +136,48 @@ def test_a_cached_reference_is_computed_once_and_gives_the_losses_of_one_that_ru
         train(folder, "cached-lost", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
 
 
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Path:
+    """Another model, of the sizes of the one that is trained."""
+    write_random_model(folder / "other", "qwen3", layers=2, seed=7)
+    return folder / "other"
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_another_model_is_the_reference_of_an_adapter_and_of_all_weights(folder: Path, other: Path, lora: bool) -> None:
+    """Rewards are beta times the difference of the log-probabilities that both models report."""
+    keys: dict[str, Any] = {"lora": lora, "learning_rate": 1e-3}
+    name = f"referred-{lora}"
+    out, found = train(folder, name, reference_model=str(other), **keys)
+    _, theirs = train(
+        folder, f"simpo-{lora}", loss="dpo", reference="frozen", lora=False, model=str(other), max_steps=1
+    )
+    ours, reference = found[0]["metrics"], theirs[0]["metrics"]
+    for of in ("chosen", "rejected"):
+        assert ours[f"rewards/{of}"] == pytest.approx(0.1 * (ours[f"logps/{of}"] - reference[f"logps/{of}"]), rel=1e-4)
+    assert abs(ours["rewards/chosen"]) > 1e-3
+    _, two = train(folder, f"{name}-ranks", reference_model=str(other), max_steps=1, ranks_per_gpu=2,
+                   gradient_accumulation_steps=1, **keys)  # fmt: skip
+    assert two[0]["metrics"] == pytest.approx(ours, rel=1e-5, abs=1e-6)
+    saved = str(out / "step_00000002")
+    _, resumed = train(folder, f"{name}-on", reference_model=str(other), resume_from_checkpoint=saved, **keys)
+    assert [record["loss"] for record in resumed] == [record["loss"] for record in found[-len(resumed) :]]
+    with pytest.raises(ConfigError, match=r"was saved with .*reference_model"):
+        train(folder, f"{name}-self", reference_model=str(folder / "model"), resume_from_checkpoint=saved, **keys)
+
+
+def test_a_reference_that_does_not_fit_is_refused(folder: Path, other: Path) -> None:
+    write_random_model(folder / "larger", "qwen3", layers=3)
+    with pytest.raises(ConfigError, match=r"reference_model: .*larger is qwen3 of other sizes than the qwen3"):
+        train(folder, "larger-reference", reference_model=str(folder / "larger"))
+    with pytest.raises(ConfigError, match=r"reference_model: .*neither a directory"):
+        train(folder, "no-reference", reference_model="/nowhere/at/all")
+    with pytest.raises(ConfigError, match="loss: orpo reads no reference"):
+        train(folder, "unread-reference", loss="orpo", reference_model=str(other))
+    with pytest.raises(ConfigError, match="reference: cached keeps numbers of the run's own model"):
+        train(folder, "cached-reference", reference="cached", reference_model=str(other))
+
+
 @pytest.mark.parametrize("loss", ["orpo", "kto", "next_token"])
 def test_a_loss_whose_reference_cannot_be_kept_is_refused(folder: Path, loss: str) -> None:
     with pytest.raises(ConfigError, match=f"reference: cached: loss: {loss} reads no reference that can be kept"):

@@ -37,6 +37,7 @@ from .manifest import Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
 from .other_tokens import other_tokens
 from .progress import Progress
+from .reference_model import reference_identity
 from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import check_state, load_state, write_state
 from .tensor_file import Stored
@@ -266,6 +267,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
         **({"reference": config.reference} if loss.cached_reference else {}),
+        **({"reference_model": reference_identity(run)} if config.reference_model else {}),
         **{key: fact for dataset in loader.rows.corpus.datasets for key, fact in dataset.facts.items()},
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),

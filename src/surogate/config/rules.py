@@ -45,6 +45,10 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
         findings.wrong(problem.key, problem.text)
     for problem in alerts_of(config.alerts)[1] if config.alerts is not None else ():
         findings.wrong(problem.key, problem.text)
+    if config.reference_model is not None and config.reference == "cached":
+        findings.wrong("reference", "cached keeps numbers of the run's own model; remove it, or remove reference_model")
+    elif config.reference_model is not None:
+        changes["reference"] = "frozen"
     split = config.validation_split_ratio or config.validation_datasets
     if kind == "reduce_lr_on_plateau" and not (config.eval_steps and split):
         findings.wrong(

@@ -186,6 +186,11 @@ class LoopKeys(Keys):
         description="What losses compare with: the model without its adapter; or the model before the first step. "
         "frozen: a copy of all weights, in their dtype; cached: its log-probabilities, kept with the tokens.",
     )
+    reference_model: Text | None = Field(
+        None,
+        description="Folder or hub id of another model as the frozen reference, of the same sizes, for all weights and "
+        "for adapters; null: the run's own model.",
+    )
     num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: as many as `num_epochs` takes.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows per micro-step, in evaluation too.")
