@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -559,6 +560,18 @@ def test_summary_and_lines_show_pairs_utilization_and_the_headlines_of_the_loss(
     line = step_line(step(100, mfu=0.412), 200, 90.0)
     assert "mfu 41%" in line and len(line) <= 80
     assert len(step_line(step(1000, mfu=0.412), 2000, 90.0)) <= 80
+
+
+def test_metrics_of_steps_and_evaluations_are_lines_of_80_columns(tmp_path: Path) -> None:
+    names = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "nll_loss")
+    metrics = dict.fromkeys(names, -12.345678)
+    out = io.StringIO()
+    reports = [step(1, metrics=metrics, groups=4, groups_per_second=4.444), replace(evaluation(1), metrics=metrics)]
+    feed(PlainLogger(info(tmp_path, group="pairs"), out), reports)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all("".join(lines).count(f"{name.replace('_', ' ')} -12.35") == 2 for name in names)
+    assert lines[1].startswith("  rewards/chosen -12.35, rewards/rejected -12.35,") and "4.44 pairs/s" in lines[2]
 
 
 def test_records_of_pairs_and_utilization_are_written_where_there_are_some(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import TextIO
 
@@ -63,7 +64,8 @@ class PlainLogger(Logger):
             self._step(report)
         elif isinstance(report, EvalReport):
             self._clock.eval(report)
-            self._line(eval_line(report))
+            for line in in_lines(eval_line(report).split(", "), first=0):
+                self._line(line)
         elif isinstance(report, NumericsReport):
             for line in numerics_lines(report):
                 self._line(line)
@@ -74,8 +76,9 @@ class PlainLogger(Logger):
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
             if report.metrics:
-                rate = f", {report.groups_per_second:.3g} {self._group}/s" if self._group else ""
-                self._line(f"  {figures_text(report)}{rate}")
+                rate = [f"{report.groups_per_second:.3g} {self._group}/s"] if self._group else []
+                for line in in_lines([*figures(report), *rate]):
+                    self._line(line)
 
 
 class RunClock:
@@ -129,10 +132,22 @@ def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
     if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
-    line += f", {figures_text(report)}" if report.metrics else ""
+    line = ", ".join([line, *figures(report)])
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
 
 
-def figures_text(report: StepReport | EvalReport) -> str:
-    """Return "margin 0.12, accuracy 0.75"."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items())
+def figures(report: StepReport | EvalReport) -> list[str]:
+    """Return ["margin 0.12", "accuracy 0.75"]."""
+    return [f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()]
+
+
+def in_lines(items: Sequence[str], first: int = 2) -> list[str]:
+    """Return the items, with commas, in lines of 80 columns that begin with two spaces, the first one with `first`."""
+    lines = [" " * first + items[0]]
+    for item in items[1:]:
+        if len(lines[-1]) + len(item) + 3 > LINE_WIDTH:
+            lines[-1] += ","
+            lines.append(f"  {item}")
+        else:
+            lines[-1] += f", {item}"
+    return lines
