@@ -95,13 +95,13 @@ def test_another_metric_is_looked_for_anew_when_a_run_resumes() -> None:
 
 
 def test_a_metric_that_is_not_measured_is_refused_with_those_that_are() -> None:
-    measured = ["loss", "reward_margin", "reward_accuracy"]
-    refuse_unmeasured(SimpleNamespace(best_metric="reward_margin"), measured)  # type: ignore[arg-type]
+    measured = ["loss", "rewards/margins", "rewards/accuracies"]
+    refuse_unmeasured(SimpleNamespace(best_metric="rewards/margins"), measured)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         refuse_unmeasured(SimpleNamespace(best_metric="accuracy"), measured)  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "metric_for_best_model: the evaluations of this run do not measure accuracy. Use one of loss, reward_margin, "
-        "reward_accuracy."
+        "metric_for_best_model: the evaluations of this run do not measure accuracy. Use one of loss, rewards/margins, "
+        "rewards/accuracies."
     )
 
 

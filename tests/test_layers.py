@@ -86,7 +86,7 @@ PROGRAM_PARTS: Mapping[str, set[str]] = {
         "reporting": "config machine",
         "runs": "config data hub",
         "checkpoints": "config data hub machine reporting runs",
-        "report": "checkpoints machine reporting runs",
+        "report": "checkpoints config machine reporting runs",
         "fitting": "config runs",
         "outputs": "checkpoints config hub machine reporting runs",
         "generation": "checkpoints data hub outputs",
@@ -106,7 +106,7 @@ houses = pytest.mark.parametrize(("name", "root", "table"), [(n, *house) for n, 
 
 HEAVY = {
     *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
-    *("tensorboard", "wandb", "pynvml", "ray"),
+    *("tensorboard", "wandb", "mlflow", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "testing/", "data/", "engine.py"),
@@ -330,6 +330,7 @@ for module in {modules!r}:
 MODULES = {
     "pyyaml": "yaml",
     "nvidia_ml_py": "pynvml",
+    "mlflow_skinny": "mlflow",
     "pydantic": "pydantic_core",
     "acme_surogate_example": "acme_surogate",
 }

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -543,6 +544,52 @@ def test_summary_has_every_number_in_80_columns() -> None:
         "  report",
         "    surogate report output/quickstart --html report.html",
     ]
+
+
+def test_summary_and_lines_show_pairs_utilization_and_the_headlines_of_the_loss() -> None:
+    lines = summary(
+        in_nats=False, loss=0.41, tokens=1_000_000, seconds=10.0, mfu=0.412, group="pairs", groups_per_second=12.34,
+        headlines=("rewards/margins", "rewards/accuracies"), evaluation_metrics={"rewards/margins": 0.5},
+        step_metrics={"rewards/margins": 0.52345, "rewards/accuracies": 0.75, "logps/chosen": -30.0},
+    )  # fmt: skip
+    assert lines[2:6] == [
+        "  trained              1.00M tokens in 10.0 s, 100k tokens/s",
+        "                       12.3 pairs/s, mfu 41%",
+        "  training loss        0.4100, of the last step",
+        "  rewards/margins      0.5234 in the last step, 0.5 in validation",
+    ]
+    assert lines[6] == "  rewards/accuracies   0.75 in the last step" and "logps" not in "".join(lines)
+    line = step_line(step(100, mfu=0.412), 200, 90.0)
+    assert "mfu 41%" in line and len(line) <= 80
+    assert len(step_line(step(1000, mfu=0.412), 2000, 90.0)) <= 80
+
+
+def test_metrics_of_steps_and_evaluations_are_lines_of_80_columns(tmp_path: Path) -> None:
+    names = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "nll_loss")
+    metrics = dict.fromkeys(names, -12.345678)
+    out = io.StringIO()
+    reports = [step(1, metrics=metrics, groups=4, groups_per_second=4.444), replace(evaluation(1), metrics=metrics)]
+    feed(PlainLogger(info(tmp_path, group="pairs"), out), reports)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all("".join(lines).count(f"{name.replace('_', ' ')} -12.35") == 2 for name in names)
+    assert lines[1].startswith("  rewards/chosen -12.35, rewards/rejected -12.35,") and "4.44 pairs/s" in lines[2]
+
+
+def test_records_of_pairs_and_utilization_are_written_where_there_are_some(tmp_path: Path) -> None:
+    reports = [step(1, groups=8, groups_per_second=4.0, mfu=0.4, metrics={"rewards/margins": 0.1}), step(2)]
+    run, first, second = parse(record(tmp_path, reports, headlines=("rewards/margins",), group="pairs"))
+    assert run["headlines"] == ["rewards/margins"]
+    assert (first["groups_per_second"], first["mfu"]) == (4.0, 0.4) and set(second) == STEP_KEYS
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_picture_has_a_panel_for_each_headline_that_was_measured(tmp_path: Path) -> None:
+    reports = [step(n, metrics={"rewards/margins": n / 10}) for n in (1, 2, 3)]
+    path = record(tmp_path, [*reports, evaluation(3)], headlines=("rewards/margins", "rewards/accuracies"))
+    plain = record(tmp_path / "plain", [step(n) for n in (1, 2, 3)])
+    assert draw_loss(path, tmp_path / "a.png") and draw_loss(plain, tmp_path / "b.png")
+    assert (png_size(tmp_path / "a.png"), png_size(tmp_path / "b.png")) == ((1350, 1200), (1350, 750))
 
 
 def test_summary_omits_what_is_not_known() -> None:

@@ -122,7 +122,7 @@ def run(
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch] * micro, 1000, 900, 0.0)),  # type: ignore[list-item]
-        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "schedule": SimpleNamespace(lr=lambda step, losses: 1e-3),
         "loggers": [recorder],
         "checkpoints": writer,
         "eval_batches": lambda: [(batch,)] * validation,
@@ -208,7 +208,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch], 1000, 900, 0.0)),  # type: ignore[list-item]
-        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "schedule": SimpleNamespace(lr=lambda step, losses: 1e-3),
         "loggers": [recorder],
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
         "eval_batches": lambda: [(batch,)] * 50,

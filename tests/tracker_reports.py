@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from surogate_core.api import GpuReport, OutputReport, RunInfo, SampleReport, StepReport
 
@@ -24,7 +25,7 @@ def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
     )
 
 
-def step_report(number: int, loss: float) -> StepReport:
+def step_report(number: int, loss: float, **further: Any) -> StepReport:
     """Return the report of step `number`."""
     return StepReport(
         step=number,
@@ -37,6 +38,7 @@ def step_report(number: int, loss: float) -> StepReport:
         tokens_per_second=1e3,
         duration_ms=64.0,
         time=1e9 + number,
+        **further,
     )
 
 

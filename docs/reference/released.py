@@ -32,6 +32,7 @@ ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
     f"surogate_core.api.Init: {_INIT}": "further kinds",
+    "surogate_core.api.Metric: of: Callable[[Any], float] = float": "may return None",
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     f"surogate_models.api.linear: def {_LINEAR}": "further keyword arguments",

@@ -27,7 +27,7 @@ def test_no_may_be_a_word_or_what_other_readers_of_yaml_make_of_it() -> None:
     [
         ({}, "loss", False),
         ({"metric_for_best_model": "eval_loss"}, "loss", False),
-        ({"metric_for_best_model": "eval_reward_accuracy"}, "reward_accuracy", True),
+        ({"metric_for_best_model": "eval_rewards/accuracies"}, "rewards/accuracies", True),
         ({"metric_for_best_model": "nll_loss"}, "nll_loss", False),
         ({"metric_for_best_model": "divergence", "greater_is_better": False}, "divergence", False),
     ],

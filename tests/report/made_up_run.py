@@ -81,9 +81,9 @@ def preferences(record: Json) -> Json:
     if record["log"] == "run":
         return record
     grown = record["step"] / 100
-    metrics = {"reward_chosen": -0.5 * grown, "reward_rejected": -2 * grown, "reward_margin": 1.5 * grown}
+    metrics = {"rewards/chosen": -0.5 * grown, "rewards/rejected": -2 * grown, "rewards/margins": 1.5 * grown}
     own = {"in_nats": False} if record["log"] == "eval" else {}
-    return record | own | {"groups": 4, "metrics": metrics | {"reward_accuracy": min(0.5 + grown / 4, 0.9)}}
+    return record | own | {"groups": 4, "metrics": metrics | {"rewards/accuracies": min(0.5 + grown / 4, 0.9)}}
 
 
 def numerics(step: int, blocks: int = 3) -> Json:

@@ -256,7 +256,7 @@ def test_without_scripts_all_text_and_tables_are_there(show: Any) -> None:
     for part in (
         "Validation loss",
         "at the peak",
-        "Reward accuracy",
+        "Rewards accuracies",
         "there was a king",
         "attention_bwd",
         "vllm serve",

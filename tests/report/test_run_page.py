@@ -106,7 +106,7 @@ def test_the_metrics_of_a_plugin_have_a_chart_each_and_both_sides_of_a_pair_one(
     page = page_of(write_run(tmp_path / "run", records(40, change=change)))
     for text in ("Preferences", "Routing of experts", "Other metrics", "Z: 0.25 in the last evaluation"):
         assert text in page.text
-    assert "Reward accuracy: 60.0% in the last evaluation" in page.text
+    assert "Rewards accuracies: 60.0% in the last evaluation" in page.text
     assert page.text.count("of chosen and rejected answers; dashed: held out") == 2
     lines = {name: [line["name"] for line in chart["lines"]] for name, chart in page.drawn["charts"].items()}
     assert ["chosen", "chosen, held out", "rejected", "rejected, held out"] in lines.values()

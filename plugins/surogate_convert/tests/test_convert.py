@@ -326,7 +326,7 @@ def test_evaluations_and_saves_come_as_often(text: str, expected: dict[str, Any]
          {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}),
         (TRL + "greater_is_better: false\n", {}),
         (TRL + "load_best_model_at_end: true\nmetric_for_best_model: eval_rewards/accuracies\n",
-         {"load_best_model_at_end": True, "metric_for_best_model": "reward_accuracy"}),
+         {"load_best_model_at_end": True, "metric_for_best_model": "rewards/accuracies"}),
     ],
 )  # fmt: skip
 def test_the_best_checkpoint_and_patience_are_keys_here(text: str, expected: dict[str, Any], tmp_path: Path) -> None:

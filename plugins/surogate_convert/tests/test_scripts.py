@@ -220,7 +220,7 @@ DPOTrainer(model, reference, cfg, train_dataset=train, processing_class=tokenize
     assert (done.config["model_dtype"], done.config["lora"], done.config["lora_rank"]) == ("bf16", True, 4)
     assert (done.config["lora_alpha"], done.config["lora_dropout"]) == (8, 0.0), "PEFT's own defaults"
     missing = dict(done.missing)
-    assert "another model as reference" in missing["ref_model.model_name"]
+    assert "set reference_model" in missing["ref_model.model_name"]
     assert "another tokenizer" in missing["tokenizer_name_or_path"]
     same = text.replace("m/chat", "m/base")
     assert "tokenizer_name_or_path" in dict(converted(tmp_path, same).unneeded)

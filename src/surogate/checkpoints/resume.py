@@ -232,7 +232,11 @@ def refuse_another_run(
             f"settings to resume{how}. To train its weights further, start a new run in another output_dir, with "
             f"resume_from_checkpoint: false and {_key(saved)}: {resumed.directory}."
             + (f" {other_tokens}" if other_tokens and any(name == DATA for name, _, _ in differing) else "")
-            + (" Only a run with lr_scheduler_type: constant and no cooldown can get more steps." if longer else "")
+            + (
+                " Only a run with lr_scheduler_type: constant or inverse_sqrt and no cooldown can get more steps."
+                if longer
+                else ""
+            )
         )
 
 

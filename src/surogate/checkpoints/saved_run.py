@@ -18,7 +18,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from ..config.errors import keys_of
-from ..config.load import resolved
+from ..config.load import published
 from ..config.schema import DTYPE_KEYS
 from ..data.cache import TokenDataset
 from ..data.loader import Loader
@@ -37,6 +37,7 @@ from .manifest import Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
 from .other_tokens import other_tokens
 from .progress import Progress
+from .reference_model import reference_identity
 from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import check_state, load_state, write_state
 from .tensor_file import Stored
@@ -146,7 +147,7 @@ class SavedRun:
                 step=step,
                 position={name: getattr(progress, name) for name in _POSITION},
                 facts=self.facts,
-                config=resolved(run.loaded),
+                config=published(run.loaded),
                 versions=self.versions,
                 files=list_files(directory, hashes, others),
             ),
@@ -164,7 +165,7 @@ class SavedRun:
         asked, formats = self.run.config.resume_with_saved_tokens, self.run.registry.dataset_formats()
         why, source = other_tokens(saved, common, formats, asked), self.run.loaded.source
         refuse_another_run(resumed, common, defaults, source, inputs.world_size, inputs.batch_size, why)
-        config = resolved(self.run.loaded)
+        config = published(self.run.loaded)
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
@@ -277,6 +278,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
         **({"reference": config.reference} if loss.cached_reference else {}),
+        **({"reference_model": reference_identity(run)} if config.reference_model else {}),
         **{key: fact for dataset in loader.rows.corpus.datasets for key, fact in dataset.facts.items()},
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),

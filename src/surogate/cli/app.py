@@ -15,6 +15,7 @@ from surogate_core.errors import ConfigError, RunStopped
 from ..reporting.terminal import failure_of
 from . import signals
 from .command_group import CommandGroup
+from .examples import examples
 from .json_output import JsonOption, print_json
 from .options import (
     BaseOption,
@@ -48,15 +49,11 @@ HELP = """Pre-train and fine-tune LLMs.
 app = typer.Typer(
     cls=CommandGroup,
     help=HELP,
+    epilog=examples("plan run.yaml", "train run.yaml", "docs quickstart"),
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _examples(*commands: str) -> str:
-    """Return the end of a help text. The first line keeps click from wrapping the others."""
-    return "\n".join(["\b", "Examples:", *(f"  surogate {command}" for command in commands)])
 
 
 def _show_version(wanted: bool) -> None:
@@ -82,7 +79,7 @@ def root(
 
 def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
     @app.command(
-        mode, help=summary, epilog=_examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
+        mode, help=summary, epilog=examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
     )
     def train(
         ctx: typer.Context,
@@ -109,7 +106,7 @@ _add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 @app.command(
     help="Show the memory and time of a run before it starts.",
-    epilog=_examples(
+    epilog=examples(
         "plan run.yaml",
         "plan run.yaml --sft --device rtx4090",
         "plan run.yaml --fit 24GiB",
@@ -162,7 +159,7 @@ def plan(
 
 @app.command(
     help="Write a finished model in the files that servers and other programs load.",
-    epilog=_examples(
+    epilog=examples(
         "export output/step_00000100 model", "export output served --format fp8-channel", "export ADAPTER served"
     ),
 )
@@ -200,7 +197,7 @@ def export(
 
 @app.command(
     help="Merge a trained adapter into its base model.",
-    epilog=_examples("merge output/adapter merged"),
+    epilog=examples("merge output/adapter merged"),
 )
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
@@ -223,7 +220,7 @@ def merge(
 
 @app.command(
     help="Write a model with its matrices in a weight format, which a key selects.",
-    epilog=_examples("quantize MODEL OUTPUT --set KEY=true"),
+    epilog=examples("quantize MODEL OUTPUT --set KEY=true"),
 )
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
@@ -251,7 +248,7 @@ def quantize(
 
 @app.command(
     help="Tokenize, check and cache the data of a run.",
-    epilog=_examples(
+    epilog=examples(
         "tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7", "tokenize run.yaml --html data.html"
     ),
 )
@@ -284,7 +281,7 @@ def tokenize(
 
 @app.command(
     help="Show what a run has come to, and as a page: its curves, what stands out, memory, and another run beside it.",
-    epilog=_examples("report output", "report output --html report.html", "report output other --html both.html"),
+    epilog=examples("report output", "report output --html report.html", "report output other --html both.html"),
 )
 def report(
     folder: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Output folder of a run, also while it trains.")],
@@ -303,17 +300,20 @@ def report(
 
 app.command(
     help="Answer prompts with a trained model.",
-    epilog=_examples(
+    epilog=examples(
         'generate output --prompt "Why is the sky blue?"', "generate output/adapter --file prompts.txt --json"
     ),
 )(generate)
 app.command(
     help="Talk to a trained model in the terminal.",
-    epilog=_examples("chat output", 'chat output/adapter --system "Answer in one sentence." --temperature 0.7'),
+    epilog=examples("chat output", 'chat output/adapter --system "Answer in one sentence." --temperature 0.7'),
 )(chat)
 
 
-@app.command(help="List installed plugins and what each provides.")
+@app.command(
+    help="List installed plugins and what each provides.",
+    epilog=examples("plugins", "plugins --config run.yaml"),
+)
 def plugins(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also list the files that this YAML file names.")
@@ -325,7 +325,10 @@ def plugins(
     return plugins_command(config, as_json)
 
 
-@app.command(help="Print the JSON Schema of configs with the installed plugins, for editors.")
+@app.command(
+    help="Print the JSON Schema of configs with the installed plugins, for editors.",
+    epilog=examples("schema > surogate.schema.json", "schema --config run.yaml > run.schema.json"),
+)
 def schema(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also keys of the files that this YAML file names.")
@@ -343,7 +346,10 @@ def schema(
     return 0
 
 
-@app.command(help="Check this machine: versions, memory, GPUs.")
+@app.command(
+    help="Check this machine: versions, memory, GPUs.",
+    epilog=examples("doctor", "doctor --measure"),
+)
 def doctor(
     as_json: JsonOption = False,
     measure: Annotated[

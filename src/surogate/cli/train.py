@@ -15,7 +15,7 @@ from surogate_core.plugins.discovery import load_registry
 
 from .. import run
 from ..config.schema import TrainConfig
-from ..reporting.text import LINE_WIDTH, count_text, duration_text
+from ..reporting.text import LINE_WIDTH, count_text, duration_text, mfu_text
 from ..run import TrainResult
 from ..training.start import last_checkpoint
 from .json_output import print_json
@@ -116,6 +116,10 @@ def to_json(result: TrainResult) -> dict[str, Any]:
 def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     rate = f", {count_text(result.tokens / result.seconds)} tokens/s" if result.seconds > 0 else ""
     yield "trained", f"{count_text(result.tokens)} tokens in {duration_text(result.seconds)}{rate}"
+    further = [f"{result.groups_per_second:.3g} {result.group}/s"] if result.group and result.groups_per_second else []
+    further += [mfu_text(result.mfu)] if result.mfu is not None else []
+    if further:
+        yield "", ", ".join(further)
     unit = " nats per token" if result.in_nats else ""
     if result.loss is not None:
         yield "training loss", f"{result.loss:.4f}{unit}, of the last step"
@@ -129,6 +133,12 @@ def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
             yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(shown, result.unigram_loss)}"
     if result.best is not None:
         yield "best evaluation", f"{result.best.metric} {result.best.value:.4f}, after step {result.best.step:,}"
+    for name in result.headlines:
+        last, held = (found.get(name) for found in (result.step_metrics, result.evaluation_metrics))
+        texts = [f"{last:.4g} in the last step"] if last is not None else []
+        texts += [f"{held:.4g} in validation"] if held is not None else []
+        if texts:
+            yield name, ", ".join(texts)
     if result.bits_per_byte is not None:
         yield "bits per byte", f"{result.bits_per_byte:.4f}"
     weights = "the model"

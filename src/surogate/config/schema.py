@@ -14,11 +14,13 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Sharding
 
+from .alerts import parse_alerts
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
 from .evaluation import EvaluationKeys
 from .rope_scaling import parse_rope_scaling
 from .samples import SampleKeys
+from .schedule_kinds import Kind
 from .values import (
     Bytes,
     Epochs,
@@ -86,6 +88,11 @@ class RunKeys(Keys):
     )
     log_file: PathText | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers besides the console and the metrics file: a name or a list.")
+    alerts: Annotated[dict[str, Any] | None, BeforeValidator(parse_alerts)] = Field(
+        None,
+        description="Tell a webhook of NaN, spikes, a stall and a failure: a mapping of `url` (null: the variable "
+        "`SUROGATE_ALERT_URL`; outputs never contain it), `events`, `spike_deviations` and `stall_seconds`.",
+    )
     logging_steps: Int = Field(1, ge=1, description="Report metrics every N steps.")
     log_gpu_util: Int = Field(
         100,
@@ -175,6 +182,11 @@ class LoopKeys(Keys):
         description="What losses compare with: the model without its adapter; or the model before the first step. "
         "frozen: a copy of all weights, in their dtype; cached: its log-probabilities, kept with the tokens.",
     )
+    reference_model: Text | None = Field(
+        None,
+        description="Folder or hub id of another model as the frozen reference, of the same sizes, for all weights and "
+        "for adapters; null: the run's own model.",
+    )
     num_epochs: Epochs = Field(
         3, description="Passes over the data, such as 3 or 0.5; used when `max_steps` is not positive."
     )
@@ -203,8 +215,13 @@ class OptimizerKeys(Keys):
 
     optimizer: Text = Field("adamw_8bit", description="Optimizer, from an installed plugin.")
     learning_rate: Number = Field(2e-4, ge=0, le=1e38, description="Peak learning rate.")
-    lr_scheduler_type: Annotated[Literal["linear", "cosine", "wsd", "constant"], Word] = Field(
-        "linear", description="Decay after the warmup. wsd: constant, then decay over the last part of the steps."
+    lr_scheduler_type: Annotated[Kind, Word] = Field(
+        "linear",
+        description="Decay after the warmup. wsd: constant, then decay over the last part of the steps; the others are "
+        "those of transformers.",
+    )
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        {}, description="Settings of `lr_scheduler_type`, by their names in transformers."
     )
     warmup_ratio: Number = Field(0.0, ge=0, le=1, description="Part of the steps with a linear warmup from 0.")
     warmup_steps: Int = Field(0, ge=0, description="Warmup steps; overrides `warmup_ratio` when positive.")

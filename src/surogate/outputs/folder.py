@@ -19,7 +19,7 @@ from ..checkpoints.adapter import MERGED_FOLDER
 from ..checkpoints.folders import SAVING
 from ..checkpoints.resume import LAST_GOOD, Resumed, refuse_checkpoints
 from ..config.dataset_entry import DatasetEntry
-from ..config.load import LoadedConfig, resolved
+from ..config.load import LoadedConfig, published
 from ..config.schema import TrainConfig
 from ..config.yaml import dump_yaml
 from ..hub.files import find_local
@@ -85,7 +85,7 @@ def _write_run_file(output: Path, loaded: LoadedConfig, versions: Mapping[str, s
     fresh = output / f"{SAVING}{RUN_FILE}"
     fresh.unlink(missing_ok=True)
     with fresh.open("x", encoding="utf-8") as file:  # a new file, never what a link of this name points to
-        file.write(header + dump_yaml(resolved(loaded)))
+        file.write(header + dump_yaml(published(loaded)))
     os.replace(fresh, output / RUN_FILE)
 
 

@@ -14,7 +14,7 @@ from .curves import curve, first_gpu, lines, short
 from .records import Json, RunRecords, number, of
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "preferences": ("reward", "logps", "logits", "nll", "kl", "odds", "log_odds", "margin", "accurac"),
+    "preferences": ("reward", "mean_reward", "logps", "logits", "nll", "kl", "odds", "log_odds", "margin", "accurac"),
     "routing": ("expert", "router"),
     "metrics": ("",),
 }

@@ -19,6 +19,7 @@ from surogate_core.api.destination import RUN_FILE
 from surogate_core.errors import ConfigError
 
 from ..checkpoints.folder_lock import LOCK
+from ..config.load import without_address
 from ..reporting.metrics import metrics_path, read_metrics
 from ..runs.plan_json import PLAN_FILE
 
@@ -87,7 +88,7 @@ class RunRecords:
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended before its last step by itself; "" if it did not."""
+        """The reason why the run ended before its last step by itself; "" if it did not."""
         return str(self.outputs.get("stop_reason") or "")
 
     @property
@@ -161,7 +162,7 @@ def _read_config(run: RunRecords) -> Json:
         run.problems.append(f"{RUN_FILE} cannot be read: {_first_line(error)}.")
         return {}
     if isinstance(found, dict):
-        return found
+        return without_address(found)
     run.problems.append(f"{RUN_FILE} holds no keys.")
     return {}
 
@@ -202,7 +203,7 @@ def _read_metrics(run: RunRecords, path: Path) -> None:
     run.outputs = next((record for record in kept["outputs"] if record["step"] == run.done), {})
     run.resumed = [step for step in run.resumed if step < run.done]
     if isinstance(run.head.get("config"), dict):
-        run.config = run.head["config"]
+        run.config = without_address(run.head["config"])
 
 
 def _drop(records: list[Json], step: int) -> None:

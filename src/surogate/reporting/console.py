@@ -7,13 +7,14 @@ import statistics
 import textwrap
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import TextIO
 
 from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
 
 from .terminal import ignoring_broken_pipe
-from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
 _COLUMN_WIDTH = 12
 _SAMPLE_LINES = 6
@@ -61,6 +62,7 @@ class PlainLogger(Logger):
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._clock = RunClock(info)
+        self._group = info.group
         self._stepped = False
 
     def report(self, report: Report) -> None:
@@ -68,7 +70,8 @@ class PlainLogger(Logger):
             self._step(report)
         elif isinstance(report, EvalReport):
             self._clock.eval(report)
-            self._line(eval_line(report))
+            for line in in_lines(eval_line(report).split(", "), first=0):
+                self._line(line)
         elif isinstance(report, NumericsReport):
             for line in numerics_lines(report):
                 self._line(line)
@@ -82,7 +85,9 @@ class PlainLogger(Logger):
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
             if report.metrics:
-                self._line(f"  {figures_text(report)}")
+                rate = [f"{report.groups_per_second:.3g} {self._group}/s"] if self._group else []
+                for line in in_lines([*figures(report), *rate]):
+                    self._line(line)
 
 
 class RunClock:
@@ -123,6 +128,7 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
         return f"{head}  skipped: not finite"
     rate = f"{count_text(report.tokens_per_second):>5} tok/s"
     fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields += [] if report.mfu is None else [mfu_text(report.mfu)]
     fields.append(f"eta {eta_text(eta_seconds)}")
     if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
         del fields[3]
@@ -135,7 +141,7 @@ def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
     if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
-    line += f", {figures_text(report)}" if report.metrics else ""
+    line = ", ".join([line, *figures(report)])
     if report.best_step is not None:
         line += ", the best so far" if report.best_step == report.step else f", best at step {report.best_step}"
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
@@ -155,6 +161,18 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def figures_text(report: StepReport | EvalReport) -> str:
-    """Return "margin 0.12, accuracy 0.75"."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items())
+def figures(report: StepReport | EvalReport) -> list[str]:
+    """Return ["margin 0.12", "accuracy 0.75"]."""
+    return [f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()]
+
+
+def in_lines(items: Sequence[str], first: int = 2) -> list[str]:
+    """Return the items, with commas, in lines of 80 columns that begin with two spaces, the first one with `first`."""
+    lines = [" " * first + items[0]]
+    for item in items[1:]:
+        if len(lines[-1]) + len(item) + 3 > LINE_WIDTH:
+            lines[-1] += ","
+            lines.append(f"  {item}")
+        else:
+            lines[-1] += f", {item}"
+    return lines

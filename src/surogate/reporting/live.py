@@ -18,7 +18,7 @@ from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInf
 
 from .console import RunClock, eval_line, numerics_lines, sample_lines
 from .terminal import silence
-from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+from .text import count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
 REFRESH_SECONDS = 0.1
 
@@ -107,6 +107,10 @@ class LiveLogger(Logger):
             ("", f"{count_text(report.tokens_per_second):>5} tok/s", ""),
             ("", f"{step_time_text(report.duration_ms):>5}", ""),
         ]
+        if report.mfu is not None:
+            fields.append(("", mfu_text(report.mfu), ""))
+        if report.groups_per_second:
+            fields.append(("", f"{report.groups_per_second:.3g} {self._info.group}/s", ""))
         if self._eval is not None:
             fields.append(("eval", loss_text(self._eval.loss), "bold"))
         if self._skipped:

@@ -3,12 +3,15 @@
 One JSON object per line. "log" is its kind:
 
     {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
-     "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes
+     "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes; and
+                                                                            "headlines", metrics for a summary, if any
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
-     "duration_ms", "time"}                                                 and "skipped": true if it was not applied
+     "duration_ms", "time"}                                                 and "skipped": true if it was not applied;
+                                                                            "mfu" on a GPU whose peak is known
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}  and "in_nats": false of other losses;
-                                                                            of both "groups" and "metrics" if any;
-                                                                            "best_step" if the run looks for the best
+                                                                            of both "groups" and "metrics" if any, of
+                                                                            steps "groups_per_second"; "best_step" if
+                                                                            the run looks for the best
     {"log": "outputs", "step", "weights_step", "metric", "best_step", "best_value", "stop_reason", "time"}
                                                                             at the end of such a run
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
@@ -92,7 +95,8 @@ class JsonLinesLogger(Logger):
                 f"{key}: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
             ) from error
         run = {"log": "run", "run_name": info.run_name, "time": time.time()}
-        self._write(run | {name: getattr(info, name) for name in _OF_RUN})
+        shown = {"headlines": list(info.headlines)} if info.headlines else {}
+        self._write(run | {name: getattr(info, name) for name in _OF_RUN} | shown)
 
     def report(self, report: Report) -> None:
         if isinstance(report, NumericsReport):
@@ -102,7 +106,8 @@ class JsonLinesLogger(Logger):
         else:
             figures = asdict(report)
             if isinstance(report, StepReport | EvalReport):
-                usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}, "best_step": None}
+                usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}}
+                usual |= {"groups_per_second": 0.0, "mfu": None, "best_step": None}
                 figures = {name: value for name, value in figures.items() if value != usual.get(name, report)}
         self._write({"log": _NAMES[type(report)], **figures})
 

@@ -42,6 +42,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         loss=chosen_loss(loaded, registry),
         loss_options=loaded.options["loss", config.loss],
         frozen_reference=config.reference == "frozen",
+        other_reference=config.reference_model is not None,
         optimizer=registry.optimizer(config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,10 @@ class BestRule:
 
     def after(self, best: Best, step: int, loss: float, reported: Sequence[Reported], figures: Sequence[Any]) -> Best:
         """Return the best after an evaluation. figures: of `reported` after the loss. PluginError: see `metrics_of`."""
-        value = loss
+        value: float | None = loss
         if self.metric != LOSS:
             value = next(f.of(v) for f, v in zip(reported[1:], figures, strict=True) if f.name == self.metric)
-        return best.after(step, float(value), self.threshold)
+        return best.after(step, nan if value is None else float(value), self.threshold)
 
     def refuse_none(self, best: Best | None) -> None:
         """Raise RunStopped if the outputs should have the weights of the best evaluation, and none was finite."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from surogate_core.api import EvalReport
 from surogate_core.assembly.assembly import metrics_of
@@ -88,7 +89,15 @@ def evaluate(job: Job) -> bool:
     if job.best_rule is not None and job.progress.best is not None and step:
         job.progress.best = job.best_rule.after(job.progress.best, step, report.loss, job.reported, figures)
     best = job.progress.best.step if job.progress.best else 0
-    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures), best_step=best or None))
+    report = replace(report, best_step=best or None)
+    job.report(lambda: _with_metrics(job, report, figures))
     if job.best_rule is not None and job.best_rule.saves and step and step == best:
         job.save()
     return True
+
+
+def _with_metrics(job: Job, report: EvalReport, figures: Sequence[Any]) -> EvalReport:
+    report, rule = replace(report, metrics=metrics_of(job.reported, figures)), job.best_rule
+    if rule is None or not rule.loads or report.best_step == report.step:  # those of the weights of the outputs
+        job.latest.evaluated = report.metrics
+    return report

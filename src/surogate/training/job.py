@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from surogate_core.runtime.team import AnyWorker
 
     from ..checkpoints.writer import CheckpointWriter
+    from ..reporting.utilization import Utilization
     from .samples import Samples
+
+
+@dataclass
+class Latest:
+    """Of this process's steps: their groups and seconds, and the metrics of the last step and the last evaluation."""
+
+    groups: int = 0
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,8 @@ class Job:
     samples        of the writer
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
+    utilization    how MFU is computed; None: it is not known
+    latest         what the last reports have said
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
                    that writes NaN or inf
     """
@@ -78,6 +91,12 @@ class Job:
     samples: Samples | None = None
     numerics: Numerics | None = None
     numerics_steps: int = 0
+    utilization: Utilization | None = None
+    latest: Latest = field(default_factory=Latest)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of a step. All evaluations before it are done; that before step 1 does not count."""
+        return self.schedule.lr(step, [loss for at, loss, _ in self.progress.evaluations if 0 < at < step])
 
     def save(self) -> None:
         """Save the weights as they are: after the last launched step, which may not be finished when the run stops."""

@@ -45,7 +45,7 @@ def train(job: Job) -> None:
             make_up_for_evaluation(job)
             make_up_for_samples(job)
             with closing(_batches(job)) as batches:
-                core.train(job.worker, batches, job.schedule.lr, progress, partial(_report, job), duties(job))
+                core.train(job.worker, batches, job.lr, progress, partial(_report, job), duties(job))
             if job.ends_steps() or job.logger_failed():
                 job.save()
             job.worker.gather()
@@ -88,7 +88,12 @@ def _report(job: Job, done: core.Finished) -> None:
 
 def _with_metrics(job: Job, done: core.Finished) -> StepReport:
     job.doubts.see(done.figures)
-    return replace(done.report, metrics=metrics_of(job.reported, done.figures))
+    report, used, latest = done.report, job.utilization, job.latest
+    latest.metrics = metrics_of(job.reported, done.figures)
+    latest.groups += report.groups
+    latest.seconds += report.duration_ms / 1000
+    mfu = used.of(report.tokens_per_second) if used else None
+    return replace(report, metrics=latest.metrics, mfu=mfu)
 
 
 def _report_numerics(job: Job, table: core.Table) -> None:
@@ -113,7 +118,7 @@ def _saving_intact_weights(job: Job) -> Iterator[None]:
         if not error.weights_whole or not progress.step or job.saves_jointly:  # the others do not stop here
             raise
         progress.launched = progress.step  # the failed step has changed nothing
-        progress.lr = job.schedule.lr(progress.step)
+        progress.lr = job.lr(progress.step)
         job.save()
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,14 @@ class TrainResult:
     merged_dir    None without a merged model
     commands      (program, line): the lines that load the outputs; none when a signal ended the run
     pushed        the upload; None when none was asked for
+    mfu           model FLOPs utilization of all steps; None if the devices' peak is not known
+    group         what the loss has groups of, "pairs" for example; "" if it has none
+    groups_per_second
+                  of the steps of this process
+    headlines     names of the metrics that a summary shows
+    step_metrics  of the last step of this process, by name
+    evaluation_metrics
+                  of its last evaluation, by name; with load_best_model_at_end of the best one
     packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
     weights_step  the step whose weights the outputs have
     best          the best evaluation; None if the run did not look for it, or none was finite
@@ -64,3 +73,9 @@ class TrainResult:
     weights_step: int = 0
     best: BestEvaluation | None = None
     stop_reason: str = ""
+    mfu: float | None = None
+    group: str = ""
+    groups_per_second: float = 0.0
+    headlines: tuple[str, ...] = ()
+    step_metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation_metrics: Mapping[str, float] = field(default_factory=dict)

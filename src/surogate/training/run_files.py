@@ -25,15 +25,17 @@ from ..checkpoints.progress import Progress
 from ..checkpoints.resume import Resumed
 from ..checkpoints.tensor_file import nbytes
 from ..checkpoints.writer import CheckpointWriter, open_writer
-from ..config.load import resolved
+from ..config.load import published
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
 from ..outputs.folder import open_output, set_aside, write_plan
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
+from ..reporting.alerts import open_alerts
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
+from ..reporting.text import group_text
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
@@ -217,6 +219,8 @@ class RunFiles(PartFiles):
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
             loggers.opened.append(logger)
+        if self.config.alerts is not None:
+            loggers.opened.append(open_alerts(self.config.alerts, self.config.resolved_run_name, self.notice))
         if self.plan.target.device.sm is not None and self.config.log_gpu_util:
             uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
             loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
@@ -261,7 +265,7 @@ class RunFiles(PartFiles):
             total_steps=self.steps.total,
             steps_per_epoch=loader.steps_per_epoch,
             tokens_per_step=loader.tokens_per_step,
-            config=resolved(self.run.loaded),
+            config=published(self.run.loaded),
             versions=run_versions(self.run, plan),
             device=self.saved_run.versions["device"],
             parameters=plan.assembly.n_params,
@@ -273,6 +277,8 @@ class RunFiles(PartFiles):
                 "tokens_per_second": plan.report.tokens_per_second,
                 "device_bytes": plan.report.device_bytes["total"],
             },
+            headlines=[figure.name for figure in plan.assembly.reported if figure.headline],
+            group=group_text(plan.inputs.loss.group_size),
         )
 
     def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:

@@ -78,6 +78,7 @@ def load_steps(
         cooldown_steps=config.cooldown_steps,
         final_lr_fraction=config.final_lr_fraction,
         wsd_decay_steps_fraction=config.wsd_decay_steps_fraction,
+        settings=config.lr_scheduler_kwargs,
     )
     return Steps(
         data=data,

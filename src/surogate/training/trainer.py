@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -12,26 +11,24 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surogate_core.api import Comm, OutputReport, Report
+from surogate_core.api import Comm, Report
 from surogate_core.batch import MicroBatch
 from surogate_core.machine.devices import GIB
 from surogate_core.machine.timing import mark
 from surogate_core.planning.plan import Plan
 
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoints.facts import DATA, THREADS, fact_text, value_text
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import FOLDERS, Resumed, saved_tokens
-from ..config.load import resolved
-from ..data.checks import bits_per_byte
+from ..config.load import published
 from ..data.loader import eval_batches
 from ..data.old_caches import caches_before
 from ..data.saved_tokens import SavedTokens
 from ..outputs.check import OutputCheck
-from ..outputs.load_commands import load_commands
 from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
 from ..reporting.text import devices_text, parameters_text
+from ..reporting.utilization import utilization
 from ..runs.published_form import reading_line
 from ..runs.run import Run
 from ..runs.versions import run_versions
@@ -39,12 +36,12 @@ from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
 from .best_rule import BestRule, refuse_lost_best
 from .doubts import Doubts
-from .evaluation import evaluate_last
+from .ending import output_report, result_of, why_ended, write_outputs
 from .interrupt import Interrupt, Listener
 from .job import Job
 from .loop import train
 from .packing_check import PackingCheck, check_packing
-from .result import BestEvaluation, TrainResult
+from .result import TrainResult
 from .run_files import NoFiles, PartFiles, RunFiles
 from .steps import Steps, load_steps
 from .worker_setup import check_finite, fill_weights, make_worker, receive_staged, watch_finite
@@ -119,69 +116,27 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
+        if used := utilization(plan, _devices(plan)):
+            notice(str(used))
         job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice, samples)
         train(job)
         mark("the other steps, evaluations")
-        if stop_reason := _stop_reason(job):
+        if stop_reason := why_ended(job):
             notice(f"{stop_reason}: the run ends after step {progress.step:,} of {steps.total:,}")
         signal_exit = interrupt.exit_code
         if not signal_exit:
-            if not _write_outputs(job, files, notice):
+            if not write_outputs(job, files, notice):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
         processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
         if not signal_exit:
             files.finish(progress, stop_reason)
             if rule is not None:
-                loggers.report(_output_report(job, stop_reason))
+                loggers.report(output_report(job, stop_reason))
         loggers.status = "interrupted" if signal_exit else "done"
-    result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
+    result = result_of(run, plan, steps, job, signal_exit, world.writer)
     result = replace(result, stop_reason=stop_reason)
     return files.push(replace(result, packing=packing))
-
-
-def _write_outputs(job: Job, files: NoFiles, notice: Notice) -> bool:
-    """Write the outputs, and evaluate after the last step. Return whether that is done.
-
-    The outputs come first, as the evaluation may take long, unless it decides which weights they have. Then the last
-    weights are saved as a checkpoint, where they are not lost.
-    """
-    rule, progress = job.best_rule, job.progress
-    if rule is not None and rule.loads:
-        if not evaluate_last(job):
-            return False
-        job.save()
-        job.wait_for_saves()
-        job.worker.gather()
-        rule.refuse_none(progress.best)
-        notice(f"outputs: the weights after step {progress.weights_step(True):,}, the best by {progress.best}")
-        files.write_outputs(job.worker, progress, job.save_seconds)
-        return True
-    files.write_outputs(job.worker, progress, job.save_seconds)
-    return evaluate_last(job)
-
-
-def _stop_reason(job: Job) -> str:
-    """Return why the run ends before its last step by itself; "" if it does not."""
-    rule, best = job.best_rule, job.progress.best
-    if rule is None or best is None or not rule.ends(best) or job.progress.step >= job.total_steps:
-        return ""
-    return rule.why(best)
-
-
-def _output_report(job: Job, stop_reason: str) -> OutputReport:
-    rule, progress = job.best_rule, job.progress
-    assert rule is not None and progress.best is not None
-    found = progress.best.step > 0
-    return OutputReport(
-        step=progress.step,
-        weights_step=progress.weights_step(rule.loads),
-        metric=rule.metric,
-        best_step=progress.best.step if found else None,
-        best_value=progress.best.value if found else None,
-        stop_reason=stop_reason,
-        time=time.time(),
-    )
 
 
 def _load_data(
@@ -268,7 +223,7 @@ def _threads(plan: Plan) -> dict[str, str]:
 
 def _compared(run: Run, plan: Plan) -> dict[str, str]:
     """Return what has to be equal in all processes before they load data."""
-    config = {key: value for key, value in resolved(run.loaded).items() if key not in FOLDERS}
+    config = {key: value for key, value in published(run.loaded).items() if key not in FOLDERS}
     served = sorted(f"{op}: {provider}" for op, provider in plan.kernels.providers.items())
     return {
         **run_versions(run, plan),
@@ -372,36 +327,5 @@ def _job(
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
-    )
-
-
-def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
-    config, data = run.config, steps.data
-    output, is_adapter = Path(config.output_dir), config.adapter is not None
-    bits = None
-    weights_step, found = progress.weights_step(bool(config.load_best_model_at_end)), progress.best
-    evaluated = [found for found in progress.evaluations if found[0] == weights_step]
-    if in_nats and evaluated and data.validation_bytes:
-        _, loss, labels = evaluated[-1]
-        bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
-    return TrainResult(
-        run_name=config.resolved_run_name,
-        output_dir=output,
-        checkpoint_dir=Path(config.resolved_checkpoint_dir),
-        steps=progress.step,
-        total_steps=steps.total,
-        tokens=progress.tokens,
-        seconds=progress.seconds,
-        loss=progress.loss,
-        evaluations=tuple(progress.evaluations),
-        in_nats=in_nats,
-        unigram_loss=data.unigram_loss if in_nats else None,
-        bits_per_byte=bits,
-        signal_exit=signal_exit,
-        writer=writer,
-        weights_step=weights_step,
-        best=BestEvaluation(found.step, found.metric, found.value) if found and found.step else None,
-        adapter_dir=output / ADAPTER_FOLDER if is_adapter and not signal_exit else None,
-        merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter and not signal_exit else None,
-        commands=() if signal_exit else load_commands(run),
+        utilization=utilization(plan, _devices(plan)),
     )

@@ -77,6 +77,8 @@ def _figures(report: Report) -> dict[str, float]:
         case StepReport():
             names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
             figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
+            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
+            figures |= {name: value for name, value in further.items() if value is not None}
             return {f"train/{name}": value for name, value in figures.items()}
         case EvalReport():
             return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}

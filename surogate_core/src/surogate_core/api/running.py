@@ -23,6 +23,8 @@ class RunInfo:
     eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
     planned     of the plan: `tokens_per_second`, and `device_bytes` of each device
     evaluated   the steps after which the run evaluates, in order; none without a validation set
+    headlines   names of the metrics that a summary shows beside the loss (`Metric.headline`)
+    group       what `StepReport.groups` counts: "pairs", "documents" or "groups"; "" if the loss has none
     """
 
     run_name: str
@@ -39,6 +41,8 @@ class RunInfo:
     eval_time: float = 0.0
     planned: Mapping[str, float] = field(default_factory=dict)
     evaluated: Sequence[int] = ()
+    headlines: Sequence[str] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,9 @@ class StepReport:
     groups             of documents, if the loss has any: pairs, for example
     metrics            what the loss and the model report besides, by name
     tokens_per_second  tokens / duration
+    groups_per_second  groups / duration
+    mfu                model FLOPs utilization: FLOPs of the tokens by the plan, without recomputation, / duration / the
+                       dense bf16 peaks of all devices; None if a peak is not known, as that of a CPU
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite
     """
@@ -69,6 +76,8 @@ class StepReport:
     skipped: bool = False
     groups: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    groups_per_second: float = 0.0
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

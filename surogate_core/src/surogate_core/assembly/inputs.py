@@ -48,6 +48,8 @@ class PlanInputs:
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
     zero_copy         whether the update uses values that the host holds where they are, without copies (`Streaming`)
     frozen_reference  whether the loss compares with a copy of the weights
+    other_reference   whether that copy is of other weights of the same sizes, which the caller writes into the states
+                      `reference.PARAM` before the first step
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
@@ -76,6 +78,7 @@ class PlanInputs:
     loss: LossDef
     loss_options: BaseModel
     frozen_reference: bool = False
+    other_reference: bool = False
     lowering: LoweringDef | None = None
     batch_size: int
     seq_len: int
