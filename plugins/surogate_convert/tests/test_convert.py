@@ -234,10 +234,10 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
 
     out = tmp_path / "run.yaml"
     lost = tmp_path / source.name
-    lost.write_text(source.read_text() + "\nloraplus_lr_ratio: 16\n")
-    assert "no counterpart: loraplus_lr_ratio: 16" in command(lost, "--output", out).stderr
+    lost.write_text(source.read_text() + "\nloraplus_lr_embedding: 16\n")
+    assert "no counterpart: loraplus_lr_embedding: 16" in command(lost, "--output", out).stderr
     text = out.read_text()
-    assert "# Converted from axolotl: llama3-lora.yml" in text and "#   loraplus_lr_ratio: 16" in text
+    assert "# Converted from axolotl: llama3-lora.yml" in text and "#   loraplus_lr_embedding: 16" in text
     assert yaml.safe_load(text) == convert(source).config
     assert "Give a new file" in command(source, "--output", out, status=2).stderr
     full = tmp_path / "full.yaml"  # on a disk without room
