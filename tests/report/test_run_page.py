@@ -330,6 +330,18 @@ def test_a_folder_that_is_no_run_and_pages_that_cannot_be_written_are_refused_in
 # --------------------------------------------------------------------------------------------------- the page as a file
 
 
+@pytest.mark.parametrize("alerts", [{"url": "https://hooks.example/secret", "events": ["nan"]}, "https://x/secret"])
+def test_the_address_of_a_webhook_is_on_no_page(tmp_path: Path, alerts: Any) -> None:
+    """Not even of a config that no run has written."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(json.dumps({"model": "m", "alerts": alerts}))
+    told = write_run(tmp_path / "told", records(30, alerts=alerts))
+    for one in (folder, told):
+        run_page([opened(one), opened(folder)], tmp_path / "page.html")
+        assert "secret" not in (tmp_path / "page.html").read_text()
+
+
 def test_texts_of_a_run_are_text_and_never_tags_or_scripts(tmp_path: Path) -> None:
     def change(record: Json) -> Json:
         if record["log"] == "run":
