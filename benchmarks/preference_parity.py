@@ -65,12 +65,7 @@ class Example(NamedTuple):
     desirable: bool
 
 
-REWARDS = {
-    "reward_chosen": "rewards/chosen",
-    "reward_rejected": "rewards/rejected",
-    "reward_margin": "rewards/margins",
-    "reward_accuracy": "rewards/accuracies",
-}
+REWARDS = {name: name for name in ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")}
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ CASES = {
     "sigmoid": Case(DPO, "dpo", {"beta": 0.3, "loss_type": ["sigmoid"]}),
     "hinge": Case(DPO | {"dpo_loss": "hinge"}, "dpo", {"beta": 0.3, "loss_type": ["hinge"]}),
     # TRL reports rewards of sums for every loss, we report those of the means that IPO compares
-    "ipo": Case(DPO | {"dpo_loss": "ipo"}, "dpo", {"beta": 0.3, "loss_type": ["ipo"]}, names={}),
+    "ipo": Case(DPO | {"dpo_loss": "ipo"}, "dpo", {"beta": 0.3, "loss_type": ["ipo"]}),
     # TRL's sigmoid has no label smoothing any more; its aot sorts the pairs of a micro-batch, of which there is one
     "smoothed": Case(
         DPO | {"dpo_label_smoothing": 0.2},
@@ -480,10 +475,10 @@ def rewarded(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Figures:
     accuracy = (chosen > rejected).double()
     return {
         "loss": loss,
-        "reward_chosen": chosen,
-        "reward_rejected": rejected,
-        "reward_margin": chosen - rejected,
-        "reward_accuracy": accuracy,
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margins": chosen - rejected,
+        "rewards/accuracies": accuracy,
     }
 
 
@@ -499,8 +494,8 @@ def hinge(p: list[Tensor], r: list[Tensor]) -> Figures:
 
 
 def ipo(p: list[Tensor], r: list[Tensor]) -> Figures:
-    chosen, rejected = (x.mean() - y.mean() for x, y in zip(p, r, strict=True))
-    return rewarded((chosen - rejected - 1 / (2 * 0.3)) ** 2, 0.3 * chosen, 0.3 * rejected)
+    means, sums = ([of(x) - of(y) for x, y in zip(p, r, strict=True)] for of in (Tensor.mean, Tensor.sum))
+    return rewarded((means[0] - means[1] - 1 / (2 * 0.3)) ** 2, 0.3 * sums[0], 0.3 * sums[1])
 
 
 def simpo(p: list[Tensor], r: list[Tensor]) -> Figures:

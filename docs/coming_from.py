@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from surogate_convert.conversion import ONLY
 from surogate_convert.rules import TOOLS, Rule, read_table, rules_of, tool
 
 HEAD = """# Coming from another trainer
@@ -141,7 +142,7 @@ def _here(rule: Rule) -> str:
     )
     renamed = f"`{rule.to.replace('{loss}', 'LOSS')}`" if rule.to else ""
     more = f", {_keys(rule.sets)}" if rule.sets else ""
-    only = {"": "", "count": ", a whole number", "fraction": ", a part below 1"}[rule.only]
+    only = f", {ONLY[rule.only]}" if rule.only else ""
     found = f"{renamed}{more}{only}{f' ({chosen})' if chosen and renamed else chosen}"
     return found or ", ".join(rule.values) or "named"
 

@@ -21,7 +21,8 @@ How to work with it:
    h100` plans for another card; `--fit 24GiB` finds settings that fit.
 4. `surogate tokenize run.yaml --debug --json`: what is trained and what is masked.
 5. `surogate train run.yaml`; `surogate sft` trains LoRA by default. `--set key=value` overrides a key.
-6. `surogate watch DIR --json`: state, loss and speed of runs. `metrics.jsonl` in the output folder has every step.
+6. `surogate watch DIR --json`: state, loss and speed of runs. `metrics.jsonl` in the output folder has every step;
+   `surogate report DIR --json` says what came out and what stands out.
 
 `--json` prints one document on stdout, also for errors: `{"error": {"type", "exit_status", "problems": [{"problem",
 "remedy"}]}}`. Exit status 0 is done; 1 a bug, or the answer no of a check; 2 input to correct; 3 the run stopped

@@ -70,6 +70,7 @@ FIRST_PARTY = (
         "lora",
         "tensorboard",
         "wandb",
+        "mlflow",
     ),
     *("env", "ray", "loss_tokens", "loss_preference", "loss_distillation"),
     *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe", "models_hybrid", "export_gguf"),

@@ -92,7 +92,7 @@ def test_a_save_waits_for_the_previous_one_and_gives_notice() -> None:
         "step 51",
         "saved step_00000051",
     ]
-    assert it.notices[1].endswith(" for the save of step 50: a larger save_steps avoids it")
+    assert it.notices[1].endswith(" for the save of step 50: saving less often avoids it")
 
 
 @pytest.mark.parametrize("method", ["poll", "save", "wait"])

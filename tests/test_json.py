@@ -23,7 +23,7 @@ from surogate_verify.verification import Extent
 
 ROOT = Path(__file__).parents[1]
 
-WITHOUT_JSON = {"schema"}  # its output is JSON without a flag
+WITHOUT_JSON = {"schema", "chat"}  # the output of one is JSON without a flag, and the other talks
 
 RUN = """
 model: {model}

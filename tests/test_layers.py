@@ -86,14 +86,16 @@ PROGRAM_PARTS: Mapping[str, set[str]] = {
         "reporting": "config machine",
         "runs": "config data hub",
         "checkpoints": "config data hub machine reporting runs",
+        "report": "checkpoints config machine reporting runs",
         "fitting": "config runs",
         "outputs": "checkpoints config hub machine reporting runs",
-        "training": "checkpoints config data fitting hub machine outputs reporting runs world",
+        "generation": "checkpoints data hub outputs",
+        "training": "checkpoints config data fitting generation hub machine outputs reporting runs world",
         "run": "checkpoints config data fitting hub machine outputs runs training",
         "python": "run",
         "__init__": "config python run",
         "plugin": "data front_end machine reporting world",
-        "cli": "config data fitting machine reporting run runs surface training",
+        "cli": "config data fitting generation machine report reporting run runs surface training",
         "__main__": "cli",
     }.items()
 }
@@ -104,7 +106,7 @@ houses = pytest.mark.parametrize(("name", "root", "table"), [(n, *house) for n, 
 
 HEAVY = {
     *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
-    *("tensorboard", "wandb", "pynvml", "ray"),
+    *("tensorboard", "wandb", "mlflow", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "testing/", "data/", "engine.py"),
@@ -328,12 +330,13 @@ for module in {modules!r}:
 MODULES = {
     "pyyaml": "yaml",
     "nvidia_ml_py": "pynvml",
+    "mlflow_skinny": "mlflow",
     "pydantic": "pydantic_core",
     "acme_surogate_example": "acme_surogate",
 }
 """Module that a distribution brings under another name."""
 
-TRIED: Mapping[str, set[str]] = {"surogate_serving": {"peft"}, "surogate_verify": {"peft"}}
+TRIED: Mapping[str, set[str]] = {"surogate": {"peft"}, "surogate_serving": {"peft"}, "surogate_verify": {"peft"}}
 """Modules that a package uses if they are there."""
 
 

@@ -101,17 +101,18 @@ def test_a_tracker_that_cannot_start_is_an_error_that_names_it(tmp_path: Path, r
 
 @pytest.mark.parametrize("missing", ["library", "plugin"])
 def test_tests_of_a_tracker_that_is_not_installed_are_skipped_with_the_reason(missing: str) -> None:
-    names = {"library": ("tensorboard", "wandb"), "plugin": ("surogate_log_tensorboard", "surogate_log_wandb")}[missing]
+    trackers = ("tensorboard", "wandb", "mlflow")
+    names = {"library": trackers, "plugin": tuple(f"surogate_log_{name}" for name in trackers)}[missing]
     root = Path(__file__).parents[1]
-    paths = [str(root / f"plugins/surogate_log_{name}/tests") for name in ("tensorboard", "wandb")]
+    paths = [str(root / f"plugins/surogate_log_{name}/tests") for name in trackers]
     code = (
         f"import sys, pytest\nsys.modules.update(dict.fromkeys({names!r}))\n"
         f"sys.exit(pytest.main(['-p', 'no:cacheprovider', *{paths!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
-    assert "2 skipped" in done.stdout and "error" not in done.stdout.lower()
-    for name in ("tensorboard", "wandb"):
+    assert "3 skipped" in done.stdout and "error" not in done.stdout.lower()
+    for name in trackers:
         assert f"is not installed: pip install surogate-log-{name}" in done.stdout
 
 

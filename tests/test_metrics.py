@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from surogate.cli.train import print_summary
 from surogate.reporting.builtin import LOGGERS, open_console
-from surogate.reporting.console import PlainLogger, RunClock, eval_line, step_line
+from surogate.reporting.console import PlainLogger, RunClock, eval_line, sample_lines, step_line
 from surogate.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
 from surogate.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
 from surogate.reporting.text import (
@@ -35,7 +36,7 @@ from surogate.reporting.text import (
     step_time_text,
 )
 from surogate.training.result import TrainResult
-from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
+from surogate_core.api import EvalReport, Logger, RunInfo, SampleReport, StepReport
 from surogate_core.errors import ConfigError, RunStopped
 
 STEP_KEYS = {
@@ -262,7 +263,7 @@ def test_eta_uses_the_median_step_time_so_a_slow_first_step_does_not_count() -> 
 
 
 def test_eta_counts_the_evaluations_to_come_as_planned_until_one_is_measured() -> None:
-    clock = RunClock(info(Path(), total_steps=25, eval_time=4.0, config={"eval_steps": 10}))
+    clock = RunClock(info(Path(), total_steps=25, eval_time=4.0, evaluated=(10, 20, 25)))
     assert clock.seconds()[1] == pytest.approx(25 + 3 * 4), "without a measured step, in steps"
     clock.step(step(10, duration_ms=500))
     assert clock.seconds() == pytest.approx((5.0, 7.5 + 3 * 2))
@@ -275,7 +276,7 @@ def test_eta_counts_the_evaluations_to_come_as_planned_until_one_is_measured() -
 
 
 def test_without_a_validation_set_no_evaluation_is_to_come() -> None:
-    clock = RunClock(info(Path(), total_steps=25, config={"eval_steps": 10}))
+    clock = RunClock(info(Path(), total_steps=25))
     clock.step(step(10, duration_ms=500))
     assert clock.seconds() == pytest.approx((5.0, 7.5))
 
@@ -384,7 +385,7 @@ def test_the_display_shows_progress_numbers_and_evaluations_at_80_columns() -> N
 
 def test_the_display_is_not_complete_before_the_last_evaluation() -> None:
     steps = [step(n, duration_ms=100) for n in (1, 1200)]
-    assert live(io.StringIO(), 80, steps, eval_time=400.0)[-2].endswith("1200/1200  75%  eta   40s")
+    assert live(io.StringIO(), 80, steps, eval_time=400.0, evaluated=(1200,))[-2].endswith("1200/1200  75%  eta   40s")
     done = live(io.StringIO(), 80, [*steps, evaluation(1200, duration_ms=40_000)], eval_time=400.0)
     assert done[-2].endswith("1200/1200 100%  eta    0s")
 
@@ -540,7 +541,55 @@ def test_summary_has_every_number_in_80_columns() -> None:
         "    vllm serve output/quickstart",
         "  long",
         "    " + "x" * 100,  # not wrapped, so that it can be copied
+        "  report",
+        "    surogate report output/quickstart --html report.html",
     ]
+
+
+def test_summary_and_lines_show_pairs_utilization_and_the_headlines_of_the_loss() -> None:
+    lines = summary(
+        in_nats=False, loss=0.41, tokens=1_000_000, seconds=10.0, mfu=0.412, group="pairs", groups_per_second=12.34,
+        headlines=("rewards/margins", "rewards/accuracies"), evaluation_metrics={"rewards/margins": 0.5},
+        step_metrics={"rewards/margins": 0.52345, "rewards/accuracies": 0.75, "logps/chosen": -30.0},
+    )  # fmt: skip
+    assert lines[2:6] == [
+        "  trained              1.00M tokens in 10.0 s, 100k tokens/s",
+        "                       12.3 pairs/s, mfu 41%",
+        "  training loss        0.4100, of the last step",
+        "  rewards/margins      0.5234 in the last step, 0.5 in validation",
+    ]
+    assert lines[6] == "  rewards/accuracies   0.75 in the last step" and "logps" not in "".join(lines)
+    line = step_line(step(100, mfu=0.412), 200, 90.0)
+    assert "mfu 41%" in line and len(line) <= 80
+    assert len(step_line(step(1000, mfu=0.412), 2000, 90.0)) <= 80
+
+
+def test_metrics_of_steps_and_evaluations_are_lines_of_80_columns(tmp_path: Path) -> None:
+    names = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "nll_loss")
+    metrics = dict.fromkeys(names, -12.345678)
+    out = io.StringIO()
+    reports = [step(1, metrics=metrics, groups=4, groups_per_second=4.444), replace(evaluation(1), metrics=metrics)]
+    feed(PlainLogger(info(tmp_path, group="pairs"), out), reports)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all("".join(lines).count(f"{name.replace('_', ' ')} -12.35") == 2 for name in names)
+    assert lines[1].startswith("  rewards/chosen -12.35, rewards/rejected -12.35,") and "4.44 pairs/s" in lines[2]
+
+
+def test_records_of_pairs_and_utilization_are_written_where_there_are_some(tmp_path: Path) -> None:
+    reports = [step(1, groups=8, groups_per_second=4.0, mfu=0.4, metrics={"rewards/margins": 0.1}), step(2)]
+    run, first, second = parse(record(tmp_path, reports, headlines=("rewards/margins",), group="pairs"))
+    assert run["headlines"] == ["rewards/margins"]
+    assert (first["groups_per_second"], first["mfu"]) == (4.0, 0.4) and set(second) == STEP_KEYS
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_picture_has_a_panel_for_each_headline_that_was_measured(tmp_path: Path) -> None:
+    reports = [step(n, metrics={"rewards/margins": n / 10}) for n in (1, 2, 3)]
+    path = record(tmp_path, [*reports, evaluation(3)], headlines=("rewards/margins", "rewards/accuracies"))
+    plain = record(tmp_path / "plain", [step(n) for n in (1, 2, 3)])
+    assert draw_loss(path, tmp_path / "a.png") and draw_loss(plain, tmp_path / "b.png")
+    assert (png_size(tmp_path / "a.png"), png_size(tmp_path / "b.png")) == ((1350, 1200), (1350, 750))
 
 
 def test_summary_omits_what_is_not_known() -> None:
@@ -577,3 +626,28 @@ def test_an_evaluation_that_a_resumed_run_repeats_is_recorded_once(evaluated: bo
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cut_metrics(path, 2, evaluated=evaluated)
     assert list(read_metrics(path)) == lines[: 1 + evaluated]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_samples_that_a_resumed_run_repeats_are_recorded_once(sampled: bool, tmp_path: Path) -> None:
+    """The run began again before its first save, so the samples before its first step are there twice."""
+
+    def of(step: int, index: int, text: str) -> dict[str, object]:
+        return {"log": "sample", "step": step, "index": index, "text": text}
+
+    path = tmp_path / "metrics.jsonl"
+    earlier = [of(0, 0, "a"), of(0, 1, "b"), {"log": "step", "step": 1}]
+    later = [of(0, 0, "c"), of(0, 1, "d"), {"log": "step", "step": 1}, {"log": "step", "step": 2}]
+    after = [of(2, 0, "e"), of(2, 1, "f")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*earlier, *later, *after, of(3, 0, "g")]))
+    cut_metrics(path, 2, sampled=sampled)
+    assert list(read_metrics(path)) == [*later, *(after if sampled else [])]
+
+
+def test_a_sample_is_a_few_lines_that_no_terminal_obeys() -> None:
+    text = "It is \x1b[2J I.\n" + "A word of a long line. " * 40
+    how = {"tokens": 99, "finish": "length", "duration_ms": 1.0, "time": 0.0}
+    lines = sample_lines(SampleReport(step=3, index=0, prompt="Who\nis " + "it " * 40, text=text, **how))
+    assert lines[0].startswith("sample at step 3: ...") and len(lines[0]) <= 80
+    assert lines[1] == "  It is \\x1b[2J I." and lines[-1] == "  ..." and len(lines) == 8
+    assert all(len(line) <= 80 for line in lines)

@@ -190,7 +190,7 @@ def test_only_a_package_of_this_project_is_suggested_to_install() -> None:
     """A name made from a word that the user typed could belong to anybody."""
     registry = load_registry()
     assert str(registry.missing("logger", "wandb")).endswith(" Try: pip install surogate-log-wandb")
-    for kind, name in (("recipe", "fp6"), ("recipe", "nvfp6"), ("optimizer", "lion"), ("logger", "mlflow")):
+    for kind, name in (("recipe", "fp6"), ("recipe", "nvfp6"), ("optimizer", "lion"), ("logger", "comet")):
         text = str(registry.missing(kind, name))
         assert text.startswith(f"{kind}: {name} — no installed plugin provides it. ") and "pip" not in text
 

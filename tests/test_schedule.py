@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,9 @@ from pydantic import ValidationError
 from surogate.config.schema import TrainConfig
 from surogate.training.schedule import Kind, Schedule
 from surogate_core.errors import ConfigError, ProgramError
+
+OWN: tuple[Kind, ...] = ("linear", "cosine", "wsd", "constant")
+"""Kinds that need no settings and whose warmup, decay and cooldown are ours."""
 
 
 def build(kind: Kind, total_steps: int, **keys: Any) -> Schedule:
@@ -78,7 +82,7 @@ def test_cooldown_may_be_the_whole_run() -> None:
 
 
 def test_without_warmup_the_first_step_has_the_base_rate_even_if_it_is_the_last() -> None:
-    for kind in get_args(Kind):
+    for kind in OWN:
         assert build(kind, 30).lr(1) == 1.0
     assert build("linear", 1).lr(1) == build("cosine", 1).lr(1) == 1.0
 
@@ -106,8 +110,114 @@ def test_linear_and_cosine_equal_those_of_transformers_from_index_1(warmup: int)
         assert lrs(ours) == pytest.approx([3e-4 * factor(step) for step in range(1, 201)], rel=1e-12, abs=1e-18)
 
 
+SETTINGS: tuple[tuple[Kind, dict[str, Any]], ...] = (
+    ("linear", {}),
+    ("cosine", {"num_cycles": 1.5}),
+    ("constant", {}),
+    ("constant_with_warmup", {}),
+    ("cosine_with_restarts", {}),
+    ("cosine_with_restarts", {"num_cycles": 3}),
+    ("cosine_with_min_lr", {"min_lr": 2e-5}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1, "num_cycles": 0.75}),
+    ("polynomial", {}),
+    ("polynomial", {"lr_end": 1e-5, "power": 2.5}),
+    ("inverse_sqrt", {}),
+    ("inverse_sqrt", {"timescale": 40}),
+    ("warmup_stable_decay", {"num_decay_steps": 30}),
+    ("warmup_stable_decay", {"num_decay_steps": 40, "num_stable_steps": 20, "min_lr_ratio": 0.1}),
+    *(
+        ("warmup_stable_decay", {"num_decay_steps": 50, "warmup_type": up, "decay_type": down, "min_lr_ratio": 0.2})
+        for up, down in (("linear", "1-sqrt"), ("cosine", "linear"), ("1-sqrt", "cosine"))
+    ),
+)
+
+
+def rates_of_transformers(kind: Kind, warmup: int, total: int, settings: dict[str, Any]) -> list[float]:
+    """Return the rates of `total` + 1 indices, 0 first, stepped as Trainer steps the schedule."""
+    torch = pytest.importorskip("torch")
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    schedule = get_scheduler(kind, optimizer, warmup, total, settings)
+    rates = []
+    for _ in range(total + 1):
+        rates.append(float(schedule.get_last_lr()[0]))
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("warmup", [1, 10, 33])
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=str)
+def test_each_kind_equals_that_of_transformers_step_by_step(kind: Kind, settings: dict[str, Any], warmup: int) -> None:
+    ours = lrs(build(kind, 120, base_lr=3e-4, warmup_steps=0 if kind == "constant" else warmup, settings=settings))
+    assert ours == pytest.approx(rates_of_transformers(kind, warmup, 120, settings)[1:], rel=1e-12, abs=1e-18)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 10])
+@pytest.mark.parametrize("more", [{}, {"warmup_lr_rate": 0.25}])
+def test_the_kind_that_warms_up_from_above_zero_equals_that_of_transformers(warmup: int, more: dict[str, Any]) -> None:
+    settings = {"min_lr_rate": 0.1} | more
+    ours = lrs(build("cosine_warmup_with_min_lr", 60, base_lr=3e-4, warmup_steps=warmup, settings=settings))
+    theirs = rates_of_transformers("cosine_warmup_with_min_lr", warmup, 60, settings)[:60]
+    assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patience": 1},
+        {"patience": 0, "factor": 0.5, "cooldown": 2},
+        {"patience": 1, "threshold": 0.3, "threshold_mode": "abs", "min_lr": 2e-5},
+        {"patience": 0, "eps": 1e-4},
+    ],
+    ids=str,
+)
+def test_the_plateau_schedule_equals_that_of_torch_after_each_evaluation(settings: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    theirs = get_scheduler("reduce_lr_on_plateau", optimizer, scheduler_specific_kwargs=settings)
+    ours = build("reduce_lr_on_plateau", 40, base_lr=3e-4, settings=settings)
+    losses = [3.0, 2.0, 2.1, 2.2, 2.3, 1.9, math.nan, 1.8999, 1.5, 1.6, 1.6, 1.7, 1.7, 1.1, 1.3, 1.4, 1.5, 1.6]
+    assert ours.lr(1) == 3e-4
+    seen = set()
+    for number, loss in enumerate(losses, 1):
+        theirs.step(loss)
+        seen.add(ours.lr(20, losses[:number]))
+        assert ours.lr(20, losses[:number]) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+    assert len(seen) > 1 or "eps" in settings
+
+
+def test_restarts_begin_at_the_peak_again_and_end_at_the_final_rate() -> None:
+    schedule = build("cosine_with_restarts", 41, final_lr_fraction=0.1, settings={"num_cycles": 4})
+    assert [step for step in range(1, 42) if schedule.lr(step) == 1.0] == [1, 11, 21, 31]
+    assert schedule.lr(41) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("linear", {"num_cycles": 2}, "lr_scheduler_kwargs: lr_scheduler_type: linear has no settings"),
+        ("cosine_with_restarts", {"num_cycles": 2.5}, "lr_scheduler_kwargs.num_cycles"),
+        ("cosine_with_restarts", {"num_cycle": 2}, "did you mean num_cycles"),
+        ("cosine_with_min_lr", {}, "needs min_lr or min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 0.0, "min_lr_rate": 0.1}, "not both"),
+        ("polynomial", {"power": True}, "lr_scheduler_kwargs.power: must be a number"),
+        ("warmup_stable_decay", {}, "lr_scheduler_kwargs.num_decay_steps"),
+        ("warmup_stable_decay", {"num_decay_steps": 1, "decay_type": "step"}, "lr_scheduler_kwargs.decay_type"),
+        ("warmup_stable_decay", {"num_decay_steps": 90, "num_stable_steps": 20}, "20 of stable rate"),
+        ("reduce_lr_on_plateau", {"factor": 1.5}, "lr_scheduler_kwargs.factor"),
+    ],
+)
+def test_settings_that_a_kind_has_not_are_refused(kind: Kind, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        build(kind, 100, settings=settings)
+
+
 @given(
-    kind=st.sampled_from(get_args(Kind)),
+    kind=st.sampled_from(OWN),
     total=st.integers(1, 300),
     warmup=st.floats(0, 1),
     cooldown=st.floats(0, 1),
@@ -152,7 +262,7 @@ def test_a_run_without_steps_has_no_schedule() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("lr_scheduler_type", "polynomial"),
+        ("lr_scheduler_type", "greedy"),
         ("learning_rate", math.nan),
         ("learning_rate", -1e-4),
         ("warmup_steps", -1),
@@ -181,6 +291,8 @@ def test_a_step_outside_the_run_is_a_program_error(step: int) -> None:
         ({"warmup_ratio": 0.1}, False),
         ({"cooldown_steps": 2}, False),
         ({"kind": "linear"}, False),
+        ({"kind": "inverse_sqrt", "warmup_steps": 3}, True),
+        ({"kind": "cosine_with_restarts"}, False),
     ],
 )
 def test_a_run_gets_more_steps_only_if_no_rate_depends_on_their_number(options: dict[str, Any], extends: bool) -> None:

@@ -42,6 +42,7 @@ PLUGINS |= {"surogate_models_olmo", "surogate_models_phi", "surogate_models_mist
 PLUGINS |= {"surogate_models_moe", "surogate_models_hybrid", "surogate_models_gptoss", "surogate_export_gguf"}
 PLUGINS |= {"surogate_optim_adamw", "surogate_lora", "surogate_dora"}
 PLUGINS |= {"surogate_optim_adamw_8bit", "surogate_optim_normuon", "surogate_log_tensorboard", "surogate_log_wandb"}
+PLUGINS |= {"surogate_log_mlflow"}
 PLUGINS |= {"surogate_offload_residual", "surogate_offload_states", "surogate_launch_env", "surogate_launch_ray"}
 PLUGINS |= {"surogate_loss_tokens", "surogate_loss_preference", "surogate_loss_distillation"}
 PLUGINS |= {"surogate_qlora_nf4", "surogate_qlora_fp8", "surogate_qlora_fp4", "surogate_qlora_mxfp4"}

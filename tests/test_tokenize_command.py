@@ -202,3 +202,52 @@ def test_debug_shows_what_rows_hold_and_not_what_is_left_out_or_cut(run: Path) -
         False,
         False,
     ]
+
+
+def left_out(run: Path) -> list[dict[str, Any]]:
+    found = json.loads(tokenize(run, "--json").stdout)["datasets"][0]["left_out"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_json_says_how_much_is_left_out_and_why_from_the_rows_that_are_packed(run: Path) -> None:
+    long, texts = "1 2 3 4 5 6 7 8 9 " * 40, ["A friend.", "A friend. " * 3]
+    assert left_out(run) == []
+    write(run.parent, [{"messages": conversation(text)} for text in (*texts, long)])
+    lengths = json.loads(tokenize(run, "--json").stdout)["datasets"][0]["lengths"]
+    one = {"count": 1, "of": 3, "unit": "documents", "first": f"{run.parent}/rows.jsonl:3"}
+    assert left_out(run) == [one | {"what": "", "why": "longer than sequence_len (256)", "tokens": lengths["longest"]}]
+    run.write_text(run.read_text() + "truncation_strategy: right\n")
+    cut = one | {"what": "a part", "why": "longer than sequence_len (256), and is cut"}
+    assert left_out(run) == [cut | {"tokens": lengths["longest"] - 256}]
+    run.write_text(run.read_text().replace("right", "split"))
+    assert left_out(run) == [], "its parts are in several rows"
+
+
+def test_json_keeps_the_reasons_of_rows_that_are_skipped_apart(run: Path) -> None:
+    rows: list[Any] = [{"messages": conversation("A friend.")}] * 3
+    write(run.parent, [*rows, {"messages": [{"role": "user"}]}, {"messages": []}, {"messages": conversation("")[:1]}])
+    run.write_text(run.read_text().replace("type: conversation", "type: conversation\n    bad_rows: skip"))
+    found = left_out(run)
+    assert len({one["why"] for one in found}) == len(found) >= 2
+    assert sum(one["count"] for one in found) == 3 and {one["of"] for one in found} == {6}
+    assert all(re.search(r"rows\.jsonl:[456]$", one["first"]) for one in found)
+
+
+def test_json_counts_documents_that_a_weight_does_not_draw(run: Path) -> None:
+    run.write_text(run.read_text() + "    weight: 0.5\n")
+    (found,) = left_out(run)
+    assert (found["count"], found["of"], found["why"]) == (5, 10, "weight: 0.5 does not draw it")
+
+
+def test_json_has_the_lengths_and_the_packing_of_the_first_rows(run: Path) -> None:
+    document = json.loads(tokenize(run, "--json").stdout)
+    (dataset,), rows = document["datasets"], document["rows"]["train"]
+    assert sum(count for *_, count in dataset["histogram"]) == dataset["documents"]
+    ends = dataset["histogram"][0][0], dataset["histogram"][-1][1]
+    assert ends == (dataset["lengths"]["shortest"], dataset["lengths"]["longest"])
+    packed = [piece for row in rows["first_rows"] for piece in row]
+    assert len(rows["first_rows"]) == rows["rows"] and sum(tokens for tokens, _ in packed) == rows["tokens"]
+    assert sum(trained for _, trained in packed) == dataset["trained"]
+    assert rows["padding"] == pytest.approx(1 - rows["tokens"] / (rows["rows"] * 256))
+    assert rows["documents_per_row"] == dataset["documents"] / rows["rows"]

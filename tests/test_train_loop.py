@@ -14,6 +14,7 @@ import pytest
 
 from surogate.checkpoints.progress import Progress
 from surogate.training import evaluation
+from surogate.training.cadence import Cadence
 from surogate.training.doubts import Doubts
 from surogate.training.evaluation import evaluate_last
 from surogate.training.interrupt import Interrupt
@@ -121,7 +122,7 @@ def run(
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch] * micro, 1000, 900, 0.0)),  # type: ignore[list-item]
-        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "schedule": SimpleNamespace(lr=lambda step, losses: 1e-3),
         "loggers": [recorder],
         "checkpoints": writer,
         "eval_batches": lambda: [(batch,)] * validation,
@@ -132,7 +133,13 @@ def run(
         "doubts": Doubts([], print),
     }
     job = Job(
-        **given, total_steps=count, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
+        **given,
+        total_steps=count,
+        evaluations=Cadence(eval_steps),
+        saves=Cadence(),
+        kept=Cadence(),
+        max_nonfinite_steps=10,
+        watch=lambda done: None,
     )
     train(job)
     evaluate_last(job)
@@ -201,7 +208,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch], 1000, 900, 0.0)),  # type: ignore[list-item]
-        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "schedule": SimpleNamespace(lr=lambda step, losses: 1e-3),
         "loggers": [recorder],
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
         "eval_batches": lambda: [(batch,)] * 50,
@@ -218,8 +225,9 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
             **given,
             progress=progress,
             total_steps=4,
-            eval_steps=eval_steps,
-            save_steps=2,
+            evaluations=Cadence(eval_steps),
+            saves=Cadence(2),
+            kept=Cadence(),
             max_nonfinite_steps=10,
             watch=_no_watch,
         )

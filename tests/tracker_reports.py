@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from surogate_core.api import GpuReport, RunInfo, StepReport
+from surogate_core.api import GpuReport, OutputReport, RunInfo, SampleReport, StepReport
 
 
 def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
@@ -24,7 +25,7 @@ def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
     )
 
 
-def step_report(number: int, loss: float) -> StepReport:
+def step_report(number: int, loss: float, **further: Any) -> StepReport:
     """Return the report of step `number`."""
     return StepReport(
         step=number,
@@ -37,7 +38,20 @@ def step_report(number: int, loss: float) -> StepReport:
         tokens_per_second=1e3,
         duration_ms=64.0,
         time=1e9 + number,
+        **further,
     )
+
+
+def output_report(number: int, best_step: int, best_value: float) -> OutputReport:
+    """Return the report of outputs that have the weights of the least loss, of a run that ended after step `number`."""
+    best = {"best_step": best_step, "best_value": best_value}
+    return OutputReport(step=number, weights_step=best_step, metric="loss", stop_reason="why", time=1e9, **best)  # type: ignore[arg-type]
+
+
+def sample_report(number: int, text: str) -> SampleReport:
+    """Return the report of a sample after step `number`."""
+    how = {"tokens": 5, "finish": "stop", "duration_ms": 9.0, "time": 1e9 + number}
+    return SampleReport(step=number, index=1, prompt="Who?\nYou.", text=text, **how)
 
 
 def gpu_report(number: int, gpu: int = 0) -> GpuReport:

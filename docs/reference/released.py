@@ -32,11 +32,15 @@ ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
     f"surogate_core.api.Init: {_INIT}": "further kinds",
+    "surogate_core.api.Metric: of: Callable[[Any], float] = float": "may return None",
     f"{_REFERENCE}.embedding_bwd: def {_EMBEDDING_BWD}": _FURTHER,
     f"{_REFERENCE}.linear_wgrad: def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor": _FURTHER,
     f"surogate_models.api.linear: def {_LINEAR}": "further keyword arguments",
     f"surogate_models.api.read_layer_types: def {_LAYER_TYPES}": _FURTHER,
     f"surogate_models.api.weight_map: def {_WEIGHT_MAP}": _FURTHER,
+    "surogate_core.api.Report: Report = StepReport | EvalReport | GpuReport | NumericsReport": (
+        "a further kind, which a logger may leave out"
+    ),
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or

@@ -142,12 +142,12 @@ def picture(arguments: argparse.Namespace) -> None:
     records = read(arguments.folder / "metrics.jsonl")
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, name in zip(figure.subplots(1, 2), ("reward_margin", "reward_accuracy"), strict=True):
+    for axes, name in zip(figure.subplots(1, 2), ("rewards/margins", "rewards/accuracies"), strict=True):
         for log, label, style in (("step", "training", "-"), ("eval", "held-out questions", "o-")):
             points = [(r["step"], r["metrics"][name]) for r in records if r["log"] == log]
             axes.plot(*zip(*points, strict=True), style, markersize=4, linewidth=1.2, label=label)
         axes.set_xlabel("step")
-        axes.set_title(name.replace("_", " "), loc="left")
+        axes.set_title(name, loc="left")
         axes.grid(axis="y", color="#e8eaed")
         axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)

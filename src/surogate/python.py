@@ -32,7 +32,7 @@ class Result(TrainResult):
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback or a signal ended the run early. It is saved; outputs are written but after a signal."""
+        """Whether a callback, a signal or early stopping ended the run. It is saved; after a signal without outputs."""
         return self.signal_exit != 0 or self.steps < self.total_steps
 
     @cached_property

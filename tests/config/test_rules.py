@@ -114,3 +114,22 @@ def test_keys_that_have_no_effect_without_another_key_are_refused() -> None:
     assert "init_projections_to_zero: sets new weights, but from_scratch is false" in message(
         init_projections_to_zero=True
     )
+
+
+def test_settings_of_a_schedule_are_checked_beside_the_rate_and_the_evaluations() -> None:
+    wrong = {
+        "above learning_rate 0.001": {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.1}},
+        "remove final_lr_fraction": {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr": 1e-4},
+            "final_lr_fraction": 0.1,
+        },
+        "did you mean num_cycles": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycle": 1}},
+        "set eval_steps": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_steps": 0},
+        "validation_split_ratio": {"lr_scheduler_type": "reduce_lr_on_plateau", "validation_split_ratio": 0},
+    }
+    for says, keys in wrong.items():
+        text = message(learning_rate=1e-3, **keys)
+        assert says in text and len(text.splitlines()) == 1
+    kept = config(lr_scheduler_type="cosine-with-restarts", lr_scheduler_kwargs={"num_cycles": 4})
+    assert (kept.lr_scheduler_type, kept.lr_scheduler_kwargs) == ("cosine_with_restarts", {"num_cycles": 4})

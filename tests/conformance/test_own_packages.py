@@ -14,7 +14,7 @@ PACKAGES = sorted({entry.dist.name for entry in importlib.metadata.entry_points(
 QUICK = {
     *("surogate-recipe-bf16", "surogate-optim-adamw", "surogate-lora", "surogate-qlora-fp8", "surogate-models-mistral"),
     *("surogate-offload-residual", "surogate-loss-tokens", "surogate-loss-distillation", "surogate-launch-env"),
-    *("surogate-launch-ray", "surogate-log-tensorboard", "surogate-log-wandb"),
+    *("surogate-launch-ray", "surogate-log-tensorboard", "surogate-log-wandb", "surogate-log-mlflow"),
 }
 """Packages with every kind of definition. The others take minutes together."""
 

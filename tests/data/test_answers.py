@@ -21,7 +21,7 @@ from surogate.data.tokenize import tokenize_dataset
 from surogate_core.api import ConfigError, Encoded
 from surogate_core.testing.ops import check_op
 from surogate_loss_preference.kto import KTO, KTO_OPS, LABELLED
-from surogate_loss_preference.pairs import PREFERENCE
+from surogate_loss_preference.pairs import PREFERENCE, PREFERENCE_WITH_MARGIN
 
 ASK, GOOD = "What is 2 + 2?", "It is four."
 
@@ -70,8 +70,9 @@ def test_the_reference_of_the_op_fits_its_shape_rule() -> None:
     two, scale = torch.tensor([[-3.0], [0.0]]), torch.tensor(0.5)
     counts, mean = torch.tensor([[4.0], [0.0]]), torch.tensor(-1.0)
     given = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
-    loss, *_, accuracy = check_op(KTO_OPS[0], two, counts, scale, two - 1, counts, mean, **given)
+    loss, *_, accuracy, by_label = check_op(KTO_OPS[0], two, counts, scale, two - 1, counts, mean, **given)
     assert float(loss) == pytest.approx(0.5 * float(torch.sigmoid(torch.tensor(-0.1)))) and accuracy == 0.5
+    assert torch.allclose(by_label, 0.5 * torch.tensor([[1.0, 0.1, -3.0], [0, 0, 0]]))
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,18 @@ def test_rows_that_are_no_pairs_are_listed_with_file_and_line_or_counted(
     notices: list[str] = []
     assert len(truncate(spans, 64, "delete", "datasets.0", notices.append)) == 1
     assert notices[0].startswith("datasets.0: 1 of 2 groups of 2 documents (50.0%) is longer than sequence_len (64;")
+
+
+def test_a_pair_with_a_margin_has_it_at_both_documents_and_what_is_no_margin_is_refused(
+    tokenizer: RowTokenizer,
+) -> None:
+    row = {"prompt": ASK, "chosen": GOOD, "rejected": "It is five."}
+    options = PREFERENCE_WITH_MARGIN.options(prompt_field="prompt")
+    for margin, number in ((0.5, 0.5), (2, 2.0), ("1.5", 1.5), (0, 0.0)):
+        pair = PREFERENCE_WITH_MARGIN.encode({**row, "margin": margin}, tokenizer, options)
+        plain = PREFERENCE.encode(row, tokenizer, PREFERENCE.options(prompt_field="prompt"))
+        assert [one.columns for one in pair] == [{"margin": number}] * 2  # type: ignore[union-attr]
+        assert [one.tokens for one in pair] == [one.tokens for one in plain]  # type: ignore[union-attr]
+    for margin in (-1, "much", True, None, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="column 'margin' must be a number of at least 0"):
+            PREFERENCE_WITH_MARGIN.encode({**row, "margin": margin}, tokenizer, options)

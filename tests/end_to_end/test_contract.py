@@ -38,7 +38,13 @@ def names(directory: Path) -> set[str]:
 
 def test_a_run_writes_these_files_and_no_others(finished: Finished) -> None:
     steps = {"step_00000006", "step_00000008", "step_00000010"}
-    assert names(finished.out) == CHECKPOINT_FILES | steps | {"metrics.jsonl", "loss.png", "run.yaml", "README.md"}
+    assert names(finished.out) == CHECKPOINT_FILES | steps | {
+        "metrics.jsonl",
+        "plan.json",
+        "loss.png",
+        "run.yaml",
+        "README.md",
+    }
     for step in steps:
         assert names(finished.out / step) == CHECKPOINT_FILES | {"manifest.json", "training_state"}
     assert (finished.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")

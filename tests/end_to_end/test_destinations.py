@@ -51,9 +51,13 @@ WRITING: dict[str, list[str]] = {
     "convert": ["foreign.yaml", "--output", "{target}/new.yaml"],
     "new": ["adapter", "{target}/new"],
     "profile": ["run.yaml", "--picture", "{target}/new.png"],
+    "plan": ["run.yaml", "--html", "{target}/new.html"],
+    "tokenize": ["run.yaml", "--html", "{target}/new.html"],
+    "report": ["out", "--html", "{target}/new.html"],
 }
 WRITES_NOTHING_NAMED = {
-    *("plan", "tokenize", "plugins", "schema", "doctor", "docs", "verify", "check-serving", "watch"),
+    *("plugins", "schema", "doctor", "docs", "verify", "check-serving", "watch", "generate"),
+    "chat",  # writes where /save says, in its own tests
     *("plugins test", "plugins trace"),
 }
 

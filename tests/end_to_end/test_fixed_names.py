@@ -52,7 +52,9 @@ def test_a_lock_file_is_a_regular_file_of_one_name_or_the_folder_is_refused(
     assert victim.read_text() == SECRET and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", ".saving-run.yaml", "run.yaml", "loss.png", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", ".saving-run.yaml", "run.yaml", "plan.json", "loss.png", "README.md"]
+)
 def test_a_run_writes_through_no_link_in_its_output_folder(here: Workplace, victim: Path, name: str) -> None:
     here.out.mkdir()
     (here.out / name).symlink_to(victim)

@@ -74,7 +74,13 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(here: Workplace, number: 
     assert f"{number.name}: saving after this step; a second signal stops at once" in rest
     assert f"interrupted after step {last} of 100,000; saved: {saved}" in rest
     assert len(load_file(saved / "model.safetensors")) == 24
-    assert {path.name for path in here.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
+    assert {path.name for path in here.out.iterdir()} == {
+        saved.name,
+        "metrics.jsonl",
+        "plan.json",
+        "loss.png",
+        "run.yaml",
+    }
     again = here.write(model=str(saved), from_scratch=False, max_steps=2, output_dir=str(here.root / "on"))
     assert invoke("train", again).returncode == 0
 

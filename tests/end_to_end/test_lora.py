@@ -60,7 +60,7 @@ def test_an_adapter_run_writes_these_files_and_prints_their_folders(
     workplace, done = trained
     out = workplace.out
     steps = {"step_00000002", "step_00000004"}
-    assert names(out) == steps | {"adapter", "merged", "metrics.jsonl", "loss.png", "run.yaml"}
+    assert names(out) == steps | {"adapter", "merged", "metrics.jsonl", "plan.json", "loss.png", "run.yaml"}
     assert names(out / "adapter") == ADAPTER_FILES | {"README.md"}
     for step in steps:
         assert names(out / step) == ADAPTER_FILES | {"manifest.json", "training_state"}

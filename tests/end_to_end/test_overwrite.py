@@ -99,7 +99,9 @@ def test_a_finished_run_without_checkpoints_is_not_overwritten(here: Workplace) 
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
     assert before["metrics.jsonl"] == (here.out / "metrics.jsonl.set_aside").read_bytes()
     aside = contents(here.out / "outputs.set_aside")
-    assert aside == {name: before[name] for name in before if name not in ("metrics.jsonl", "run.yaml", "README.md")}
+    assert aside == {
+        name: before[name] for name in before if name not in ("metrics.jsonl", "plan.json", "run.yaml", "README.md")
+    }
 
 
 OTHERS = {
@@ -112,6 +114,7 @@ OTHERS = {
     "a merged model": "merged/model.safetensors",
     "a picture": "loss.png",
     "a config of its user": "run.yaml",
+    "a plan of its user": "plan.json",
 }
 
 
@@ -128,7 +131,7 @@ def test_anything_a_run_would_replace_or_mix_with_is_refused_or_set_aside(here: 
         and "overwrite_output_dir: true" in printed
     )
     set_aside(run.load(config, ["overwrite_output_dir=true"]), None, lambda line: None)
-    aside = here.out / ("run.yaml.set_aside" if name == "run.yaml" else f"outputs.set_aside/{name}")
+    aside = here.out / (f"{name}.set_aside" if name in ("run.yaml", "plan.json") else f"outputs.set_aside/{name}")
     assert aside.read_text() == "model: mine"
 
 
@@ -149,7 +152,7 @@ def test_a_run_that_failed_before_its_first_step_can_be_started_again(here: Work
         patch.setattr(trainer, "train", failing)
         with pytest.raises(RuntimeError, match="before the first step"):
             go(config)
-    assert sorted(path.name for path in here.out.iterdir()) == ["metrics.jsonl", "run.yaml"]
+    assert sorted(path.name for path in here.out.iterdir()) == ["metrics.jsonl", "plan.json", "run.yaml"]
     go(config)
     assert len(records(here.out, "run")) == 2 and len(records(here.out, "step")) == 1
 

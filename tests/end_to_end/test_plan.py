@@ -15,8 +15,8 @@ import yaml
 from end_to_end.product import assert_refused, environment, invoke, write_model
 
 from surogate import run
-from surogate.cli.plan import to_json
 from surogate.cli.plan_text import plan_text
+from surogate.runs.plan_json import to_json
 from surogate_core.machine.devices import COLLECTIVE_BYTES
 from surogate_core.machine.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
@@ -121,6 +121,9 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
         "host_limit",
         "recompute",
         "step",
+        "kinds",
+        "phases",
+        "memory",
         "disk",
         "kernels",
         "other_kernels",
@@ -130,7 +133,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
     assert list(plan) == keys
     assert list(plan["device_bytes"]) == ["total", *PARTS]
     parts = ["collective", "waiting", "copy", "product", "attention", "memory"]
-    first = ["seconds", "tokens", "tokens_per_second", "counted_as_compiled", "flops", "bytes"]
+    first = ["seconds", "tokens", "tokens_per_second", "counted_as_compiled", "flops", "model_flops", "bytes"]
     assert list(plan["step"]) == [*first, *(f"{part}_seconds" for part in parts), "link", "scaling"]
     assert plan["device_bytes"]["total"] == sum(plan["device_bytes"][part] for part in PARTS)
     assert plan["host_bytes"]["total"] == sum(value for key, value in plan["host_bytes"].items() if key != "total")

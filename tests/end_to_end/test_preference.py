@@ -73,9 +73,10 @@ def adapter(out: Path) -> dict[str, torch.Tensor]:
 def test_a_run_reports_pairs_and_rewards_of_steps_and_evaluations(straight: tuple[Path, list[dict[str, Any]]]) -> None:
     steps = [record for record in straight[1] if record["log"] == "step"]
     (evaluation,) = (record for record in straight[1] if record["log"] == "eval")
-    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["metrics"]["reward_margin"] == 0
+    assert steps[0]["loss"] == pytest.approx(0.6931472) and steps[0]["metrics"]["rewards/margins"] == 0
     assert all(record["groups"] > 1 for record in (*steps, evaluation)) and not evaluation["in_nats"]
-    assert set(evaluation["metrics"]) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
+    rewards = {"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"}
+    assert set(evaluation["metrics"]) == rewards | {"logps/chosen", "logps/rejected"}
     assert steps[-1]["loss"] < 0.69
 
 
@@ -133,6 +134,48 @@ def test_a_cached_reference_is_computed_once_and_gives_the_losses_of_one_that_ru
     files[1].write_bytes(content)
     with pytest.raises(ConfigError, match=r"reference_log_prob.* is gone or damaged, and the model has been trained"):
         train(folder, "cached-lost", reference="cached", resume_from_checkpoint=str(out / "step_00000002"))
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Path:
+    """Another model, of the sizes of the one that is trained."""
+    write_random_model(folder / "other", "qwen3", layers=2, seed=7)
+    return folder / "other"
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_another_model_is_the_reference_of_an_adapter_and_of_all_weights(folder: Path, other: Path, lora: bool) -> None:
+    """Rewards are beta times the difference of the log-probabilities that both models report."""
+    keys: dict[str, Any] = {"lora": lora, "learning_rate": 1e-3}
+    name = f"referred-{lora}"
+    out, found = train(folder, name, reference_model=str(other), **keys)
+    _, theirs = train(
+        folder, f"simpo-{lora}", loss="dpo", reference="frozen", lora=False, model=str(other), max_steps=1
+    )
+    ours, reference = found[0]["metrics"], theirs[0]["metrics"]
+    for of in ("chosen", "rejected"):
+        assert ours[f"rewards/{of}"] == pytest.approx(0.1 * (ours[f"logps/{of}"] - reference[f"logps/{of}"]), rel=1e-4)
+    assert abs(ours["rewards/chosen"]) > 1e-3
+    _, two = train(folder, f"{name}-ranks", reference_model=str(other), max_steps=1, ranks_per_gpu=2,
+                   gradient_accumulation_steps=1, **keys)  # fmt: skip
+    assert two[0]["metrics"] == pytest.approx(ours, rel=1e-5, abs=1e-6)
+    saved = str(out / "step_00000002")
+    _, resumed = train(folder, f"{name}-on", reference_model=str(other), resume_from_checkpoint=saved, **keys)
+    assert [record["loss"] for record in resumed] == [record["loss"] for record in found[-len(resumed) :]]
+    with pytest.raises(ConfigError, match=r"was saved with .*reference_model"):
+        train(folder, f"{name}-self", reference_model=str(folder / "model"), resume_from_checkpoint=saved, **keys)
+
+
+def test_a_reference_that_does_not_fit_is_refused(folder: Path, other: Path) -> None:
+    write_random_model(folder / "larger", "qwen3", layers=3)
+    with pytest.raises(ConfigError, match=r"reference_model: .*larger is qwen3 of other sizes than the qwen3"):
+        train(folder, "larger-reference", reference_model=str(folder / "larger"))
+    with pytest.raises(ConfigError, match=r"reference_model: .*neither a directory"):
+        train(folder, "no-reference", reference_model="/nowhere/at/all")
+    with pytest.raises(ConfigError, match="loss: orpo reads no reference"):
+        train(folder, "unread-reference", loss="orpo", reference_model=str(other))
+    with pytest.raises(ConfigError, match="reference: cached keeps numbers of the run's own model"):
+        train(folder, "cached-reference", reference="cached", reference_model=str(other))
 
 
 @pytest.mark.parametrize("loss", ["orpo", "kto", "next_token"])
@@ -253,3 +296,14 @@ def test_kl_of_kto_is_of_the_whole_step_over_all_ranks(folder: Path) -> None:
     assert [(r["loss"], r["metrics"]) for r in resumed] == [(r["loss"], r["metrics"]) for r in one[-len(resumed) :]]
     with pytest.raises(ConfigError, match=r"datasets: loss: kto also reads each document of a row .* no row has two"):
         train(folder, "kto-alone", sample_packing=False, **keys)
+
+
+def test_the_best_evaluation_may_be_that_of_the_greatest_accuracy_of_rewards(folder: Path) -> None:
+    keys = {"metric_for_best_model": "eval_rewards/accuracies", "load_best_model_at_end": True, "max_steps": 6}
+    out, found = train(folder, "best", eval_steps=1, validation_split_ratio=0.3, save_steps=0, **keys)
+    evals = [record for record in found if record["log"] == "eval"]
+    accuracies = [record["metrics"]["rewards/accuracies"] for record in evals]
+    best = accuracies.index(max(accuracies)) + 1  # the first of equal ones
+    assert len(set(accuracies)) > 1 and evals[-1]["best_step"] == best
+    saved = out / f"step_{best:08d}" / "adapter_model.safetensors"
+    assert (out / "adapter/adapter_model.safetensors").read_bytes() == saved.read_bytes()

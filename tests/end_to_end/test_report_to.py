@@ -43,7 +43,7 @@ def test_a_resumed_run_continues_the_same_curve_and_the_same_wandb_run(
 
 def test_a_tracker_that_is_not_installed_is_an_error_that_lists_those_that_are(here: Workplace) -> None:
     with pytest.raises(SurogateError) as caught:
-        run.load(here.write(report_to="mlflow"))
+        run.load(here.write(report_to="comet"))
     assert isinstance(
         caught.value, PluginError
-    ) and "mlflow — no installed plugin provides it. Installed: console" in str(caught.value)
+    ) and "comet — no installed plugin provides it. Installed: console" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,12 @@ def scores(folder: Path, model: Any) -> dict[str, float]:
     batch = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in documents])
     with torch.no_grad():
         chosen, rejected = model(batch, attention_mask=(batch != padding).long()).logits[:, 0].tolist()
-    return {"reward_chosen": chosen, "reward_rejected": rejected}
+    return {"rewards/chosen": chosen, "rewards/rejected": rejected}
 
 
 def test_a_trained_model_is_one_of_transformers_with_equal_scores_and_trains_further(folder: Path) -> None:
     out, steps = train(folder, "full")
-    margins = [step["metrics"]["reward_margin"] for step in steps]
+    margins = [step["metrics"]["margin"] for step in steps]
     assert margins[1] > margins[0]
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"] and config["num_labels"] == 1
@@ -159,3 +160,18 @@ def test_resumed_recomputed_quantized_and_divided_runs_are_the_same(folder: Path
     quantized, found = train(folder, "quantized", lora=True, lora_rank=4, qlora_fp8=True, learning_rate=1e-2)
     assert found[1]["loss"] < found[0]["loss"]
     assert "base_model.model.score.weight" in load_file(quantized / "adapter/adapter_model.safetensors")
+
+
+def test_margins_are_read_from_data_that_have_them_and_asked_for_elsewhere_are_refused(folder: Path) -> None:
+    pair = {"prompt": PROMPT, "chosen": CHOSEN, "rejected": REJECTED}
+    (folder / "margins.jsonl").write_text("".join(json.dumps({**pair, "margin": m}) + "\n" for m in (3, 3)))
+    entry = {"path": str(folder / "margins.jsonl"), "type": "preference_with_margin", "text_as": "text"}
+    entry |= {"prompt_field": "prompt"}
+    _, with_margins = train(folder, "margins", datasets=[entry], reward_margins=True, max_steps=1)
+    _, without = train(folder, "no-margins", datasets=[entry], max_steps=1)
+    assert with_margins[0]["metrics"] == without[0]["metrics"]
+    assert with_margins[0]["loss"] == pytest.approx(math.log1p(math.exp(3 - without[0]["metrics"]["margin"])), rel=1e-5)
+    with pytest.raises(
+        ConfigError, match=r"type: preference has no margin .* fit loss: reward: preference_with_margin"
+    ):
+        train(folder, "asked", reward_margins=True)

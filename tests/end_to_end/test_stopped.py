@@ -149,7 +149,13 @@ def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_stops_the_run_and_keeps_earlier_checkpoints(here: Workplace) -> None:
     with pytest.raises(RunStopped, match=r"No space left.*step_00000002.*Free some space"):
         run.train(run.load(here.write(max_steps=6, save_steps=2)), notice=lambda line: None)
-    assert {path.name for path in here.out.iterdir()} == {"step_00000002", "metrics.jsonl", "run.yaml", "loss.png"}
+    assert {path.name for path in here.out.iterdir()} == {
+        "step_00000002",
+        "metrics.jsonl",
+        "plan.json",
+        "run.yaml",
+        "loss.png",
+    }
     assert 4 <= len(records(here.out, "step")) <= 6, "the save runs in the background, at most until the next one"
     assert finite(here.out / "step_00000002/model.safetensors")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surogate_core.assembly.assembly import metrics_of
+
 from .harness import PlannedModel
 
 
@@ -32,7 +34,9 @@ def step(
     model.buffers.persistent(batch.group_scale).fill_(1 / units)
     model.executor.run(program)
     held = "evaluation" if program == "evaluate" else "step"
-    return {f.name: float(model.buffers.persistent(getattr(f, held))) for f in model.assembly.reported}
+    loss, *figures = (model.buffers.persistent(getattr(f, held)).clone() for f in model.assembly.reported)
+    scalars = [value.item() if value.ndim == 0 else value.numpy() for value in figures]
+    return {"loss": float(loss), **metrics_of(model.assembly.reported, scalars)}
 
 
 def gradients(model: PlannedModel) -> dict[str, Tensor]:

@@ -299,7 +299,14 @@ class PlannedModel:
 
     def update(self, step: int, lr: float) -> None:
         scalars = self.assembly.scalars
-        for value, content in ((scalars.lr, lr), (scalars.step, step), (scalars.micro_step, step), (scalars.seed, 0)):
+        rates = [(value, lr * factor) for factor, value in scalars.rates.items()]
+        for value, content in (
+            *rates,
+            (scalars.lr, lr),
+            (scalars.step, step),
+            (scalars.micro_step, step),
+            (scalars.seed, 0),
+        ):
             self.buffers.persistent(value).fill_(content)
         self.executor.run("update")
 

@@ -56,6 +56,7 @@ PACKAGES = {
     "surogate-qlora-mxfp4": ROOT / "plugins/surogate_qlora_mxfp4/src/surogate_qlora_mxfp4",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
+    "surogate-log-mlflow": ROOT / "plugins/surogate_log_mlflow/src/surogate_log_mlflow",
     "surogate-launch-env": ROOT / "plugins/surogate_launch_env/src/surogate_launch_env",
     "surogate-loss-distillation": ROOT / "plugins/surogate_loss_distillation/src/surogate_loss_distillation",
     "surogate-loss-preference": ROOT / "plugins/surogate_loss_preference/src/surogate_loss_preference",

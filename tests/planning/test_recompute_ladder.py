@@ -14,8 +14,8 @@ import pytest
 from models.harness import tiny_config
 
 from surogate import run
-from surogate.cli.plan import to_json
 from surogate.cli.plan_text import plan_text
+from surogate.runs.plan_json import to_json
 from surogate.training import start as training
 from surogate_core.api import Program, Value
 from surogate_core.assembly.assemble import sketch

@@ -147,9 +147,9 @@ def test_what_differs_in_meaning_is_said(tmp_path: Path) -> None:
 
 
 def test_what_has_no_counterpart_is_named_with_its_value(tmp_path: Path) -> None:
-    text = "base_model: m\nval_set_size: 200\noptimizer: lion\nnum_epochs: 0.5\nmade_up: 3\nneftune_noise_alpha: 5\n"
+    text = "base_model: m\nval_set_size: 200\noptimizer: lion\nnum_epochs: 0\nmade_up: 3\nneftune_noise_alpha: 5\n"
     told = notes(converted(tmp_path, text))
-    assert told["val_set_size"].startswith("200:") and told["num_epochs"].startswith("0.5:")
+    assert told["val_set_size"].startswith("200:") and told["num_epochs"].startswith("0:")
     assert told["optimizer"] == "lion: is not built; optimizer may be adamw, adamw_8bit, normuon"
     assert told["made_up"] == "3: is unknown to surogate convert"
     assert told["neftune_noise_alpha"] == "5: not built; remove it"
@@ -233,15 +233,17 @@ def test_the_command_writes_a_new_file_or_json(tmp_path: Path) -> None:
         return done
 
     out = tmp_path / "run.yaml"
-    assert "no counterpart: evals_per_epoch: 4" in command(source, "--output", out).stderr
+    lost = tmp_path / source.name
+    lost.write_text(source.read_text() + "\nloraplus_lr_embedding: 16\n")
+    assert "no counterpart: loraplus_lr_embedding: 16" in command(lost, "--output", out).stderr
     text = out.read_text()
-    assert "# Converted from axolotl: llama3-lora.yml" in text and "#   evals_per_epoch: 4" in text
+    assert "# Converted from axolotl: llama3-lora.yml" in text and "#   loraplus_lr_embedding: 16" in text
     assert yaml.safe_load(text) == convert(source).config
     assert "Give a new file" in command(source, "--output", out, status=2).stderr
     full = tmp_path / "full.yaml"  # on a disk without room
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (10, 10))
     assert "Make room" in command(source, "--output", full, status=2, preexec_fn=limit).stderr and not full.exists()
-    shown = json.loads(command(source, "--json").stdout)
+    shown = json.loads(command(lost, "--json").stdout)
     assert shown["config"]["lora_rank"] == 16 and shown["missing"][0].keys() == {"key", "note"}
     dated = tmp_path / "dated.yml"  # a date of YAML is none of JSON
     dated.write_text("base_model: m\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\noutput_dir: 2026-01-01\n")
@@ -290,3 +292,55 @@ def test_the_page_of_the_tables_is_generated() -> None:
     assert (ROOT / "docs/coming-from.md").read_text() == generator.page(), (
         "run `python docs/coming_from.py > docs/coming-from.md`"
     )
+
+
+AXOLOTL = "base_model: m\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\nval_set_size: 0.1\n"
+TRL = "model_name_or_path: m\ndataset_name: d\n"
+CADENCES = ("eval_strategy", "eval_steps", "evals_per_epoch", "save_strategy", "save_steps", "saves_per_epoch")
+BEST = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (AXOLOTL, {"eval_strategy": "epoch", "save_strategy": "epoch"}),
+        (AXOLOTL + "evals_per_epoch: 4\nsaves_per_epoch: 1\n", {"evals_per_epoch": 4, "saves_per_epoch": 1}),
+        (AXOLOTL + "eval_steps: 0.05\nsave_steps: 10\n", {"eval_steps": 0.05, "save_steps": 10}),
+        (AXOLOTL + "eval_strategy: epoch\nsave_strategy: 'no'\n", {"eval_strategy": "epoch", "save_strategy": "no"}),
+        (TRL, {"save_steps": 500}),
+        (TRL + "eval_strategy: epoch\nsave_strategy: best\n", {"eval_strategy": "epoch", "save_strategy": "best"}),
+        (TRL + "eval_strategy: epoch\neval_steps: 100\nsave_strategy: epoch\nsave_steps: 100\n",
+         {"eval_strategy": "epoch", "save_strategy": "epoch"}),
+    ],
+)  # fmt: skip
+def test_evaluations_and_saves_come_as_often(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    config = converted(tmp_path, text).config
+    assert {key: config[key] for key in CADENCES if key in config} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (AXOLOTL + "early_stopping_patience: 3\n", {"early_stopping_patience": 3}),
+        (TRL + "load_best_model_at_end: true\nmetric_for_best_model: eval_loss\ngreater_is_better: false\n",
+         {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}),
+        (TRL + "greater_is_better: false\n", {}),
+        (TRL + "load_best_model_at_end: true\nmetric_for_best_model: eval_rewards/accuracies\n",
+         {"load_best_model_at_end": True, "metric_for_best_model": "rewards/accuracies"}),
+    ],
+)  # fmt: skip
+def test_the_best_checkpoint_and_patience_are_keys_here(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    done = converted(tmp_path, text)
+    assert {key: done.config[key] for key in BEST if key in done.config} == expected
+    assert not {key for key, _ in done.missing} & {*BEST}
+
+
+def test_a_metric_that_is_not_measured_here_is_named(tmp_path: Path) -> None:
+    missing = dict(converted(tmp_path, TRL + "metric_for_best_model: eval_bleu\n").missing)
+    assert "evaluations measure the loss" in missing["metric_for_best_model"]
+
+
+def test_epochs_may_be_a_part(tmp_path: Path) -> None:
+    assert converted(tmp_path, TRL + "num_train_epochs: 0.5\n").config["num_epochs"] == 0.5
+    whole = converted(tmp_path, TRL + "num_train_epochs: 2.0\n").config["num_epochs"]
+    assert whole == 2 and isinstance(whole, int)

@@ -193,6 +193,15 @@ def test_settings_of_the_schedule_and_of_shards_exist_here(tmp_path: Path) -> No
     done = converted(tmp_path, {"model_name_or_path": "m", "dataset_name": "d", "learning_rate": 1e-4,
                                 "lr_scheduler_kwargs": {"min_lr_rate": 0.1, "num_decay_steps": 5}})  # fmt: skip
     assert (done.config["final_lr_fraction"], done.config["cooldown_steps"]) == (0.1, 5) and not done.missing
+    own = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}}
+    done = converted(tmp_path, {"model_name_or_path": "m", "dataset_name": "d", **own})
+    assert {key: done.config[key] for key in own} == own and not done.missing
+    further: dict[str, Any] = {"use_mlflow": True, "mlflow_experiment_name": "e", "adapter": "lora"}
+    further |= {"loraplus_lr_ratio": 8, "lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}}
+    done = axolotl(tmp_path, {"path": "p", "type": "alpaca"}, **further)
+    expected = {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}, "loraplus_lr_ratio": 8}
+    expected |= {"report_to": "mlflow", "mlflow_experiment": "e"}
+    assert {key: done.config.get(key) for key in expected} == expected
     done = axolotl(tmp_path, {"path": "p", "type": "alpaca"}, warmup_steps=0.1,
                    fsdp_config={"offload_params": True, "reshard_after_forward": True, "fsdp_version": 2})  # fmt: skip
     assert (done.config["warmup_ratio"], done.config["zero_level"]) == (0.1, 3)
@@ -205,8 +214,7 @@ def test_defaults_that_differ_are_set_and_listed(tmp_path: Path) -> None:
     assert {"save_total_limit", "save_steps", "logging_steps"} <= {*done.added}
     assert (done.config["save_total_limit"], done.config["save_steps"]) == (0, 500)
     done = axolotl(tmp_path, {"path": "p", "type": "alpaca"})
-    assert done.config["save_total_limit"] == 4
-    assert (
-        dict(done.differs)["save_steps"]
-        == "is not set: axolotl saves at the end of each epoch, Surogate every 50 steps"
-    )
+    assert (done.config["save_total_limit"], done.config["save_strategy"]) == (4, "epoch")
+    assert "eval_strategy" not in done.config, "nothing is held out"
+    with_rows = axolotl(tmp_path, {"path": "p", "type": "alpaca"}, val_set_size=0.1)
+    assert with_rows.config["eval_strategy"] == "epoch"

@@ -97,15 +97,41 @@ trainer.save_model("final")
     assert (done.config["learning_rate"], done.config["final_lr_fraction"]) == (1e-4, 0.01)
     assert done.config["resume_from_checkpoint"] is True
     missing = dict(done.missing)
-    assert {"load_best_model_at_end", "metric_for_best_model", "eval_on_start", "made_up", "**EXTRA", "callbacks"} <= {
-        *missing
-    }
-    assert "can stop a run early" in missing["callbacks"] and "losses alone" in missing["compute_metrics"]
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_on_start": True}
+    assert best.items() <= done.config.items() and done.config["early_stopping_patience"] == 3
+    assert {"made_up", "**EXTRA"} <= {*missing} and "callbacks" not in missing
+    assert "losses alone" in missing["compute_metrics"]
     assert missing["made_up"] == "3: is unknown to surogate convert"
     assert {"load_dataset.0.path", "load_dataset.0.data_files"} <= {*missing}, "rows that no trainer is given"
     assert "after_training.save_model.output_dir" in dict(done.unneeded) or "after_training.save_model.0" in dict(
         done.unneeded
     )
+
+
+@pytest.mark.parametrize(
+    ("callback", "patience", "threshold"),
+    [("EarlyStoppingCallback()", 1, None), ("EarlyStoppingCallback(2, 0.01)", 2, 0.01)],
+)
+@pytest.mark.parametrize("added", [False, True])
+def test_the_callback_that_stops_early_is_two_keys(
+    callback: str, patience: int, threshold: float | None, added: bool, tmp_path: Path
+) -> None:
+    given = "" if added else f", callbacks=[{callback}]"
+    text = f"""from trl import SFTConfig, SFTTrainer
+from transformers import EarlyStoppingCallback
+trainer = SFTTrainer(model="m", train_dataset="rows.jsonl", args=SFTConfig(output_dir="out"){given})
+{f"trainer.add_callback({callback})" if added else ""}
+trainer.train()
+"""
+    done = converted(tmp_path, text)
+    found = done.config["early_stopping_patience"], done.config.get("early_stopping_threshold")
+    assert found == (patience, threshold)
+    assert not {"callbacks", "add_callback"} & {key.split(".")[0] for key, _ in done.missing}
+
+
+def test_a_callback_of_the_script_is_named(tmp_path: Path) -> None:
+    text = "from trl import SFTTrainer\ntrainer = SFTTrainer(model='m', callbacks=[Mine(3)])\ntrainer.train()\n"
+    assert "can stop a run early" in dict(converted(tmp_path, text).missing)["callbacks"]
 
 
 UNSLOTH = """from trl import SFTConfig, SFTTrainer
@@ -194,7 +220,7 @@ DPOTrainer(model, reference, cfg, train_dataset=train, processing_class=tokenize
     assert (done.config["model_dtype"], done.config["lora"], done.config["lora_rank"]) == ("bf16", True, 4)
     assert (done.config["lora_alpha"], done.config["lora_dropout"]) == (8, 0.0), "PEFT's own defaults"
     missing = dict(done.missing)
-    assert "another model as reference" in missing["ref_model.model_name"]
+    assert "set reference_model" in missing["ref_model.model_name"]
     assert "another tokenizer" in missing["tokenizer_name_or_path"]
     same = text.replace("m/chat", "m/base")
     assert "tokenizer_name_or_path" in dict(converted(tmp_path, same).unneeded)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end.product import Workplace, losses, make_workplace, records
+from end_to_end.product import Workplace, documents, losses, make_workplace, records, write_jsonl
 
 from surogate import run
 from surogate_core.api import ConfigError
@@ -147,3 +147,22 @@ def test_a_process_that_is_killed_ends_the_run_with_one_message(place: Workplace
     assert driver.output.count("error: ") == 1
     assert " is gone" in driver.output or "the process of rank 0 at" in driver.output, driver.output
     wait_until(lambda: not actors(address))
+
+
+def test_nodes_end_at_the_same_step_and_write_the_best_weights(place: Workplace, tmp_path: Path) -> None:
+    few, held = (
+        write_jsonl(tmp_path / "few.jsonl", documents(16)),
+        write_jsonl(tmp_path / "held.jsonl", documents(20, skip=300)),
+    )
+    data = {
+        "datasets": [{"path": str(few), "type": "text"}],
+        "validation_datasets": [{"path": str(held), "type": "text"}],
+    }
+    overfits = {"learning_rate": 0.01, "lr_scheduler_type": "constant", "max_steps": 30, "eval_steps": 2}
+    rows = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    said: list[str] = []
+    result = run.train(run.load(place.write(**data, **overfits, **rows, early_stopping_patience=3)), said.append)
+    assert (result.steps, result.weights_step) == (10, 4) and any("early stopping" in line for line in said)
+    assert (place.out / "model.safetensors").read_bytes() == (
+        place.out / "step_00000004/model.safetensors"
+    ).read_bytes()

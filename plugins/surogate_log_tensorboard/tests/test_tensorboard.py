@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracker_reports import gpu_report, run_info, step_report
+from tracker_reports import gpu_report, output_report, run_info, sample_report, step_report
 
 from surogate_core.api import ConfigError, EvalReport
 
@@ -37,16 +37,21 @@ def test_tensorboard_reads_what_is_reported(tmp_path: Path) -> None:
         logger.report(step_report(number, 3.0 - number))
     logger.report(EvalReport(step=2, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
     logger.report(gpu_report(2, gpu=1))
+    logger.report(output_report(2, best_step=1, best_value=1.25))
+    logger.report(sample_report(2, "It is I.\n<b>"))
     logger.close("done")
     folder = tmp_path / "tensorboard"
     assert curve(folder, "train/loss") == [(1, 2.0), (2, 1.0)]
     assert curve(folder, "train/lr") == [(1, 3e-4), (2, 3e-4)]
     assert curve(folder, "eval/loss") == [(2, 1.5)]
+    assert curve(folder, "outputs/best_loss") == [(2, 1.25)] and curve(folder, "outputs/weights_step") == [(2, 1.0)]
     assert curve(folder, "gpu/1/memory_used_gib") == [(2, 3.0)]
     events = read(folder)
     assert "gpu/1/memory_clock_mhz" not in events.Tags()["scalars"]  # the driver does not report it
     (config,) = events.Tensors("config/text_summary")
     assert b'"learning_rate": 0.0003' in config.tensor_proto.string_val[0]
+    (sample,) = events.Tensors("sample/1/text_summary")
+    assert sample.step == 2 and sample.tensor_proto.string_val[0] == b"    Who?\n    You.\n\n    It is I.\n    <b>"
     assert events.Scalars("train/loss")[0].wall_time == 1e9 + 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracker_reports import gpu_report, run_info, step_report
+from tracker_reports import gpu_report, run_info, sample_report, step_report
 
 from surogate_core.api import ConfigError, EvalReport
 
@@ -53,7 +53,7 @@ def written(path: Path) -> Iterator[Any]:
             yield record
 
 
-def history(output_dir: Path) -> tuple[str, dict[int, dict[str, float]], dict[str, Any]]:
+def history(output_dir: Path) -> tuple[str, dict[int, dict[str, Any]], dict[str, Any]]:
     """Return the id, the rows by step and the config of the newest offline run."""
     run_id, rows, config = "", {}, {}
     newest = max((output_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
@@ -72,6 +72,7 @@ def report(output_dir: Path, done_steps: int, last: int) -> None:
     for number in range(done_steps + 1, last + 1):
         logger.report(step_report(number, loss=10 - number))
     logger.report(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
+    logger.report(sample_report(last, "It is I."))
     logger.report(gpu_report(last - 1))  # a GPU sample may arrive late
     logger.close("done")
     wandb.teardown()  # waits until wandb's process has written everything, as at exit
@@ -82,6 +83,10 @@ def test_offline_rows_contain_the_reports_and_a_resumed_run_keeps_its_id(tmp_pat
     first, rows, config = history(tmp_path)
     assert {number: row["train/loss"] for number, row in rows.items()} == {1: 9, 2: 8, 3: 7}
     assert (rows[3]["eval/loss"], rows[3]["gpu/0/utilization"], rows[3]["train/norm"]) == (1.5, 0.75, 0.5)
+    table = json.loads(
+        (tmp_path / "wandb").glob("offline-run-*/files/media/table/sample/*.json").__next__().read_text()
+    )
+    assert table["columns"] == ["step", "prompt", "text"] and table["data"] == [[3, "Who?\nYou.", "It is I."]]
     assert config["learning_rate"] == 3e-4 and config["device"] == "cpu"
 
     time.sleep(1)  # W&B names its folders by time, in seconds

@@ -86,6 +86,15 @@ def adapter_of(model: Any, grads: bool = False) -> dict[str, Tensor]:
     }
 
 
+def adapter_of_parameters(model: Any) -> dict[str, Tensor]:
+    """PEFT's parameters themselves, under our param names."""
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".default.weight"): p
+        for name, p in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
 def filled(model: PlannedModel, theirs: Any) -> PlannedModel:
     model.load(random_hf_model(tiny_config()).state_dict())
     adapter = adapter_of(theirs)
@@ -133,6 +142,42 @@ def test_training_is_pefts_and_leaves_every_bit_of_the_base() -> None:
     assert all(torch.equal(model.params[name], before[name]) for name in frozen)
     states = {v.name for v in model.assembly.declared if v.role in ("state", "grad")}
     assert not [name for name in states if any(name.endswith(f".{f}") for f in frozen)]
+
+
+def test_lora_plus_has_the_groups_of_pefts_optimizer_and_trains_as_it_does() -> None:
+    from peft.optimizers import create_loraplus_optimizer
+
+    options = LoraOptions(**CASES["all-linear"], loraplus_lr_ratio=8.0)
+    theirs = peft_model(options)
+    model = filled(planned(options, weight_decay=0.1), theirs)
+    model.executor.run("start")
+    documents = [document for row in packed_documents() for document in row]
+    scale = 1 / valid_tokens(documents)
+    optimizer = create_loraplus_optimizer(
+        theirs, torch.optim.AdamW, lr=2e-3, loraplus_lr_ratio=8.0, loraplus_weight_decay=0.1
+    )
+    names = {p: name for name, p in adapter_of_parameters(theirs).items()}
+    rates = {names[p]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    update = model.assembly.only("update")
+    lrs = {model.assembly.scalars.lr: 2e-3} | {v: 2e-3 * f for f, v in model.assembly.scalars.rates.items()}
+    ours = {v.name: lrs[op.ins[1]] for op in update.ops if op.kind == "adamw" for v in op.ins if v.role == "param"}
+    assert ours == rates and len(set(rates.values())) == 2
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        (hf_loss_sum(theirs, documents) * scale).backward()
+        optimizer.step()
+        model.micro_step(packed_documents(), scale)
+        model.update(step, lr=2e-3)
+    for name, tensor in adapter_of(theirs).items():
+        assert relative_error(model.params[name], tensor) <= 1e-4, name
+
+
+def test_a_ratio_of_rates_that_is_none_is_refused() -> None:
+    for ratio in (0, -1, float("inf"), "large"):
+        with pytest.raises(ValidationError, match="loraplus_lr_ratio"):
+            LoraOptions(loraplus_lr_ratio=ratio)
+    plain, even = (planned(LoraOptions(lora_rank=2, loraplus_lr_ratio=r)) for r in (None, 1.0))
+    assert not plain.assembly.scalars.rates and not even.assembly.scalars.rates
 
 
 def test_a_bf16_model_trains_an_fp32_adapter_near_the_fp32_one() -> None:

@@ -1,7 +1,8 @@
 // The kernels of losses of groups of documents, such as pairs. A loss is a struct of pointers and options with
 //
 //   static constexpr int documents;                                           of a group
-//   __device__ bool figures(int64_t group, float (&values)[n_figures]) const  the loss of a group first; false: no group
+//   static constexpr int n_figures;                                           its loss first
+//   __device__ bool figures(int64_t group, float (&values)[n_figures]) const  false: no group
 //   __device__ bool gradient(int64_t group, float (&d_sums)[documents]) const the gradient of its loss; false: no group
 //
 // sum_figures     of[i] (+)= scale * sum over groups of values[i]. One block, because groups are few and the launch is the
@@ -18,19 +19,26 @@
 
 namespace surogate {
 
-constexpr int n_figures = 5;
 constexpr int group_threads = 256;
 
+template <int n>
 struct Figures {
-    float* of[n_figures];
+    float* of[n];
 };
+
+// Bits of `adds` for figures of which the last output holds `count`: bit `last` of `outputs` stands for all of them.
+inline int spread(int outputs, int last, int count) {
+    const int scalars = outputs & ((1 << last) - 1);
+    return (outputs >> last) & 1 ? scalars | (((1 << count) - 1) << last) : scalars;
+}
 
 // log(sigmoid(x)), without overflow.
 __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(expf(-fabsf(x))); }
 
 template <class Loss>
 __global__ void __launch_bounds__(group_threads)
-    sum_figures_kernel(Loss loss, const float* scale, Figures sums, int64_t groups, int adds) {
+    sum_figures_kernel(Loss loss, const float* scale, Figures<Loss::n_figures> sums, int64_t groups, int adds) {
+    constexpr int n_figures = Loss::n_figures;
     __shared__ float scratch[32];
     float total[n_figures] = {};
     for (int64_t group = threadIdx.x; group < groups; group += group_threads) {

@@ -8,6 +8,7 @@
 //   log_ratio, kl  h and kl
 //   signed_reward  z
 //   accuracy       z > 0
+//   by_label       [2, 3], of desirable answers, then of the others: 1, beta h and sum
 //   gradient       -weight s beta sigmoid(z) (1 - sigmoid(z)), of sum
 //
 // figures.cuh says how they are summed and how the gradients of `sums` are written. Pointers are aligned to their element.
@@ -22,6 +23,7 @@ namespace {
 
 struct Answers {
     static constexpr int documents = 1;
+    static constexpr int n_figures = 11;
 
     const float* sums;
     const float* labels;
@@ -53,6 +55,12 @@ struct Answers {
         values[2] = answer.kl;
         values[3] = answer.reward;
         values[4] = answer.reward > 0.0f ? 1.0f : 0.0f;
+        const float each[3] = {1.0f, beta * answer.log_ratio, sums[i]};
+#pragma unroll
+        for (int column = 0; column < 3; ++column) {
+            values[5 + column] = answer.slope > 0.0f ? each[column] : 0.0f;
+            values[8 + column] = answer.slope > 0.0f ? 0.0f : each[column];
+        }
         return used;
     }
 
@@ -84,14 +92,17 @@ Answers checked(const char* op, const float* sums, const float* labels, const fl
 
 void kto_loss(const float* sums, const float* labels, const float* scale, const float* reference,
               const float* desirable, const float* mean_log_ratio, float* loss, float* log_ratio, float* kl,
-              float* signed_reward, float* accuracy, int64_t answers, double beta, double desirable_weight,
-              double undesirable_weight, int adds, cudaStream_t stream) {
+              float* signed_reward, float* accuracy, float* by_label, int64_t answers, double beta,
+              double desirable_weight, double undesirable_weight, int adds, cudaStream_t stream) {
     constexpr const char* op = "kto_loss";
     const Answers each = checked(op, sums, labels, scale, reference, desirable, mean_log_ratio, answers, beta,
                                  desirable_weight, undesirable_weight);
-    check_pointers(op, loss, log_ratio, kl, signed_reward, accuracy);
-    const Figures figures{{loss, log_ratio, kl, signed_reward, accuracy}};
-    sum_figures_kernel<<<1, group_threads, 0, stream>>>(each, scale, figures, answers, adds);
+    check_pointers(op, loss, log_ratio, kl, signed_reward, accuracy, by_label);
+    Figures<Answers::n_figures> figures{{loss, log_ratio, kl, signed_reward, accuracy}};
+    for (int i = 0; i < 6; ++i) {
+        figures.of[5 + i] = by_label + i;
+    }
+    sum_figures_kernel<<<1, group_threads, 0, stream>>>(each, scale, figures, answers, spread(adds, 5, 6));
     check_launch(op);
 }
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from models.groups import gradients, step
 from models.harness import PlannedModel, random_documents, random_hf_model, relative_error, tiny_config
+from pydantic import ValidationError
 from torch import Tensor
 
 from surogate_core.api import ConfigError
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smoothed": ("dpo", {"dpo_beta": 0.5, "dpo_label_smoothing": 0.2}),
     "hinge": ("dpo", {"dpo_loss": "hinge", "dpo_beta": 0.3}),
     "ipo": ("dpo", {"dpo_loss": "ipo"}),
+    "rpo": ("dpo", {"rpo_alpha": 0.7, "dpo_beta": 0.2}),
     "orpo": ("orpo", {"orpo_beta": 0.4}),
     "simpo": ("simpo", {"simpo_gamma": 0.7}),
 }
@@ -84,7 +86,7 @@ def log_probs(model: Any, document: list[int]) -> Tensor:
 
 
 def expected(case: str, theirs: Any) -> dict[str, Tensor]:
-    """The figures by the formulas of TRL, of each pair alone."""
+    """The figures by the formulas and names of TRL's DPO, ORPO and CPO trainers, of each pair alone."""
     name, keys = CASES[case]
     o = BY_NAME[name].options(**keys)
     every = []
@@ -94,6 +96,7 @@ def expected(case: str, theirs: Any) -> dict[str, Tensor]:
             r = [log_probs(theirs, document) for document in pair]
         mean = name != "dpo" or o.dpo_loss == "ipo"
         pc, pr, rc, rr = (x.mean() if mean else x.sum() for x in (*p, *r))
+        figures = {"nll_loss": -p[0].mean()} if name == "orpo" or keys.get("rpo_alpha") else {}
         if name != "dpo":
             rc, rr = torch.zeros(()), torch.zeros(())
         logits = (pc - pr) - (rc - rr)
@@ -101,6 +104,7 @@ def expected(case: str, theirs: Any) -> dict[str, Tensor]:
             beta = o.orpo_beta
             odds = (pc - pr) - (torch.log1p(-torch.exp(pc)) - torch.log1p(-torch.exp(pr)))
             loss = -pc - beta * F.logsigmoid(odds)
+            figures |= {"log_odds_ratio": F.logsigmoid(odds), "log_odds_chosen": odds}
         elif name == "simpo":
             beta = o.simpo_beta
             loss = -F.logsigmoid(beta * (logits - o.simpo_gamma / beta))
@@ -110,11 +114,14 @@ def expected(case: str, theirs: Any) -> dict[str, Tensor]:
                 "sigmoid": -F.logsigmoid(beta * logits) * (1 - smoothing) - F.logsigmoid(-beta * logits) * smoothing,
                 "hinge": torch.relu(1 - beta * logits),
                 "ipo": (logits - 1 / (2 * beta)) ** 2,
-            }[o.dpo_loss]
+            }[o.dpo_loss] + (o.rpo_alpha or 0) * -p[0].mean()
+        if keys.get("dpo_loss") == "ipo":  # whose rewards TRL makes of sums
+            pc, pr, rc, rr = (x.sum() for x in (*p, *r))
         rewards = beta * (pc - rc), beta * (pr - rr)
-        every.append(torch.stack([loss, *rewards, rewards[0] - rewards[1], (rewards[0] > rewards[1]).float()]))
-    names = ("loss", "reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
-    return dict(zip(names, torch.stack(every).mean(0).unbind(), strict=True))
+        figures |= {"rewards/chosen": rewards[0], "rewards/rejected": rewards[1]}
+        figures |= {"rewards/margins": rewards[0] - rewards[1], "logps/chosen": pc, "logps/rejected": pr}
+        every.append({"loss": loss, **figures, "rewards/accuracies": (rewards[0] > rewards[1]).float()})
+    return {name: torch.stack([one[name] for one in every]).mean() for name in every[0]}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -161,7 +168,7 @@ def test_the_reference_is_the_model_before_training_and_has_no_backward_pass() -
         if "lora_B" in name:
             value.zero_()
     found = step(fresh, PACKED)
-    assert (found["reward_chosen"], found["reward_margin"]) == (0, 0) and found["loss"] == pytest.approx(0.6931472)
+    assert (found["rewards/chosen"], found["rewards/margins"]) == (0, 0) and found["loss"] == pytest.approx(0.6931472)
 
 
 def test_a_frozen_reference_is_the_weights_before_the_first_step() -> None:
@@ -182,7 +189,7 @@ def test_a_frozen_reference_is_the_weights_before_the_first_step() -> None:
     loss = -F.logsigmoid(0.1 * (h[:, 0] - h[:, 1])).mean()
     loss.backward()
     assert found["loss"] == pytest.approx(float(loss.detach()), rel=TOLERANCE)
-    assert found["reward_chosen"] == pytest.approx(float(0.1 * h[:, 0].detach().mean()), rel=TOLERANCE)
+    assert found["rewards/chosen"] == pytest.approx(float(0.1 * h[:, 0].detach().mean()), rel=TOLERANCE)
     for name, gradient in model.gradients.items():
         assert relative_error(gradient, theirs.get_parameter(name).grad) <= TOLERANCE, name
     micro = model.assembly.programs["micro_first"]
@@ -231,6 +238,7 @@ def test_loss_and_gradients_are_those_of_plain_torch_and_kl_is_of_mismatched_ans
     column[:] = 0
     column[: len(DESIRABLE), 0] = torch.tensor(DESIRABLE)
     mean.fill_(0)
+    said = torch.stack([log_probs(theirs, document).sum() for document in DOCUMENTS]).detach()
     others = moved(PACKED)
     z = float(log_ratios(theirs, [document for row in others for document in row]).detach().mean())
     found = step(model, others, "evaluate", units=6, group=1)
@@ -250,7 +258,12 @@ def test_loss_and_gradients_are_those_of_plain_torch_and_kl_is_of_mismatched_ans
             "log_ratio": h.mean(),
             "kl": torch.tensor(at),
             "signed_reward": 0.3 * signed.mean(),
-            "accuracy": (signed > 0).double().mean(),
+            "rewards/accuracies": (signed > 0).double().mean(),
+            "rewards/chosen": 0.3 * h[wanted].mean(),
+            "rewards/rejected": 0.3 * h[~wanted].mean(),
+            "rewards/margins": 0.3 * (h[wanted].mean() - h[~wanted].mean()),
+            "logps/chosen": said[wanted].mean(),
+            "logps/rejected": said[~wanted].mean(),
         }
         assert found == pytest.approx({n: float(v.detach()) for n, v in expected.items()}, rel=TOLERANCE, abs=1e-6)
         ours = gradients(model)
@@ -258,6 +271,34 @@ def test_loss_and_gradients_are_those_of_plain_torch_and_kl_is_of_mismatched_ans
             if ".lora_" in name:
                 own = ours[name.removeprefix("base_model.model.").removesuffix(".default.weight")]
                 assert relative_error(own, parameter.grad) <= TOLERANCE, name
+
+
+def test_a_step_of_one_label_has_no_reward_of_the_other_one() -> None:
+    model = fill(planned("kto"), policy())
+    batch = model.assembly.batch
+    column, mean = (model.buffers.persistent(v) for v in (batch.columns["desirable"], batch.means["log_ratio"]))
+    mean.fill_(0)
+    for label, of, lacks in ((1.0, "chosen", "rejected"), (0.0, "rejected", "chosen")):
+        column[:] = label
+        found = step(model, PACKED, units=6, group=1)
+        assert {f"rewards/{of}", f"logps/{of}"} < found.keys()
+        assert found.keys().isdisjoint({f"rewards/{lacks}", f"logps/{lacks}", "rewards/margins"})
+
+
+def test_margins_are_subtracted_from_what_the_loss_reads_and_not_from_rewards() -> None:
+    sums, labels, scale = torch.tensor([[2.0, -1.0], [0.5, 0.75]]), torch.ones(2, 2), torch.tensor(0.5)
+    margins = torch.tensor([[0.5, 9.0], [2.0, 9.0]])
+    loss, *figures = pair_loss(sums, labels, scale, margins, form="sigmoid", beta=1.0, margined=True)
+    h = sums[:, 0] - sums[:, 1]
+    assert torch.equal(loss, -F.logsigmoid(h - margins[:, 0]).mean())
+    plain = pair_loss(sums, labels, scale, form="sigmoid", beta=1.0)
+    assert all(map(torch.equal, figures, plain[1:])) and not torch.equal(loss, plain[0])
+
+
+def test_a_weight_of_the_cross_entropy_that_is_none_is_refused() -> None:
+    for weight in (0, -1.0, float("nan"), "much"):
+        with pytest.raises(ValidationError, match="rpo_alpha"):
+            BY_NAME["dpo"].options(rpo_alpha=weight)
 
 
 def test_references_of_the_ops_fit_their_shape_rules_and_gradients() -> None:

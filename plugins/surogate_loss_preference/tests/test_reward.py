@@ -50,8 +50,8 @@ def config_of(family: str) -> dict[str, Any]:
     )
 
 
-def planned(config: dict[str, Any], center: float = 0.0, **settings: Any) -> PlannedModel:
-    chosen = RewardOptions(reward_center=center)
+def planned(config: dict[str, Any], center: float = 0.0, margins: bool = False, **settings: Any) -> PlannedModel:
+    chosen = RewardOptions(reward_center=center, reward_margins=margins)
     model = scored(MODELS[config["model_type"]], config, Path("nowhere"), chosen)
     return PlannedModel(config, 3, 24, model=model, loss=REWARD, loss_options=chosen, **settings)
 
@@ -67,10 +67,11 @@ def expected(theirs: Any, found: list[list[int]], center: float) -> dict[str, to
     h, total = scores[:, 0] - scores[:, 1], scores.sum(1)
     return {
         "loss": -F.logsigmoid(h).mean() + center * total.square().mean(),
-        "reward_chosen": scores[:, 0].mean(),
-        "reward_rejected": scores[:, 1].mean(),
-        "reward_margin": h.mean(),
-        "reward_accuracy": (h > 0).double().mean(),
+        "rewards/chosen": scores[:, 0].mean(),
+        "rewards/rejected": scores[:, 1].mean(),
+        "margin": h.mean(),
+        "accuracy": (h > 0).double().mean(),
+        "mean_reward": scores.mean(),
     }
 
 
@@ -99,6 +100,28 @@ def test_scores_and_every_gradient_are_those_of_transformers(family: str) -> Non
     again.load(theirs.float().state_dict())
     step(again, rows(found))
     assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(again).items())
+
+
+def test_margins_of_pairs_are_those_of_trl() -> None:
+    config, found = config_of("llama"), documents()
+    theirs = random_hf_model(config, by=AutoModelForSequenceClassification)
+    model = planned(config, margins=True)
+    model.load(theirs.state_dict())
+    theirs.double()
+    margins = torch.tensor([0.5, 0.0, 2.0])
+    column = model.buffers.persistent(model.assembly.batch.columns["margin"])
+    column[:] = 0
+    column[:3] = margins[:, None].expand(3, 2)
+    scores = torch.stack([theirs(input_ids=torch.tensor(document)[None]).logits[0, 0] for document in found])
+    h = scores[0::2] - scores[1::2]
+    loss = -F.logsigmoid(h - margins).mean()
+    loss.backward()
+    ours = step(model, rows(found))
+    assert ours["loss"] == pytest.approx(float(loss.detach()), rel=TOLERANCE)
+    assert ours["margin"] == pytest.approx(float(h.detach().mean()), rel=TOLERANCE, abs=1e-6)
+    assert ours["loss"] > float(-F.logsigmoid(h.detach()).mean()) + 0.1
+    for name, gradient in model.gradients.items():
+        assert relative_error(gradient, theirs.get_parameter(name).grad) <= TOLERANCE, name
 
 
 def test_padding_is_that_of_the_tokenizer_else_of_the_config_else_the_end_of_texts(tmp_path: Path) -> None:

@@ -46,12 +46,16 @@ class Found:
     adapter: bool
 
 
-def find_source(named: str, registry: Registry) -> Found:
-    """Return what a folder, or a name on the hub, holds. Raises ConfigError if it is nothing that can be exported."""
+def find_source(named: str, registry: Registry, where: str = "surogate export") -> Found:
+    """Return what a folder, or a name on the hub, holds. Raises ConfigError if it is nothing that can be exported.
+
+    where: the beginning of the message if the hub does not have it.
+    """
     folder = find_local(named)
     if folder is None and looks_like_repo(named):
-        patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES]
-        return Found(resolve_model_dir(named, patterns, "surogate export"), checkpoint=False, adapter=False)
+        patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES, *sorted(_adapter_files(registry))]
+        downloaded = resolve_model_dir(named, patterns, where)
+        return Found(downloaded, checkpoint=False, adapter=_holds_adapter(downloaded, registry))
     if folder is None or not folder.is_dir():
         fault = "does not exist" if folder is None else "is a file"
         raise ConfigError(f"{named}: {fault}. Name {_WANTED}.")
@@ -71,8 +75,11 @@ _WANTED = "the output of a run, a checkpoint such as output/step_00000050, a mod
 
 
 def _holds_adapter(folder: Path, registry: Registry) -> bool:
-    files = {registry.adapter(name).config_file for name in registry.names("adapter")} | {"adapter_config.json"}
-    return any((folder / file).is_file() for file in files)
+    return any((folder / file).is_file() for file in _adapter_files(registry))
+
+
+def _adapter_files(registry: Registry) -> set[str]:
+    return {registry.adapter(name).config_file for name in registry.names("adapter")} | {"adapter_config.json"}
 
 
 @dataclass(frozen=True)

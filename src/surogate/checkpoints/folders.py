@@ -80,15 +80,22 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> list[Path]:
-    """Remove all but the `keep` checkpoints of the highest steps and return the removed; 0 keeps all.
+def prune_checkpoints(
+    directory: Path, keep: int, newest: int | None = None, best: int | None = None, keep_every: int = 0
+) -> list[Path]:
+    """Remove all but `keep` checkpoints, those of the highest steps, and return the removed; 0 keeps all.
 
     `newest` is the step that was just saved. Checkpoints of higher steps belong to an earlier run: they neither count
-    nor are removed, so the new one always stays. Each is renamed before it is deleted, so that every checkpoint that
-    has its name is complete.
+    nor are removed, so the new one always stays. So does that of the step `best`, which is one of the `keep`, or a
+    second one. Those of every `keep_every` steps stay and do not count. Each is renamed before it is deleted, so that
+    every checkpoint that has its name is complete.
     """
     own = [path for path in list_checkpoints(directory) if newest is None or _step(path) <= newest]
-    removed = own[:-keep] if keep > 0 else []
+    counted = [path for path in own if not keep_every or _step(path) % keep_every]
+    kept = counted[-keep:]
+    if any(_step(path) == best for path in counted[:-keep]):
+        kept = [path for path in counted if _step(path) == best] + counted[-max(keep - 1, 1) :]
+    removed = [path for path in counted if path not in kept] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + REMOVED)
         with stopping_when_disk_refuses(path, safe_in=directory, doing="removing"):

@@ -130,6 +130,11 @@ def open_checkpoint(folder: Path) -> Manifest:
     return manifest
 
 
+def model_files(manifest: Manifest) -> list[str]:
+    """Return the files of the model or adapter in a checkpoint. Weights in ranges are added by `join_files`."""
+    return [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
+
+
 def export_model(
     folder: Path,
     output: Path,
@@ -140,8 +145,7 @@ def export_model(
 
     moved: see `join_ranges`. Raises ConfigError for a folder that is damaged.
     """
-    manifest = open_checkpoint(folder)
-    files = [name for name in manifest.files if Path(name).parts[0] not in (STATE, RANGES_FOLDER)]
+    files = model_files(open_checkpoint(folder))
     save_files(output, lambda fresh: join_files(folder, files, fresh, moved), CONFIG, make_room=make_room)
 
 

@@ -55,9 +55,24 @@ _REPORTS = (
     "push_to_hub",
     "hub_model_id",
     "hub_private",
+    "sample_prompts",
+    "sample_every",
+    "sample_max_new_tokens",
+    "sample_temperature",
+    "sample_top_p",
+    "sample_as",
+    "sample_on",
 )
-_SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint", KEY)
-_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "eval_samples", "check_finite", "verify_outputs")
+_SAVES = (
+    *("save_strategy", "save_steps", "saves_per_epoch", "save_total_limit", "save_keep_every", "save_in_background"),
+    *("resume_from_checkpoint", KEY),
+)
+_EVALUATIONS = (
+    *("eval_strategy", "eval_steps", "evals_per_epoch", "eval_on_start", "eval_samples"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("early_stopping_patience", "early_stopping_threshold"),
+)
+_EXECUTION = ("launcher", "use_cuda_graphs", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",
@@ -66,7 +81,7 @@ _MEMORY = (
     "recompute",
     *RECOMPUTE_KEYS.values(),
 )
-_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
+_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EVALUATIONS, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
 _NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, DATASETS, f"{MODEL_CONFIG}{QUANTIZATION}"))
@@ -217,7 +232,11 @@ def refuse_another_run(
             f"settings to resume{how}. To train its weights further, start a new run in another output_dir, with "
             f"resume_from_checkpoint: false and {_key(saved)}: {resumed.directory}."
             + (f" {other_tokens}" if other_tokens and any(name == DATA for name, _, _ in differing) else "")
-            + (" Only a run with lr_scheduler_type: constant and no cooldown can get more steps." if longer else "")
+            + (
+                " Only a run with lr_scheduler_type: constant or inverse_sqrt and no cooldown can get more steps."
+                if longer
+                else ""
+            )
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.pieces import Pieces
 
 from ..config.errors import keys_of
-from ..config.load import resolved
+from ..config.load import published
 from ..config.schema import DTYPE_KEYS
 from ..data.cache import TokenDataset
 from ..data.loader import Loader
@@ -37,6 +37,7 @@ from .manifest import Manifest, list_files, write_manifest
 from .model_ranges import load_model, write_ranges
 from .other_tokens import other_tokens
 from .progress import Progress
+from .reference_model import reference_identity
 from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import check_state, load_state, write_state
 from .tensor_file import Stored
@@ -50,7 +51,9 @@ View = Callable[[Value], Pieces]
 _NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations")
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr", "evaluations", "best", "sampled")
+_NEWER = {"lr", "best", "sampled"}
+"""Those that older checkpoints do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ class SavedRun:
                 step=step,
                 position={name: getattr(progress, name) for name in _POSITION},
                 facts=self.facts,
-                config=resolved(run.loaded),
+                config=published(run.loaded),
                 versions=self.versions,
                 files=list_files(directory, hashes, others),
             ),
@@ -162,7 +165,7 @@ class SavedRun:
         asked, formats = self.run.config.resume_with_saved_tokens, self.run.registry.dataset_formats()
         why, source = other_tokens(saved, common, formats, asked), self.run.loaded.source
         refuse_another_run(resumed, common, defaults, source, inputs.world_size, inputs.batch_size, why)
-        config = resolved(self.run.loaded)
+        config = published(self.run.loaded)
         check_state(resumed.directory, self._kept_values, saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
@@ -183,11 +186,20 @@ class SavedRun:
 
     def restore(self, resumed: Resumed, worker: AnyWorker) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
-        progress = _progress(resumed)
+        progress = self.progress(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
             load_base(self.run, self.plan.assembly, worker)
         self._load(resumed.directory, worker.pieces, {*self.values})
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
+        return progress
+
+    def progress(self, resumed: Resumed) -> Progress:
+        """Return the saved progress, of a run that saves into its own folder from now on."""
+        progress = _progress(resumed)
+        if not resumed.is_in(Path(self.run.config.resolved_checkpoint_dir)):
+            progress.saved = 0  # not there
+            if progress.best and not progress.best.folder:
+                progress.best = replace(progress.best, folder=str(resumed.directory.resolve().parent))
         return progress
 
     def restore_parts(self, directory: Path, worker: AnyWorker) -> None:
@@ -219,7 +231,7 @@ class SavedRun:
 
 def _progress(resumed: Resumed) -> Progress:
     steps = dict.fromkeys(("step", "launched", "saved"), resumed.step)
-    if lacking := sorted({*_POSITION} - {"lr"} - resumed.manifest.position.keys()):
+    if lacking := sorted({*_POSITION} - _NEWER - resumed.manifest.position.keys()):
         raise ConfigError(
             f"{resumed.directory / MANIFEST}: position lacks {', '.join(lacking)}. The checkpoint is damaged: resume "
             "from another one."
@@ -266,6 +278,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         # not of a loss of core, which older checkpoints do not name
         **({"loss": loss.name, **plan.inputs.loss_options.model_dump(mode="json")} if loss.origin else {}),
         **({"reference": config.reference} if loss.cached_reference else {}),
+        **({"reference_model": reference_identity(run)} if config.reference_model else {}),
         **{key: fact for dataset in loader.rows.corpus.datasets for key, fact in dataset.facts.items()},
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),

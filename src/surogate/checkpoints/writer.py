@@ -94,7 +94,7 @@ class BackgroundWriter:
             previous, began = self._current.step, time.perf_counter()
             self.wait()
             waited = step_time_text((time.perf_counter() - began) * 1000)
-            self._notice(f"step {step} waited {waited} for the save of step {previous}: a larger save_steps avoids it")
+            self._notice(f"step {step} waited {waited} for the save of step {previous}: saving less often avoids it")
         self._worker.snapshot()
         then = copy.deepcopy(progress)
         self._current = _Save(step, time.perf_counter(), self._thread.submit(self._run, step, then))

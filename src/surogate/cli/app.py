@@ -15,6 +15,7 @@ from surogate_core.errors import ConfigError, RunStopped
 from ..reporting.terminal import failure_of
 from . import signals
 from .command_group import CommandGroup
+from .examples import examples
 from .json_output import JsonOption, print_json
 from .options import (
     BaseOption,
@@ -24,6 +25,7 @@ from .options import (
     DeviceOption,
     FitOption,
     GpusOption,
+    HtmlOption,
     KindOption,
     NodesOption,
     OverwriteOption,
@@ -37,6 +39,7 @@ from .options import (
     say_at_work,
 )
 from .render import print_error
+from .text_commands import chat, generate
 
 HELP = """Pre-train and fine-tune LLMs.
 
@@ -46,15 +49,11 @@ HELP = """Pre-train and fine-tune LLMs.
 app = typer.Typer(
     cls=CommandGroup,
     help=HELP,
+    epilog=examples("plan run.yaml", "train run.yaml", "docs quickstart"),
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _examples(*commands: str) -> str:
-    """Return the end of a help text. The first line keeps click from wrapping the others."""
-    return "\n".join(["\b", "Examples:", *(f"  surogate {command}" for command in commands)])
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,7 +79,7 @@ def root(
 
 def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
     @app.command(
-        mode, help=summary, epilog=_examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
+        mode, help=summary, epilog=examples(f"{mode} run.yaml", f"{mode} run.yaml --fit auto --set max_steps=100")
     )
     def train(
         ctx: typer.Context,
@@ -107,7 +106,12 @@ _add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 @app.command(
     help="Show the memory and time of a run before it starts.",
-    epilog=_examples("plan run.yaml", "plan run.yaml --sft --device rtx4090", "plan run.yaml --fit 24GiB"),
+    epilog=examples(
+        "plan run.yaml",
+        "plan run.yaml --sft --device rtx4090",
+        "plan run.yaml --fit 24GiB",
+        "plan run.yaml --html plan.html",
+    ),
 )
 def plan(
     ctx: typer.Context,
@@ -121,6 +125,7 @@ def plan(
     nodes: NodesOption = 1,
     fit: FitOption = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
     diff: Annotated[
@@ -137,20 +142,24 @@ def plan(
         raise ConfigError(f"{'--json' if as_json else '--fit'} and --listing: a listing is text of one plan. Give one")
     machines = Machines(device, gpus, nodes)
     if diff is not None:
-        other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check}
+        other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check, "--html": html}
         if given := [option for option, chosen in other.items() if chosen]:
             raise ConfigError(f"--diff and {given[0]}: --diff prints nothing but a diff. Give one")
         return diff_command(arguments, machines, diff, all_blocks=all_blocks)
     if all_blocks:
         raise ConfigError("--all: is of a diff. Add --diff PASS")
+    if fit is not None and html is not None:
+        raise ConfigError(
+            "--fit and --html: a page is of one plan. Set what a proposal says with --set, then give --html"
+        )
     if fit is not None:
         return fit_command(arguments, fit, machines, as_json=as_json, check=check)
-    return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)
+    return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check, html=html)
 
 
 @app.command(
     help="Write a finished model in the files that servers and other programs load.",
-    epilog=_examples(
+    epilog=examples(
         "export output/step_00000100 model", "export output served --format fp8-channel", "export ADAPTER served"
     ),
 )
@@ -188,7 +197,7 @@ def export(
 
 @app.command(
     help="Merge a trained adapter into its base model.",
-    epilog=_examples("merge output/adapter merged"),
+    epilog=examples("merge output/adapter merged"),
 )
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
@@ -211,7 +220,7 @@ def merge(
 
 @app.command(
     help="Write a model with its matrices in a weight format, which a key selects.",
-    epilog=_examples("quantize MODEL OUTPUT --set KEY=true"),
+    epilog=examples("quantize MODEL OUTPUT --set KEY=true"),
 )
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
@@ -239,7 +248,9 @@ def quantize(
 
 @app.command(
     help="Tokenize, check and cache the data of a run.",
-    epilog=_examples("tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7"),
+    epilog=examples(
+        "tokenize run.yaml --debug", "tokenize run.yaml --at chats.jsonl:7", "tokenize run.yaml --html data.html"
+    ),
 )
 def tokenize(
     ctx: typer.Context,
@@ -253,6 +264,7 @@ def tokenize(
         str | None, typer.Option("--at", metavar="FILE:LINE", help="Show only this row; its place as messages name it.")
     ] = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import show_row, tokenize_command
@@ -260,12 +272,48 @@ def tokenize(
     print_notices(arguments)
     if at is not None and debug:
         raise ConfigError("--at and --debug: --at shows one row, and all of it. Give one")
+    if at is not None and html is not None:
+        raise ConfigError("--at and --html: a page shows the data of a run, not one row. Give one")
     if at is not None:
         return show_row(arguments, at, as_json=as_json)
-    return tokenize_command(arguments, debug, as_json=as_json)
+    return tokenize_command(arguments, debug, as_json=as_json, html=html)
 
 
-@app.command(help="List installed plugins and what each provides.")
+@app.command(
+    help="Show what a run has come to, and as a page: its curves, what stands out, memory, and another run beside it.",
+    epilog=examples("report output", "report output --html report.html", "report output other --html both.html"),
+)
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Output folder of a run, also while it trains.")],
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="That of a run to compare it with.")] = None,
+    html: HtmlOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Show the times that `surogate profile --json` measured."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    from .report import report_command
+
+    return report_command(folder, other, html, profile, as_json=as_json)
+
+
+app.command(
+    help="Answer prompts with a trained model.",
+    epilog=examples(
+        'generate output --prompt "Why is the sky blue?"', "generate output/adapter --file prompts.txt --json"
+    ),
+)(generate)
+app.command(
+    help="Talk to a trained model in the terminal.",
+    epilog=examples("chat output", 'chat output/adapter --system "Answer in one sentence." --temperature 0.7'),
+)(chat)
+
+
+@app.command(
+    help="List installed plugins and what each provides.",
+    epilog=examples("plugins", "plugins --config run.yaml"),
+)
 def plugins(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also list the files that this YAML file names.")
@@ -277,7 +325,10 @@ def plugins(
     return plugins_command(config, as_json)
 
 
-@app.command(help="Print the JSON Schema of configs with the installed plugins, for editors.")
+@app.command(
+    help="Print the JSON Schema of configs with the installed plugins, for editors.",
+    epilog=examples("schema > surogate.schema.json", "schema --config run.yaml > run.schema.json"),
+)
 def schema(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="PATH", help="Also keys of the files that this YAML file names.")
@@ -295,7 +346,10 @@ def schema(
     return 0
 
 
-@app.command(help="Check this machine: versions, memory, GPUs.")
+@app.command(
+    help="Check this machine: versions, memory, GPUs.",
+    epilog=examples("doctor", "doctor --measure"),
+)
 def doctor(
     as_json: JsonOption = False,
     measure: Annotated[

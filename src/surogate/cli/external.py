@@ -1,12 +1,14 @@
 """Commands of other packages: entry points of the group `surogate.commands`, imported when they are used.
 
-The value is `module:object`: a Typer app, a function, or a command made by Typer. The entry point `plugins.test` is the
-command `surogate plugins test`. Core's own commands cannot be replaced; `surogate plugins` reports an attempt.
+The value is `module:object`: a Typer app, a function, or a command made by Typer. The help of a function is its
+docstring, in which a last section "Examples:" keeps its lines. The entry point `plugins.test` is the command
+`surogate plugins test`. Core's own commands cannot be replaced; `surogate plugins` reports an attempt.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +21,12 @@ from typer.main import get_command
 from surogate_core.errors import PluginError, SurogateError, described
 from surogate_core.plugins.switch import switched_off
 
+from .examples import last_of_help
+
 GROUP: Final = "surogate.commands"
 CORE_COMMANDS: Final = (
     *("train", "pt", "sft", "plan", "export", "merge", "quantize"),
-    *("tokenize", "plugins", "schema", "doctor"),
+    *("tokenize", "report", "generate", "chat", "plugins", "schema", "doctor"),
 )
 
 
@@ -87,6 +91,12 @@ def said_of(name: str, summary: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
+def _parts_of_help(function: Callable[..., Any]) -> tuple[str, str | None]:
+    """Return the docstring of a function without its examples, and these as the end of a help text."""
+    text, found, examples = inspect.cleandoc(function.__doc__ or "").partition("\nExamples:\n")
+    return text.rstrip(), last_of_help(examples.splitlines()) if found else None
+
+
 def _made(command: Command, function: Callable[..., Any], **how: Any) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)  # help looks as that of core's commands
     app.command(command.name, **how)(function)
@@ -104,7 +114,8 @@ def load_command(command: Command) -> Any:
         elif hasattr(target, "make_context"):
             loaded = target
         else:
-            loaded = _made(command, target)
+            text, examples = _parts_of_help(target)
+            loaded = _made(command, target, help=text, epilog=examples)
     except Exception as error:
         raise PluginError(
             f"command '{command.name}' of {command} cannot be used: {command.entry.value}: "

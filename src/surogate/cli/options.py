@@ -58,6 +58,10 @@ RunOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="PATH", help="YAML file of the run, to load the plugins that it names."),
 ]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write a page, one file that a browser shows without a server."),
+]
 SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import unified_diff
-from typing import Any
+from pathlib import Path
 
 from surogate_core.assembly.assemble import trace
 from surogate_core.assembly.inputs import PlanInputs
@@ -18,18 +18,17 @@ from surogate_core.planning.plan import Plan
 from surogate_core.program.op import Op
 
 from .. import run
-from ..config.adapter import Mode
 from ..machine.rates_file import this_machine
 from ..reporting.program_listing import listing as program_listing
 from ..reporting.program_listing import op_line
-from ..runs.disk import DiskUse, disk_use
+from ..runs.disk import disk_use
+from ..runs.plan_json import timeline_json, to_json
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .plan_text import plan_text
 from .render import output_width, paint, paragraph
-
-_PARTS = ("waiting", "copy", "product", "attention", "memory")
+from .written_page import print_written
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,20 @@ class Machines:
 
 
 def plan_command(
-    arguments: RunArguments, machines: Machines, *, as_json: bool, listing: bool, check: bool = False
+    arguments: RunArguments,
+    machines: Machines,
+    *,
+    as_json: bool,
+    listing: bool,
+    check: bool = False,
+    html: Path | None = None,
 ) -> int:
-    """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
+    """Print the plan of a run: as text, with the op lists if `listing`, or as JSON; and write it as a page to `html`.
 
     Returns 1 if the run does not fit and `check` is set, else 0.
     """
     with _without_collections():
-        fits = _plan(arguments, machines, as_json, listing)
+        fits = _plan(arguments, machines, as_json, listing, html)
         return int(check and not fits)
 
 
@@ -100,16 +105,27 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool) -> bool:
+def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool, html: Path | None) -> bool:
     """Print the plan. Return whether the run fits."""
+    if html is not None:
+        from ..report.page import refuse_other
+
+        refuse_other(html)
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     here = None if machines.device else this_machine()
     opened = run.open_run(loaded)
     plan = run.plan(opened, here or machines.device, machines.gpus, machines.nodes)
     chosen = here.chosen if here else f"--device {machines.device}"
     problem = here.idle or _idle(plan) if here else ""
+    document = to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)) if as_json or html else {}
+    if html is not None:
+        from ..report.reports import plan_page  # it needs numpy, which a plan as text does not
+
+        name = loaded.config.resolved_run_name
+        nbytes = plan_page(document | {"timeline": timeline_json(plan.memory_timeline())}, name, html)
+        print_written(html, nbytes)
     if as_json:
-        print_json(to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)))
+        print_json(document)
         return plan.report.fits
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")
@@ -128,68 +144,6 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
 def _idle(plan: Plan) -> str:
     idle = idle_modules(plan.kernels)
     return idle_kernels(plan.target.device, idle) if idle else ""
-
-
-def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "", disk: DiskUse | None = None) -> dict[str, Any]:
-    """Return the plan as data: the contract of `surogate plan --json`.
-
-    chosen   why the run is planned for this device
-    problem  why a run would not use a GPU of this machine; "" if there is no problem
-    disk     what the run writes
-    """
-    report = plan.report
-    device = report.device
-    return {
-        "fits": report.fits,
-        "defaults": mode,
-        "weight_format": plan.inputs.weight_format[0].name if plan.inputs.weight_format else None,
-        "device": {
-            "name": device.name,
-            "title": device.title,
-            "bytes": device.memory_bytes,
-            "count": report.devices,
-            "machines": report.nodes,
-            "ranks_per_device": report.ranks_per_device,
-            "chosen": chosen,
-            "problem": problem,
-        },
-        "device_bytes": dict(report.device_bytes),
-        "host_bytes": dict(report.host_bytes),
-        "host_limit": report.host_memory,
-        "recompute": _recompute(plan),
-        "row_tiles": plan.row_tiles,
-        "step": {
-            "seconds": report.step.seconds,
-            "tokens": report.tokens,
-            "tokens_per_second": report.tokens_per_second,
-            "counted_as_compiled": list(plan.kernels.in_torch),
-            "flops": report.step.flops,
-            "bytes": report.step.bytes,
-            "collective_seconds": report.step.comm_seconds,
-            **{f"{part}_seconds": getattr(report.step, f"{part}_seconds") for part in _PARTS},
-            "link": asdict(report.route.link) if report.world_size > 1 else None,
-            "scaling": report.scaling,
-        },
-        "disk": disk and asdict(disk),
-        "kernels": dict(plan.kernels.providers),
-        "other_kernels": {kind: list(others) for kind, others in plan.kernels.others.items()},
-        "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},
-        "notices": [*plan.overridden, *plan.kernels.notices],
-    }
-
-
-def _recompute(plan: Plan) -> dict[str, Any] | None:
-    """Return what `recompute: auto` recomputes and its price, or None if it recomputes nothing."""
-    chosen = plan.chosen
-    if chosen is None:
-        return None
-    recomputed = chosen.recomputation
-    return {
-        "parts": sorted(recomputed.parts),
-        "first_blocks": {"count": recomputed.count, "parts": sorted(recomputed.first)},
-        "saves": chosen.saves,
-        "seconds": chosen.costs,
-    }
 
 
 def _passes(plan: Plan) -> str:

@@ -17,6 +17,7 @@ from ..reporting.text import devices_text, parameters_text
 from ..runs.disk import disk_use
 from ..runs.published_form import reading_line
 from ..runs.run import Run
+from ..training.cadence import steps_of
 from .render import output_width, paint, paragraph
 from .unquantized import unquantized_blocks, unquantized_matrices
 
@@ -99,9 +100,10 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
     on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
     for name, nbytes in on_host.items():
-        yield f"  {name:<14}{_size(nbytes)}   in pinned memory of {'each' if report.nodes > 1 else 'the'} host"
+        pinned = "" if name in report.beside else "pinned "
+        yield f"  {name:<14}{_size(nbytes)}   in {pinned}memory of {'each' if report.nodes > 1 else 'the'} host"
     if on_host:
-        yield f"  {'host total':<14}{_size(report.pinned_bytes)}   {_host_verdict(report)}"
+        yield f"  {'host total':<14}{_size(_on_host(report))}   {_host_verdict(report)}"
     if plan.chosen:
         yield _wrapped(str(plan.chosen))
     if plan.tiles_line:
@@ -115,12 +117,16 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
         yield f"  {_names(same):<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
 
 
+def _on_host(report: Report) -> int:
+    return report.pinned_bytes + sum(report.beside.values())
+
+
 def _host_verdict(report: Report) -> str:
     if memory_is_the_hosts(report.device) and not report.missing_host_bytes:
         return "counted above"
     if report.host_memory is None:
         return "not checked: host_memory_limit sets what the host has"
-    rest = _size(abs(report.host_memory - report.pinned_bytes)).strip()
+    rest = _size(abs(report.host_memory - _on_host(report))).strip()
     if report.missing_host_bytes:
         return f"{paint('does not fit', 'red')}, {rest} more than the run may pin"
     return f"{paint('fits', 'green')}, {rest} to spare"
@@ -178,13 +184,15 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
     elif report.tokens_per_second:
         yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
-    if config.eval_steps and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
-        steps = config.max_steps if config.max_steps > 0 else config.eval_steps
+    known = config.eval_strategy == "steps" and not config.evals_per_epoch  # how long an epoch is, the data says
+    every = steps_of(config.eval_steps, max(config.max_steps, 0)) if known else 0
+    if every and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
+        steps = config.max_steps if config.max_steps > 0 else every
         once, rows = (
             plan.eval_seconds(config.eval_samples),
             f"up to {config.eval_samples:,} rows (eval_samples)",
         )
-        seconds = once * -(-steps // config.eval_steps)
+        seconds = once * -(-steps // every)
         share = seconds / (seconds + steps * step.seconds)
         if share >= _LEAST_SHARE:
             yield f"eval:   {rows} take {_duration(once)}, up to {share:.0%} of the run"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,28 +21,46 @@ from ..data.cache import TokenDataset
 from ..data.chat.row_tokenizer import RowTokenizer
 from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
+from ..data.left_out import LeftOut, left_out
 from ..data.pack import PackedRows
 from ..machine.progress import print_notice
+from ..report.page import refuse_other
+from ..report.reports import data_page
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
 from .render import output_width, paint
+from .written_page import print_written
 
 Found = tuple[int, str, DatasetEntry, int, int]
 """A document of the training data: its number, the place of its row, its entry, and where it starts and stops."""
 
 LENGTHS: Final = ("shortest", "median", "percentile_99", "longest")
+_BINS: Final = 28
+_SHOWN_ROWS: Final = 12
+"""Rows whose packing is told."""
 _SHOWN_TOKENS: Final = 1000
 """Tokens of a document that are shown at most."""
 
 
-def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = False) -> int:
-    """Tokenize and check the data of a run and print counts. debug: also print documents."""
+def tokenize_command(arguments: RunArguments, debug: bool, *, as_json: bool = False, html: Path | None = None) -> int:
+    """Tokenize and check the data of a run and print counts. debug: also print documents. html: also write a page."""
+    if html is not None:
+        refuse_other(html)
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
-    data = run.tokenize(loaded, print_notice)
-    documents = list(_documents(loaded, data)) if debug else []
+    notices: list[str] = []
+
+    def notice(line: str) -> None:
+        notices.append(line)
+        print_notice(line)
+
+    data = run.tokenize(loaded, notice)
+    documents = list(_documents(loaded, data)) if debug or html else []
+    if html is not None:
+        name, folder = loaded.config.resolved_run_name, arguments.config.parent
+        print_written(html, data_page(to_json(loaded, data, documents), name, folder, notices, html))
     if as_json:
-        print_json(to_json(loaded, data, documents))
+        print_json(to_json(loaded, data, documents if debug else ()))
         return 0
     if assumed := assumed_verb(loaded, arguments):
         print(assumed)
@@ -95,12 +115,21 @@ def to_json(loaded: LoadedConfig, data: Corpora, documents: Sequence[Found]) -> 
                 "group": dataset.group,
                 "columns": {name: [float(n.min()), float(n.max())] for name, n in dataset.columns.items()},
                 "lengths": dict(zip(LENGTHS, _lengths(dataset), strict=True)),
+                "histogram": _histogram(dataset),
+                "left_out": [asdict(one) for one in missing],
                 "cache": dataset.path,
             }
-            for entry, dataset in _datasets(loaded, data)
+            for entry, dataset, missing in _with_left_out(loaded, data)
         ],
         "rows": {
-            name: {"rows": found.n_rows, "tokens": found.n_tokens, "sequence_len": found.sequence_len}
+            name: {
+                "rows": found.n_rows,
+                "tokens": found.n_tokens,
+                "sequence_len": found.sequence_len,
+                "padding": 1 - found.n_tokens / (found.n_rows * found.sequence_len),
+                "documents_per_row": len(found.start) * found.corpus.group / found.n_rows,
+                "first_rows": _first_rows(found),
+            }
             for name, found in _parts(data).items()
         },
         "documents": [
@@ -127,6 +156,37 @@ def _datasets(loaded: LoadedConfig, data: Corpora) -> Iterator[tuple[DatasetEntr
     yield from zip(loaded.config.datasets, data.train.corpus.datasets, strict=True)
     if loaded.config.validation_datasets and data.validation is not None:
         yield from zip(loaded.config.validation_datasets, data.validation.corpus.datasets, strict=True)
+
+
+def _with_left_out(loaded: LoadedConfig, data: Corpora) -> Iterator[tuple[DatasetEntry, TokenDataset, list[LeftOut]]]:
+    """Yield each entry with its tokens and what no row of the run has of them."""
+    corpus = data.train.corpus
+    rows = [part for part in _parts(data).values() if part.corpus is corpus]
+    for entry, dataset, base in zip(loaded.config.datasets, corpus.datasets, corpus.bases[:-1].tolist(), strict=True):
+        yield entry, dataset, left_out(dataset, base, rows, entry.weight)
+    if loaded.config.validation_datasets and data.validation is not None:
+        corpus = data.validation.corpus
+        entries = zip(loaded.config.validation_datasets, corpus.datasets, corpus.bases[:-1].tolist(), strict=True)
+        for entry, dataset, base in entries:
+            yield entry, dataset, left_out(dataset, base, [data.validation], None)
+
+
+def _histogram(dataset: TokenDataset) -> list[list[int]]:
+    """Return [least, most, count] of ranges of lengths in tokens, each a constant factor wide."""
+    lengths = np.diff(dataset.offsets[:: dataset.group])
+    edges = np.unique(np.geomspace(max(1, lengths.min()), lengths.max() + 1, _BINS + 1).round().astype(np.int64))
+    counts, _ = np.histogram(lengths, edges)
+    return [[int(a), int(b) - 1, int(n)] for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+
+
+def _first_rows(rows: PackedRows) -> list[list[list[int]]]:
+    """Return [tokens, trained tokens] of each piece of the first rows, as they are packed."""
+    found = []
+    for row in range(min(rows.n_rows, _SHOWN_ROWS)):
+        pieces = range(rows.row_offsets[row], rows.row_offsets[row + 1])
+        spans = [np.arange(rows.start[piece], rows.stop[piece]) for piece in pieces]
+        found.append([[len(span), int(rows.corpus.read(span)[1].sum())] for span in spans])
+    return found
 
 
 def _parts(data: Corpora) -> dict[str, PackedRows]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -14,7 +15,7 @@ from surogate_core.plugins.discovery import load_registry
 
 from .. import run
 from ..config.schema import TrainConfig
-from ..reporting.text import LINE_WIDTH, count_text, duration_text
+from ..reporting.text import LINE_WIDTH, count_text, duration_text, mfu_text
 from ..run import TrainResult
 from ..training.start import last_checkpoint
 from .json_output import print_json
@@ -100,7 +101,8 @@ def print_summary(out: TextIO, result: TrainResult) -> None:
     for label, text in _rows(result):
         table.add_row(label, Text(text, style="bold" if label == "validation loss" else ""))
     console.print(table)
-    for program, line in result.commands:  # never wrapped, so that they can be copied
+    page = ("report", f"surogate report {shlex.quote(str(result.output_dir))} --html report.html")
+    for program, line in (*result.commands, page):  # never wrapped, so that they can be copied
         console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
 
 
@@ -114,14 +116,29 @@ def to_json(result: TrainResult) -> dict[str, Any]:
 def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     rate = f", {count_text(result.tokens / result.seconds)} tokens/s" if result.seconds > 0 else ""
     yield "trained", f"{count_text(result.tokens)} tokens in {duration_text(result.seconds)}{rate}"
+    further = [f"{result.groups_per_second:.3g} {result.group}/s"] if result.group and result.groups_per_second else []
+    further += [mfu_text(result.mfu)] if result.mfu is not None else []
+    if further:
+        yield "", ", ".join(further)
     unit = " nats per token" if result.in_nats else ""
     if result.loss is not None:
         yield "training loss", f"{result.loss:.4f}{unit}, of the last step"
-    if losses := [loss for _, loss, _ in result.evaluations]:
-        best = f", best {min(losses):.4f}" if min(losses) != losses[-1] else ""
-        yield "validation loss", f"{losses[-1]:.4f}{unit}{best}"
+    if result.stop_reason:
+        yield "ended by", f"{result.stop_reason}; {result.total_steps:,} steps were planned"
+    if losses := {step: loss for step, loss, _ in result.evaluations}:
+        shown = losses.get(result.weights_step, [*losses.values()][-1])
+        best = f", best {min(losses.values()):.4f}" if min(losses.values()) != shown else ""
+        yield "validation loss", f"{shown:.4f}{unit}{best}"
         if result.unigram_loss is not None:
-            yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(losses[-1], result.unigram_loss)}"
+            yield "unigram model", f"{result.unigram_loss:.4f}; {_compared(shown, result.unigram_loss)}"
+    if result.best is not None:
+        yield "best evaluation", f"{result.best.metric} {result.best.value:.4f}, after step {result.best.step:,}"
+    for name in result.headlines:
+        last, held = (found.get(name) for found in (result.step_metrics, result.evaluation_metrics))
+        texts = [f"{last:.4g} in the last step"] if last is not None else []
+        texts += [f"{held:.4g} in validation"] if held is not None else []
+        if texts:
+            yield name, ", ".join(texts)
     if result.bits_per_byte is not None:
         yield "bits per byte", f"{result.bits_per_byte:.4f}"
     weights = "the model"
@@ -129,6 +146,8 @@ def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
         weights = f"the adapter in {result.adapter_dir.name}"
     if result.merged_dir is not None:
         weights += f", base and adapter in {result.merged_dir.name}"
+    if result.best is not None and result.weights_step != result.steps:
+        weights += f" (weights after step {result.weights_step:,})"
     yield "output", f"{result.output_dir}"
     yield "", f"{weights}, metrics.jsonl, loss.png, run.yaml"
 

@@ -23,6 +23,9 @@ FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False
 
 _LONGEST_VALUE = 80
 
+SECRET = "secret"
+"""Type of a PydanticCustomError whose value no message shows."""
+
 _TEXT = {
     "missing": "is required",
     "greater_than_equal": "must be at least {ge}",
@@ -140,7 +143,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel], within: str) -> Prob
     if kind == "extra_forbidden":
         return unknown_key(loc[0], keys_of(model), within=within)
     text = _TEXT.get(kind, "").format_map(details.get("ctx", {})) or details["msg"][:1].lower() + details["msg"][1:]
-    got = "" if kind == "missing" else f" (got {shown(details['input'])})"
+    got = "" if kind in ("missing", SECRET) else f" (got {shown(details['input'])})"
     return Problem((within + name).rstrip(".") or "config", text + got)
 
 

@@ -100,6 +100,19 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
     return LoadedConfig(config, options, mode, tuple(findings.notices), source, idle)
 
 
+def published(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return `resolved` for files and trackers: without the address of a webhook, which may be a secret."""
+    return without_address(resolved(loaded))
+
+
+def without_address(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config, also one that no run has written, without the address of a webhook."""
+    alerts = config.get("alerts")
+    if not alerts:
+        return {**config}
+    return {**config, "alerts": {**alerts, "url": None} if isinstance(alerts, Mapping) else None}
+
+
 def resolved(loaded: LoadedConfig) -> dict[str, Any]:
     """Return every key that has an effect with its value, ready for JSON and YAML (`dump_yaml`).
 

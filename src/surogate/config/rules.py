@@ -9,10 +9,13 @@ from pydantic import BaseModel
 
 from surogate_core.program.passes.tile import MULTIPLE
 
+from .alerts import alerts_of
+from .best import apply_best_rules
 from .errors import Findings, keys_of
 from .keys import ADAPTER_FLAG, same_value
 from .options import Owner
 from .registry import Registry
+from .schedule_kinds import schedule_problems
 from .schema import TrainConfig
 
 
@@ -46,10 +49,29 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
         )
     if config.validation_datasets:
         changes["validation_split_ratio"] = 0.0
+    kind, settings = config.lr_scheduler_type, config.lr_scheduler_kwargs
+    for problem in schedule_problems(kind, settings, config.learning_rate, config.final_lr_fraction):
+        findings.wrong(problem.key, problem.text)
+    for problem in alerts_of(config.alerts)[1] if config.alerts is not None else ():
+        findings.wrong(problem.key, problem.text)
+    if config.reference_model is not None and config.reference == "cached":
+        findings.wrong("reference", "cached keeps numbers of the run's own model; remove it, or remove reference_model")
+    elif config.reference_model is not None:
+        changes["reference"] = "frozen"
+    split = config.validation_split_ratio or config.validation_datasets
+    if kind == "reduce_lr_on_plateau" and not (config.evaluates_between_steps and split):
+        findings.wrong(
+            "lr_scheduler_type",
+            "reduce_lr_on_plateau reads the losses of evaluations, and this run has none between its steps; set "
+            "eval_steps and validation_datasets or validation_split_ratio, or use another schedule",
+        )
     if config.init_projections_to_zero and not config.from_scratch:
         findings.wrong(
             "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
         )
+    changes |= apply_best_rules(config, findings)
+    if config.sample_prompts and config.sample_top_p < 1 and not config.sample_temperature:
+        findings.wrong("sample_top_p", f"{config.sample_top_p} has no effect while sample_temperature is 0; set it")
     return config.model_copy(update=changes)
 
 

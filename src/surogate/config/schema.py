@@ -14,12 +14,17 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from surogate_core.api import Deterministic, ParamKind, PrecisionRequest, Sharding
 
+from .alerts import parse_alerts
 from .dataset_entry import DatasetEntry
 from .distribution import DistributionKeys
+from .evaluation import EvaluationKeys
 from .rope_scaling import parse_rope_scaling
+from .samples import SampleKeys
+from .schedule_kinds import Kind
 from .values import (
     Bytes,
     Day,
+    Epochs,
     Flag,
     FlagOrAuto,
     GradientDtype,
@@ -59,13 +64,6 @@ class RunKeys(Keys):
     plugins: PathTexts = Field(
         (), description="Plugins without a package: Python files, relative to the folder of the YAML file."
     )
-    save_steps: Int = Field(50, ge=0, description="Save a checkpoint every N steps; 0: only at the end.")
-    save_total_limit: Int = Field(5, ge=0, description="Keep only the newest N checkpoints; 0: all.")
-    save_in_background: Flag = Field(
-        True,
-        description="Copy the state to host memory at `save_steps` and write the checkpoint while training continues. "
-        "If the copies do not fit, or with false, training waits for the write.",
-    )
     resume_from_checkpoint: Annotated[bool | int | str, BeforeValidator(parse_resume)] = Field(
         False,
         description="Continue from a checkpoint: true (the newest in `checkpoint_dir`; if there is none, start anew), "
@@ -91,6 +89,11 @@ class RunKeys(Keys):
     )
     log_file: PathText | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers besides the console and the metrics file: a name or a list.")
+    alerts: Annotated[dict[str, Any] | None, BeforeValidator(parse_alerts)] = Field(
+        None,
+        description="Tell a webhook of NaN, spikes, a stall and a failure: a mapping of `url` (null: the variable "
+        "`SUROGATE_ALERT_URL`; outputs never contain it), `events`, `spike_deviations` and `stall_seconds`.",
+    )
     logging_steps: Int = Field(1, ge=1, description="Report metrics every N steps.")
     log_gpu_util: Int = Field(
         100,
@@ -188,21 +191,17 @@ class LoopKeys(Keys):
         description="What losses compare with: the model without its adapter; or the model before the first step. "
         "frozen: a copy of all weights, in their dtype; cached: its log-probabilities, kept with the tokens.",
     )
-    num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
+    reference_model: Text | None = Field(
+        None,
+        description="Folder or hub id of another model as the frozen reference, of the same sizes, for all weights and "
+        "for adapters; null: the run's own model.",
+    )
+    num_epochs: Epochs = Field(
+        3, description="Passes over the data, such as 3 or 0.5; used when `max_steps` is not positive."
+    )
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: as many as `num_epochs` takes.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows per micro-step, in evaluation too.")
     gradient_accumulation_steps: Int = Field(4, ge=1, le=65536, description="Micro-steps per optimizer step.")
-    eval_steps: Int = Field(
-        100,
-        ge=0,
-        description="Evaluate every N steps; 0: never between steps. A run with a validation set always evaluates "
-        "after the last step.",
-    )
-    eval_samples: Int = Field(
-        512,
-        ge=0,
-        description="Rows of `sequence_len` tokens that an evaluation reads, the same random ones each time; 0: all.",
-    )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after N consecutive steps with a loss or gradient that is not finite; 0: at once."
     )
@@ -225,8 +224,13 @@ class OptimizerKeys(Keys):
 
     optimizer: Text = Field("adamw_8bit", description="Optimizer, from an installed plugin.")
     learning_rate: Number = Field(2e-4, ge=0, le=1e38, description="Peak learning rate.")
-    lr_scheduler_type: Annotated[Literal["linear", "cosine", "wsd", "constant"], Word] = Field(
-        "linear", description="Decay after the warmup. wsd: constant, then decay over the last part of the steps."
+    lr_scheduler_type: Annotated[Kind, Word] = Field(
+        "linear",
+        description="Decay after the warmup. wsd: constant, then decay over the last part of the steps; the others are "
+        "those of transformers.",
+    )
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        {}, description="Settings of `lr_scheduler_type`, by their names in transformers."
     )
     warmup_ratio: Number = Field(0.0, ge=0, le=1, description="Part of the steps with a linear warmup from 0.")
     warmup_steps: Int = Field(0, ge=0, description="Warmup steps; overrides `warmup_ratio` when positive.")
@@ -328,7 +332,8 @@ class MemoryKeys(Keys):
 
 
 THEMES: tuple[type[Keys], ...] = (
-    RunKeys, ModelKeys, DataKeys, LoopKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
+    RunKeys, ModelKeys, DataKeys, LoopKeys, EvaluationKeys, OptimizerKeys, PrecisionKeys, MemoryKeys, DistributionKeys,
+    SampleKeys,
 )  # fmt: skip
 
 DTYPE_KEYS: Final[Mapping[str, str]] = {
@@ -352,7 +357,10 @@ STORED_BY: Final[Mapping[ParamKind, str]] = {"head": "quantize_lm_head", "embedd
 """Kind of param -> the key that stores it in the weight format, as the matrices of blocks are."""
 
 
-class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, LoopKeys, DataKeys, ModelKeys, RunKeys):
+class TrainConfig(
+    SampleKeys, DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, EvaluationKeys, LoopKeys, DataKeys,
+    ModelKeys, RunKeys,
+):  # fmt: skip
     """Core's keys of a run, validated. `load_config` makes one from a user's mapping."""
 
     @property

@@ -63,6 +63,22 @@ def parse_number(value: Any) -> float:
     return number
 
 
+def parse_steps(value: Any) -> int | float:
+    """Accept a whole number of steps, or a part of them between 0 and 1."""
+    number = parse_number(value)
+    if number < 0 or not (number < 1 or number.is_integer()):
+        raise ValueError("must be a whole number of steps, or a part of the run's steps below 1")
+    return number if 0 < number < 1 else parse_int(value)
+
+
+def parse_epochs(value: Any) -> int | float:
+    """Accept a number above 0; a whole one becomes an int."""
+    number = parse_number(value)
+    if number <= 0:
+        raise ValueError("must be a number of epochs above 0, such as 3 or 0.5")
+    return int(number) if number.is_integer() else number
+
+
 def count_or_auto(smallest: int) -> Callable[[Any], Any]:
     """Return a validator that accepts `auto` or a whole number of at least `smallest`."""
 
@@ -117,6 +133,11 @@ def flag_or_auto(value: Any) -> str:
 def parse_word(value: Any) -> Any:
     """Fold the case and the hyphens of a text; return anything else as it is."""
     return fold(value) if isinstance(value, str) else value
+
+
+def parse_strategy(value: Any) -> Any:
+    """As `parse_word`; false, which other readers of YAML make of `no`, is `no`."""
+    return "no" if value is False else parse_word(value)
 
 
 def parse_kernels(value: Any) -> Any:
@@ -245,6 +266,8 @@ def parse_resume(value: Any) -> bool | int | str:
 Int = Annotated[int, BeforeValidator(parse_int), Field(le=LARGEST_COUNT)]
 Seed = Annotated[int, BeforeValidator(parse_int), Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(parse_number)]
+StepsOrPart = Annotated[int | float, BeforeValidator(parse_steps), Field(ge=0, le=LARGEST_COUNT)]
+Epochs = Annotated[int | float, BeforeValidator(parse_epochs), Field(gt=0, le=LARGEST_COUNT)]
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),
@@ -254,6 +277,7 @@ Bytes = Annotated[
 Flag = Annotated[bool, BeforeValidator(parse_flag)]
 FlagOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(parse_flag_or_auto)]
 Word = BeforeValidator(parse_word)
+Strategy = BeforeValidator(parse_strategy)
 Text = Annotated[str, BeforeValidator(parse_text)]
 Day = Annotated[str, BeforeValidator(parse_date)]
 PathText = Annotated[str, BeforeValidator(parse_path)]

@@ -145,6 +145,11 @@ class Tokenizer:
         return tuple(token.content for token in added if token.special)
 
     @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of `special_texts`."""
+        return tuple(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
     def added_by_transformers(self) -> tuple[str, ...]:
         """Tokens that tokenizer.json lacks and transformers adds from the other files in the directory."""
         settings = self._settings or {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,19 +12,24 @@ from typing import TypeVar
 
 from surogate_core.api.destination import RUN_FILE, refuse_checkpoint
 from surogate_core.errors import ConfigError
+from surogate_core.planning.plan import Plan
 
 from ..checkpoints import folders as checkpoint
 from ..checkpoints.adapter import MERGED_FOLDER
 from ..checkpoints.folders import SAVING
 from ..checkpoints.resume import LAST_GOOD, Resumed, refuse_checkpoints
 from ..config.dataset_entry import DatasetEntry
-from ..config.load import LoadedConfig, resolved
+from ..config.load import LoadedConfig, published
 from ..config.schema import TrainConfig
 from ..config.yaml import dump_yaml
 from ..hub.files import find_local
-from ..reporting.metrics import cut_metrics, metrics_path
+from ..machine.replaced_file import replaced
+from ..reporting.metrics import cut_metrics, finite, metrics_path
+from ..runs.disk import disk_use
+from ..runs.plan_json import PLAN_FILE, timeline_json, to_json
 from ..runs.run import Run
 from .earlier_work import has_steps, is_foreign, refuse_outputs, set_aside_outputs
+from .load_commands import load_commands
 
 Notice = Callable[[str], None]
 
@@ -35,6 +41,9 @@ _READ = ("model", "adapter_path", "resume_from_checkpoint", "path")
 
 HEADER = "# surogate-core "
 """The first line of a resolved config begins with this."""
+
+_PLAN_START = '{"fits":'
+"""The beginning of the plan of a run, which no line break follows."""
 
 
 def refuse_to_overwrite(run: Run) -> None:
@@ -76,8 +85,24 @@ def _write_run_file(output: Path, loaded: LoadedConfig, versions: Mapping[str, s
     fresh = output / f"{SAVING}{RUN_FILE}"
     fresh.unlink(missing_ok=True)
     with fresh.open("x", encoding="utf-8") as file:  # a new file, never what a link of this name points to
-        file.write(header + dump_yaml(resolved(loaded)))
+        file.write(header + dump_yaml(published(loaded)))
     os.replace(fresh, output / RUN_FILE)
+
+
+def write_plan(run: Run, planned: Plan) -> None:
+    """Write plan.json: the plan, with the memory over all ops and the commands that load the outputs.
+
+    With it a report needs neither the model nor the device. Raises ConfigError if it cannot be written.
+    """
+    document = to_json(planned, run.loaded.mode, "the device of the run", disk=disk_use(run, planned))
+    document["timeline"] = timeline_json(planned.memory_timeline())
+    document["commands"] = load_commands(run)
+    path = Path(run.config.output_dir) / PLAN_FILE
+    try:
+        with replaced(path) as fresh:
+            fresh.write_text(json.dumps(finite(document), separators=(",", ":"), default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output_dir: cannot write to {path}: {error.strerror or error}.") from None
 
 
 def _with_absolute_paths(keys: KeysT) -> KeysT:
@@ -136,10 +161,9 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
         _refuse_log_file(places.metrics, source)
     if config.overwrite_output_dir:
         return
-    run_file = places.output / RUN_FILE
-    if _is_users(run_file):
+    for path, what in _users_files(places.output).items():
         raise ConfigError(
-            f"{source}: output_dir: {run_file} was not written by a run, and the resolved config would "
+            f"{source}: output_dir: {path} was not written by a run, and {what} would "
             "replace it. Move it, name another output_dir, or set overwrite_output_dir: true, which sets it aside."
         )
     if not places.owns_checkpoints:
@@ -169,7 +193,6 @@ def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> 
     config, places = loaded.config, places_of(loaded, resumed)
     step = resumed.step if resumed is not None and places.owns_checkpoints else -1
     why = f"the run resumes from step {step:,}" if places.owns_checkpoints else "a new run starts"
-    run_file = places.output / RUN_FILE
     moved: list[Path] = []
     try:
         # Before the metrics are cut: if the run is killed in between, they reach past the newest checkpoint, which the
@@ -179,8 +202,7 @@ def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> 
             moved.append(checkpoint.rename_aside(places.metrics))
         if not places.owns_output:
             moved += set_aside_outputs(places.output, read=[Path(config.model)])
-        if _is_users(run_file):
-            moved.append(checkpoint.rename_aside(run_file))
+        moved += map(checkpoint.rename_aside, _users_files(places.output))
     except OSError as error:
         raise ConfigError(
             f"output_dir: cannot set aside {error.filename or places.output}: {error.strerror}."
@@ -189,9 +211,17 @@ def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> 
         notice(f"{path.name}: set aside, because {why}")
     if resumed:
         evaluated = any(at == resumed.step for at, *_ in resumed.manifest.position.get("evaluations", ()))
-        cut_metrics(places.metrics, resumed.step, evaluated=evaluated)
+        sampled = resumed.manifest.position.get("sampled") == resumed.step
+        cut_metrics(places.metrics, resumed.step, evaluated=evaluated, sampled=sampled)
 
 
-def _is_users(path: Path) -> bool:
-    """Return whether a file exists that `open_output` has not written."""
-    return path.is_file() and not path.read_bytes().startswith(HEADER.encode())
+def _users_files(output: Path) -> dict[Path, str]:
+    """Return the files that a run writes at its start and that no run has written: {path: what would replace it}."""
+    written = {RUN_FILE: (HEADER, "the resolved config"), PLAN_FILE: (_PLAN_START, "the plan of the run")}
+    files = ((output / name, start, what) for name, (start, what) in written.items())
+    return {path: what for path, start, what in files if path.is_file() and not _begins(path, start)}
+
+
+def _begins(path: Path, start: str) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start.encode()

@@ -43,7 +43,9 @@ _HYPERPARAMETERS = (
 )
 
 
-def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Mapping[str, str]) -> None:
+def write_card(
+    run: Run, plan: Plan, repo: str, progress: Progress, versions: Mapping[str, str], stop_reason: str = ""
+) -> None:
     """Write the card into the folder of the trained weights, atomically.
 
     A card without MARK is the user's and is kept. `repo`: the hub repository, or "". Raises RunStopped when the disk is
@@ -53,12 +55,14 @@ def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Ma
     path = folder / CARD
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    text = model_card(run, plan, repo or run.config.resolved_run_name, progress, versions)
+    text = model_card(run, plan, repo or run.config.resolved_run_name, progress, versions, stop_reason)
     with stopping_when_disk_refuses(path, safe_in=folder), replaced(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
 
 
-def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Mapping[str, str]) -> str:
+def model_card(
+    run: Run, plan: Plan, name: str, progress: Progress, versions: Mapping[str, str], stop_reason: str = ""
+) -> str:
     """Return the card's text. `name`: of the repository, or of the run.
 
     The front matter states no license: it follows from base model and data, and the user has to state it.
@@ -84,7 +88,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
         f"# {name.rpartition('/')[2]}",
         _what(run, plan, None if config.from_scratch else shown),
-        _table("Results", _results(progress)),
+        _table("Results", _results(progress, bool(config.load_best_model_at_end), stop_reason)),
         _table("Hyperparameters", _hyperparameters(run, plan)),
         *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if commands else []),
         "## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()),
@@ -92,16 +96,23 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
     return "\n\n".join(parts) + "\n"
 
 
-def _results(progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield rows of results. The best evaluation is included unless it is the last."""
+def _results(progress: Progress, loads_best: bool, stop_reason: str) -> Iterator[tuple[str, str]]:
+    """Yield rows of results. The validation loss is that of the weights; the best one is included if it is another."""
     yield "optimizer steps", f"{progress.step:,}"
+    if stop_reason:
+        yield "ended by", stop_reason
+    step = progress.weights_step(loads_best)
+    if progress.best and loads_best:
+        yield "weights", f"after step {step:,}, the best by {progress.best.metric} ({progress.best.value:.4f})"
     yield "tokens", f"{progress.tokens:,}"
     if progress.loss is not None:
         yield "training loss (last step)", f"{progress.loss:.4f}"
     losses = [loss for _, loss, _ in progress.evaluations]
     if losses:
-        yield "validation loss", f"{losses[-1]:.4f}"
-        if min(losses) < losses[-1]:
+        loss = progress.loss_at(step)
+        shown = losses[-1] if loss is None else loss
+        yield "validation loss", f"{shown:.4f}"
+        if min(losses) < shown:
             yield "best validation loss", f"{min(losses):.4f}"
 
 

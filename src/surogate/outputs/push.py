@@ -14,10 +14,12 @@ from surogate_core.errors import ConfigError
 from ..config.schema import TrainConfig
 from ..hub.files import TEMPLATE_DIRECTORY, TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE
+from ..runs.plan_json import PLAN_FILE
 from .model_card import CARD
 
 MODEL_FILES = (*TOKENIZER_FILES, *WEIGHT_FILES, "added_tokens.json", "vocab.*", "merges.txt", "tokenizer.model", CARD)
-"""Files of `output_dir` that are uploaded. It may hold anything else; run.yaml and metrics.jsonl hold local paths."""
+"""Files of `output_dir` that are uploaded. It may hold anything else; run.yaml, metrics.jsonl, plan.json hold local
+paths."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def push(folder: Path, repo: str, notice: Callable[[str], None]) -> Pushed:
             delete_patterns=list(WEIGHT_FILES),  # an earlier upload may have had more shards
         )
     except Exception as error:
-        again = f"hf upload {repo} {folder} ." + (f" --exclude '*/*' {RUN_FILE} {METRICS_FILE}" if is_model else "")
+        again = f"hf upload {repo} {folder} ." + (
+            f" --exclude '*/*' {RUN_FILE} {METRICS_FILE} {PLAN_FILE}" if is_model else ""
+        )
         return Pushed(
             error=f"push_to_hub: uploading to {repo} failed: {_first_line(error)}. The run is done and {folder} is "
             f"complete. To upload it: {again}"

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import TextIO
 
-from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
 
 from .terminal import ignoring_broken_pipe
-from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
 _COLUMN_WIDTH = 12
+_SAMPLE_LINES = 6
+"""Lines that a sample has on the console."""
+_SHOWN_PROMPT = 48
+"""Characters of its prompt."""
 
 
 def numerics_lines(report: NumericsReport) -> list[str]:
@@ -55,6 +62,7 @@ class PlainLogger(Logger):
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._clock = RunClock(info)
+        self._group = info.group
         self._stepped = False
 
     def report(self, report: Report) -> None:
@@ -62,10 +70,14 @@ class PlainLogger(Logger):
             self._step(report)
         elif isinstance(report, EvalReport):
             self._clock.eval(report)
-            self._line(eval_line(report))
+            for line in in_lines(eval_line(report).split(", "), first=0):
+                self._line(line)
         elif isinstance(report, NumericsReport):
             for line in numerics_lines(report):
                 self._line(line)
+        elif isinstance(report, SampleReport):
+            for line in sample_lines(report):
+                self._line(line.encode("ascii", "backslashreplace").decode())
 
     def _step(self, report: StepReport) -> None:
         self._clock.step(report)
@@ -73,7 +85,9 @@ class PlainLogger(Logger):
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
             if report.metrics:
-                self._line(f"  {figures_text(report)}")
+                rate = [f"{report.groups_per_second:.3g} {self._group}/s"] if self._group else []
+                for line in in_lines([*figures(report), *rate]):
+                    self._line(line)
 
 
 class RunClock:
@@ -84,23 +98,23 @@ class RunClock:
     """
 
     def __init__(self, info: RunInfo, window: int = 32) -> None:
-        self._total, self._every = info.total_steps, int(info.config.get("eval_steps") or 0) or info.total_steps
-        self._steps, self._evals = info.done_steps, info.done_steps // self._every
+        self._total, self._evaluated = info.total_steps, info.evaluated
+        self._steps, self._evals = info.done_steps, bisect_right(info.evaluated, info.done_steps)
         self._planned, self._evaluation = info.eval_time, 0.0
         self._durations: deque[float] = deque(maxlen=window)
 
     def step(self, report: StepReport) -> None:
         self._durations.append(report.duration_ms / 1000)
-        self._steps, self._evals = report.step, (report.step - 1) // self._every
+        self._steps, self._evals = report.step, bisect_left(self._evaluated, report.step)
 
     def eval(self, report: EvalReport) -> None:
-        self._evaluation, self._evals = report.duration_ms / 1000, (report.step - 1) // self._every + 1
+        self._evaluation, self._evals = report.duration_ms / 1000, bisect_right(self._evaluated, report.step)
 
     def seconds(self) -> tuple[float, float]:
         """Return the seconds of what is done, and those until the last evaluation is done."""
         step = statistics.median(self._durations or [1.0])
         evaluation = self._evaluation or self._planned * step
-        evals_left = (self._total - 1) // self._every + 1 - self._evals if self._planned else 0
+        evals_left = len(self._evaluated) - self._evals
         done = self._steps * step + self._evals * evaluation
         return done, (self._total - self._steps) * step + evals_left * evaluation
 
@@ -114,6 +128,7 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
         return f"{head}  skipped: not finite"
     rate = f"{count_text(report.tokens_per_second):>5} tok/s"
     fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields += [] if report.mfu is None else [mfu_text(report.mfu)]
     fields.append(f"eta {eta_text(eta_seconds)}")
     if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
         del fields[3]
@@ -126,10 +141,38 @@ def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
     if report.in_nats and report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
-    line += f", {figures_text(report)}" if report.metrics else ""
+    line = ", ".join([line, *figures(report)])
+    if report.best_step is not None:
+        line += ", the best so far" if report.best_step == report.step else f", best at step {report.best_step}"
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"
 
 
-def figures_text(report: StepReport | EvalReport) -> str:
-    """Return "margin 0.12, accuracy 0.75"."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items())
+def sample_lines(report: SampleReport) -> list[str]:
+    """Return the end of the prompt and the beginning of the text, in a few lines. The metrics file has all of both."""
+    prompt = " ".join(_printable(report.prompt).split())
+    shown = prompt if len(prompt) <= _SHOWN_PROMPT else f"...{prompt[-_SHOWN_PROMPT:]}"
+    lines = [line for part in _printable(report.text).splitlines() for line in textwrap.wrap(part, LINE_WIDTH - 2)]
+    more = [] if len(lines) <= _SAMPLE_LINES else ["..."]
+    return [f"sample at step {report.step}: {shown}", *(f"  {line}" for line in [*lines[:_SAMPLE_LINES], *more])]
+
+
+def _printable(text: str) -> str:
+    """Escape control characters but line breaks: a terminal obeys them."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def figures(report: StepReport | EvalReport) -> list[str]:
+    """Return ["margin 0.12", "accuracy 0.75"]."""
+    return [f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()]
+
+
+def in_lines(items: Sequence[str], first: int = 2) -> list[str]:
+    """Return the items, with commas, in lines of 80 columns that begin with two spaces, the first one with `first`."""
+    lines = [" " * first + items[0]]
+    for item in items[1:]:
+        if len(lines[-1]) + len(item) + 3 > LINE_WIDTH:
+            lines[-1] += ","
+            lines.append(f"  {item}")
+        else:
+            lines[-1] += f", {item}"
+    return lines

@@ -14,11 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
 
-from .console import RunClock, eval_line, numerics_lines
+from .console import RunClock, eval_line, numerics_lines, sample_lines
 from .terminal import silence
-from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+from .text import count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
 REFRESH_SECONDS = 0.1
 
@@ -64,6 +64,9 @@ class LiveLogger(Logger):
         elif isinstance(report, NumericsReport):
             lines = Text("\n".join(numerics_lines(report)))
             self._draw(lambda: self._console.print(lines, soft_wrap=True))
+        elif isinstance(report, SampleReport):
+            sample = Text("\n".join(sample_lines(report)))
+            self._draw(lambda: self._console.print(sample, soft_wrap=True))
 
     def _step(self, report: StepReport) -> None:
         self._clock.step(report)
@@ -104,6 +107,10 @@ class LiveLogger(Logger):
             ("", f"{count_text(report.tokens_per_second):>5} tok/s", ""),
             ("", f"{step_time_text(report.duration_ms):>5}", ""),
         ]
+        if report.mfu is not None:
+            fields.append(("", mfu_text(report.mfu), ""))
+        if report.groups_per_second:
+            fields.append(("", f"{report.groups_per_second:.3g} {self._info.group}/s", ""))
         if self._eval is not None:
             fields.append(("eval", loss_text(self._eval.loss), "bold"))
         if self._skipped:

@@ -3,13 +3,20 @@
 One JSON object per line. "log" is its kind:
 
     {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
-     "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes
+     "total_steps", "steps_per_epoch", "tokens_per_step", "planned"}        first, and again whenever a run resumes; and
+                                                                            "headlines", metrics for a summary, if any
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
-     "duration_ms", "time"}                                                 and "skipped": true if it was not applied
+     "duration_ms", "time"}                                                 and "skipped": true if it was not applied;
+                                                                            "mfu" on a GPU whose peak is known
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}  and "in_nats": false of other losses;
-                                                                            of both "groups" and "metrics" if any
+                                                                            of both "groups" and "metrics" if any, of
+                                                                            steps "groups_per_second"; "best_step" if
+                                                                            the run looks for the best
+    {"log": "outputs", "step", "weights_step", "metric", "best_step", "best_value", "stop_reason", "time"}
+                                                                            at the end of such a run
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
+    {"log": "sample", "step", "index", "prompt", "text", "tokens", "finish", "duration_ms", "time"}
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
 
 Times are in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
@@ -27,7 +34,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import (
+    EvalReport,
+    GpuReport,
+    Logger,
+    NumericsReport,
+    OutputReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 from surogate_core.api.regular_file import open_own
 from surogate_core.errors import ConfigError, RunStopped
 
@@ -37,7 +54,14 @@ __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
 
-_NAMES = {StepReport: "step", EvalReport: "eval", GpuReport: "gpu", NumericsReport: "numerics"}
+_NAMES = {
+    StepReport: "step",
+    EvalReport: "eval",
+    OutputReport: "outputs",
+    GpuReport: "gpu",
+    NumericsReport: "numerics",
+    SampleReport: "sample",
+}
 
 _OF_RUN = (
     *("config", "versions", "device", "parameters", "trainable_parameters"),
@@ -71,7 +95,8 @@ class JsonLinesLogger(Logger):
                 f"{key}: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
             ) from error
         run = {"log": "run", "run_name": info.run_name, "time": time.time()}
-        self._write(run | {name: getattr(info, name) for name in _OF_RUN})
+        shown = {"headlines": list(info.headlines)} if info.headlines else {}
+        self._write(run | {name: getattr(info, name) for name in _OF_RUN} | shown)
 
     def report(self, report: Report) -> None:
         if isinstance(report, NumericsReport):
@@ -82,6 +107,7 @@ class JsonLinesLogger(Logger):
             figures = asdict(report)
             if isinstance(report, StepReport | EvalReport):
                 usual = {"skipped": False, "in_nats": True, "groups": 0, "metrics": {}}
+                usual |= {"groups_per_second": 0.0, "mfu": None, "best_step": None}
                 figures = {name: value for name, value in figures.items() if value != usual.get(name, report)}
         self._write({"log": _NAMES[type(report)], **figures})
 
@@ -120,29 +146,38 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield from (record for record in map(parsed_record, lines) if record is not None)
 
 
-def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
-    """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps.
+def cut_metrics(path: Path, step: int, *, evaluated: bool = True, sampled: bool = True) -> None:
+    """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps and samples.
 
     A step is repeated if an earlier run started again in the same folder; its later record stays. `evaluated`: the
-    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. The file is
-    replaced atomically. Raises ConfigError if it cannot be rewritten.
+    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. `sampled`:
+    the same of its samples. The record of outputs after `step` goes in any case. The file is replaced atomically.
+    Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
     kept: list[tuple[int | None, bytes]] = []
-    highest = 0
+    samples: dict[tuple[Any, Any], tuple[int | None, bytes]] = {}
+    written = (("eval", evaluated), ("sample", sampled), ("outputs", False))
+    highest, repeated = 0, {kind for kind, done in written if not done}
     try:
         for line in path.read_bytes().splitlines():
             record = parsed_record(line)
             at = record.get("step") if record else None
             if record is None or (at is not None and at > step):
                 continue
-            if at == step and not evaluated and record.get("log") == "eval":
+            if at == step and record.get("log") in repeated:
                 continue
             if record.get("log") == "step" and at is not None:
                 if at <= highest:
                     kept = [(other, text) for other, text in kept if other is None or other < at]
                 highest = at
+            if record.get("log") == "sample":
+                of = at, record.get("index")
+                kept = [pair for pair in kept if pair is not samples.get(of)]
+                samples[of] = at, line
+                kept.append(samples[of])
+                continue
             kept.append((at, line))
         with replaced(path) as fresh, fresh.open("wb") as file:
             file.writelines(text + b"\n" for _, text in kept)

@@ -1,15 +1,17 @@
-"""The loss picture: training and validation loss by step, and the learning rate, from a `metrics.jsonl`."""
+"""The loss picture: training and validation loss by step, the learning rate, and below them what the loss reports
+first (`Metric.headline`), from a `metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surogate_core.api import Logger, Report, RunInfo, StepReport
 
@@ -35,11 +37,13 @@ class TrainPoint(NamedTuple):
     lr: float
     tokens: int
     skipped: bool
+    metrics: Mapping[str, float | None] = {}
 
 
 class EvalPoint(NamedTuple):
     step: int
     loss: float
+    metrics: Mapping[str, float | None] = {}
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Curve:
     device: str = ""
     train: list[TrainPoint] = field(default_factory=list)
     evals: list[EvalPoint] = field(default_factory=list)
+    headlines: tuple[str, ...] = ()
 
 
 class PictureLogger(Logger):
@@ -98,7 +103,7 @@ def draw_loss(metrics: Path, png: Path) -> bool:
     curve = read_curve(metrics)
     if all(point.loss is None for point in curve.train):
         return False
-    image = drawn((9, 5), lambda figure: _draw(figure, curve))
+    image = drawn((9, 8 if _shown(curve) else 5), lambda figure: _draw(figure, curve))
     with replaced(png) as fresh:
         fresh.write_bytes(image)
     return True
@@ -131,18 +136,24 @@ def read_curve(metrics: Path) -> Curve:
         kind, step = record.get("log"), record.get("step")
         if kind == "run":
             curve.title, curve.parameters = record.get("run_name") or "", record.get("parameters") or 0
-            curve.device = record.get("device") or ""
+            curve.device, curve.headlines = record.get("device") or "", tuple(record.get("headlines") or ())
         elif kind == "step" and isinstance(step, int):
             while curve.train and curve.train[-1].step >= step:
                 curve.train.pop()
             _drop_evals(curve, step)
             lr, tokens = record.get("lr") or 0.0, record.get("tokens") or 0
-            curve.train.append(TrainPoint(step, record.get("loss"), lr, tokens, record.get("skipped", False)))
+            point = TrainPoint(step, record.get("loss"), lr, tokens, record.get("skipped", False), _metrics(record))
+            curve.train.append(point)
         elif kind == "eval" and isinstance(step, int):
             _drop_evals(curve, step)
             if record.get("loss") is not None:
-                curve.evals.append(EvalPoint(step, record["loss"]))
+                curve.evals.append(EvalPoint(step, record["loss"], _metrics(record)))
     return curve
+
+
+def _metrics(record: Mapping[str, Any]) -> Mapping[str, float | None]:
+    found = record.get("metrics")
+    return found if isinstance(found, dict) else {}
 
 
 def _drop_evals(curve: Curve, from_step: int) -> None:
@@ -177,7 +188,11 @@ def thin_out(steps: Array, losses: Array, points: int = 1500) -> tuple[Array, Ar
 def _draw(figure: Figure, curve: Curve) -> None:
     import numpy as np
 
-    axes = figure.add_subplot()
+    shown = _shown(curve)
+    grid = figure.add_gridspec(2 if shown else 1, max(1, len(shown)), height_ratios=[2.2, 1] if shown else None)
+    axes = figure.add_subplot(grid[0, :])
+    for column, name in enumerate(shown):
+        _draw_metric(figure.add_subplot(grid[1, column]), curve, name)
     _draw_lr(axes, curve)
     finite = [(point.step, point.loss) for point in curve.train if point.loss is not None]
     steps, losses = np.array([step for step, _ in finite]), np.array([loss for _, loss in finite])
@@ -190,7 +205,8 @@ def _draw(figure: Figure, curve: Curve) -> None:
     if curve.evals:
         best = min(point.loss for point in curve.evals)
         axes.plot(
-            *zip(*curve.evals, strict=True),
+            [point.step for point in curve.evals],
+            [point.loss for point in curve.evals],
             color=VALIDATION,
             linewidth=1.2,
             marker="o",
@@ -204,6 +220,37 @@ def _draw(figure: Figure, curve: Curve) -> None:
     _limit_loss(axes, losses, [point.loss for point in curve.evals])
     _dress(axes, curve)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+
+
+MOST_METRICS = 4
+"""Metrics that fit below the losses."""
+
+
+def _shown(curve: Curve) -> list[str]:
+    """Return the headlines that some step has measured."""
+    return [name for name in curve.headlines if _points(curve.train, name)][:MOST_METRICS]
+
+
+def _points(points: Iterable[TrainPoint | EvalPoint], name: str) -> list[tuple[int, float]]:
+    return [(point.step, value) for point in points if (value := point.metrics.get(name)) is not None]
+
+
+def _draw_metric(axes: Axes, curve: Curve, name: str) -> None:
+    import numpy as np
+
+    found = _points(curve.train, name)
+    steps, values = np.array([step for step, _ in found]), np.array([value for _, value in found])
+    if len(values) >= 30:
+        axes.plot(steps, values, color=TRAIN, alpha=0.28, linewidth=0.7)
+        steps, values = thin_out(steps, values)
+        values = smooth(values, len(values) // 50)
+    axes.plot(steps, values, color=TRAIN, linewidth=1.5)
+    if held := _points(curve.evals, name):
+        axes.plot(*zip(*held, strict=True), color=VALIDATION, linewidth=1.2, marker="o", markersize=4)
+    axes.set_title(name, loc="left", fontsize=10, color=INK, parse_math=False)
+    axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
+    axes.tick_params(colors=INK, labelsize=8, length=0)
+    leave_the_bottom(axes, LR)
 
 
 def _draw_lr(axes: Axes, curve: Curve) -> None:

@@ -93,6 +93,16 @@ def step_time_text(duration_ms: float) -> str:
     return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s"
 
 
+def group_text(size: int) -> str:
+    """Return what the groups of a loss are called, of `size` documents (`LossDef.group_size`); "" if it has none."""
+    return {0: "", 1: "documents", 2: "pairs"}.get(size, "groups")
+
+
+def mfu_text(mfu: float) -> str:
+    """Return at most 8 characters for what a device can reach: mfu 41%, mfu 3.2%."""
+    return f"mfu {100 * mfu:.1f}%" if mfu < 0.0995 else f"mfu {100 * mfu:.0f}%"
+
+
 def eta_text(seconds: float) -> str:
     """Return at most 5 characters, as precise as a forecast: 45s, 2m15s, 42m, 3h05m, 12h, 2d04h, 12d, 9999d."""
     whole = round(min(seconds, 9999 * 86400))

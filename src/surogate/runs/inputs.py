@@ -20,6 +20,7 @@ from ..config.schema import STORED_BY
 from ..data.pieces import documents_in_row
 from ..hub.config_json import text_part, with_text_part
 from .run import Run, chosen_loss
+from .samples import beside
 
 
 def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) -> PlanInputs:
@@ -41,6 +42,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         loss=chosen_loss(loaded, registry),
         loss_options=loaded.options["loss", config.loss],
         frozen_reference=config.reference == "frozen",
+        other_reference=config.reference_model is not None,
         optimizer=registry.optimizer(config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,
@@ -68,6 +70,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         weight_format=run.weight_format,
         stored_kinds=frozenset({"matrix", *(kind for kind, key in STORED_BY.items() if getattr(config, key))}),
         target=target,
+        beside=beside(run, precision, device),
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from surogate_core.api import DeviceInfo
@@ -12,7 +12,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import limited
 from surogate_core.planning.plan import Plan, recomputed, sketched
 
-from ..config.schema import DTYPE_KEYS
+from ..config.schema import DTYPE_KEYS, TrainConfig
 from .inputs import run_inputs
 from .ranks import count_ranks
 from .run import Run
@@ -57,7 +57,17 @@ def sketch_run(
     plan = sketched(inputs, recording)
     refuse_unstored(run, plan.assembly)
     _refuse_undrawn(run)
+    refuse_unmeasured(run.config, ["loss", *(figure.name for figure in plan.assembly.reported[1:])])
     return plan
+
+
+def refuse_unmeasured(config: TrainConfig, measured: Sequence[str]) -> None:
+    """Raise ConfigError unless evaluations measure what says which one is the best."""
+    if config.best_metric not in measured:
+        raise ConfigError(
+            f"metric_for_best_model: the evaluations of this run do not measure {config.best_metric}. "
+            + (f"Use one of {', '.join(measured)}." if len(measured) > 1 else f"Use {measured[0]}, which they do.")
+        )
 
 
 def _refuse_undrawn(run: Run) -> None:

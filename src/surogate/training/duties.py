@@ -1,4 +1,4 @@
-"""The duties of a run between its steps, in their order: stop, evaluate, save.
+"""The duties of a run between its steps, in their order: stop, evaluate, sample, save.
 
 `due` reads the step and what the processes have agreed on, so that all decide alike.
 """
@@ -12,13 +12,14 @@ from surogate_core.train import Duty, Progress
 
 from .evaluation import evaluate, evaluates_after
 from .job import Job
+from .sampling import sample, samples_after
 
 if TYPE_CHECKING:
     from surogate_core.runtime.team import AnyWorker
 
 
 def duties(job: Job) -> tuple[Duty, ...]:
-    return Stop(job), Evaluate(job), Save(job)
+    return Stop(job), Evaluate(job), Sample(job), Save(job)
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,28 @@ class Evaluate(Duty):
         return evaluates_after(self.job, progress.launched)
 
     def __call__(self, worker: AnyWorker, progress: Progress) -> bool:
-        """Evaluate. A resumed run makes up for an evaluation that is cut, so no step may come in between."""
+        """Evaluate. A resumed run makes up for an evaluation that is cut, so no step may come in between.
+
+        The steps end here if the run has waited long enough for a better evaluation. Then it writes its last samples.
+        """
         if not self.job.interrupt.ends_steps():  # asked for by a report of this step
             evaluate(self.job)
+        if self.job.stopped_early and samples_after(self.job, progress.step) and not self.job.interrupt.ends_steps():
+            sample(self.job)
+        return self.job.ends_steps()
+
+
+@dataclass(frozen=True)
+class Sample(Duty):
+    job: Job
+
+    def due(self, progress: Progress) -> bool:
+        return samples_after(self.job, progress.launched)
+
+    def __call__(self, worker: AnyWorker, progress: Progress) -> bool:
+        """Write samples. A resumed run makes up for those that are cut, so no step may come in between."""
+        if not self.job.interrupt.ends_steps():
+            sample(self.job)
         return self.job.interrupt.ends_steps()
 
 
@@ -55,8 +75,8 @@ class Save(Duty):
     job: Job
 
     def due(self, progress: Progress) -> bool:
-        every = self.job.save_steps
-        return self.job.interrupt.take_save_request() or bool(every and progress.launched % every == 0)
+        job, step = self.job, progress.launched
+        return job.interrupt.take_save_request() or job.saves.due(step) or job.kept.due(step)
 
     def __call__(self, worker: AnyWorker, progress: Progress) -> bool:
         self.job.save()

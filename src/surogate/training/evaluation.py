@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from surogate_core.api import EvalReport
 from surogate_core.assembly.assembly import metrics_of
@@ -17,7 +18,13 @@ from .sums import prepass, sum_losses
 
 def evaluates_after(job: Job, step: int) -> bool:
     """Return whether an evaluation follows a step, other than the last one, which `evaluate_last` evaluates."""
-    return bool(job.eval_steps) and step % job.eval_steps == 0 and step < job.total_steps
+    return job.evaluations.due(step) and step < job.total_steps
+
+
+def evaluate_first(job: Job) -> None:
+    """Evaluate before the first step, if the run does. What it finds is never the best."""
+    if job.eval_on_start and not job.progress.launched:
+        evaluate(job)
 
 
 def evaluate_last(job: Job) -> bool:
@@ -77,6 +84,20 @@ def evaluate(job: Job) -> bool:
         in_nats=job.in_nats,
         groups=sums.groups,
     )
-    job.progress.evaluations.append((job.progress.step, report.loss, sums.labels))
-    job.report(lambda: replace(report, metrics=metrics_of(job.reported, figures)))
+    step = job.progress.step
+    job.progress.evaluations.append((step, report.loss, sums.labels))
+    if job.best_rule is not None and job.progress.best is not None and step:
+        job.progress.best = job.best_rule.after(job.progress.best, step, report.loss, job.reported, figures)
+    best = job.progress.best.step if job.progress.best else 0
+    report = replace(report, best_step=best or None)
+    job.report(lambda: _with_metrics(job, report, figures))
+    if job.best_rule is not None and job.best_rule.saves and step and step == best:
+        job.save()
     return True
+
+
+def _with_metrics(job: Job, report: EvalReport, figures: Sequence[Any]) -> EvalReport:
+    report, rule = replace(report, metrics=metrics_of(job.reported, figures)), job.best_rule
+    if rule is None or not rule.loads or report.best_step == report.step:  # those of the weights of the outputs
+        job.latest.evaluated = report.metrics
+    return report

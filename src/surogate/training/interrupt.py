@@ -78,6 +78,11 @@ class Interrupt:
         self._restore_handlers()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
+    @property
+    def received(self) -> bool:
+        """Whether a signal has come to this process, or a listener has asked to stop, agreed on or not."""
+        return self._received is not None or self._stop_received
+
     def stop(self) -> None:
         """Ask for the run to finish after the step that is running."""
         self._stop_received = True

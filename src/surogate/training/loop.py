@@ -22,8 +22,9 @@ from surogate_core.errors import NonFiniteError, RunStopped
 from ..data.loader import Prefetch
 from ..world.processes import FIRST_STEP_SECONDS
 from .duties import duties
-from .evaluation import make_up_for_evaluation
+from .evaluation import evaluate_first, make_up_for_evaluation
 from .job import Job
+from .sampling import make_up_for_samples
 from .sums import with_means
 
 
@@ -40,10 +41,12 @@ def train(job: Job) -> None:
     interrupt, progress = job.interrupt, job.progress
     try:
         with _saving_intact_weights(job):
+            evaluate_first(job)
             make_up_for_evaluation(job)
+            make_up_for_samples(job)
             with closing(_batches(job)) as batches:
-                core.train(job.worker, batches, job.schedule.lr, progress, partial(_report, job), duties(job))
-            if interrupt.ends_steps() or job.logger_failed():
+                core.train(job.worker, batches, job.lr, progress, partial(_report, job), duties(job))
+            if job.ends_steps() or job.logger_failed():
                 job.save()
             job.worker.gather()
     except Exception:  # not KeyboardInterrupt or SystemExit: the second interrupt
@@ -63,7 +66,7 @@ def _batches(job: Job) -> Generator[StepBatch]:
     progress, began = job.progress, job.progress.step
     with Prefetch(job.loader.step, began, job.total_steps) as batches:
         for batch in batches:
-            if job.interrupt.ends_steps():  # asked for by the report of a step
+            if job.ends_steps():  # asked for by the report of a step; or the run had ended when it was resumed
                 return
             first = progress.step == began
             job.processes.at(f"step {progress.step + 1}", FIRST_STEP_SECONDS if first else 0)
@@ -85,7 +88,12 @@ def _report(job: Job, done: core.Finished) -> None:
 
 def _with_metrics(job: Job, done: core.Finished) -> StepReport:
     job.doubts.see(done.figures)
-    return replace(done.report, metrics=metrics_of(job.reported, done.figures))
+    report, used, latest = done.report, job.utilization, job.latest
+    latest.metrics = metrics_of(job.reported, done.figures)
+    latest.groups += report.groups
+    latest.seconds += report.duration_ms / 1000
+    mfu = used.of(report.tokens_per_second) if used else None
+    return replace(report, metrics=latest.metrics, mfu=mfu)
 
 
 def _report_numerics(job: Job, table: core.Table) -> None:
@@ -110,7 +118,7 @@ def _saving_intact_weights(job: Job) -> Iterator[None]:
         if not error.weights_whole or not progress.step or job.saves_jointly:  # the others do not stop here
             raise
         progress.launched = progress.step  # the failed step has changed nothing
-        progress.lr = job.schedule.lr(progress.step)
+        progress.lr = job.lr(progress.step)
         job.save()
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True

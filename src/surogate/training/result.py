@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..outputs.push import Pushed
     from .packing_check import PackingCheck
+
+
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The best evaluation of a run: the step before it, and the metric by which it is the best."""
+
+    step: int
+    metric: str
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +37,18 @@ class TrainResult:
     merged_dir    None without a merged model
     commands      (program, line): the lines that load the outputs; none when a signal ended the run
     pushed        the upload; None when none was asked for
+    mfu           model FLOPs utilization of all steps; None if the devices' peak is not known
+    group         what the loss has groups of, "pairs" for example; "" if it has none
+    groups_per_second
+                  of the steps of this process
+    headlines     names of the metrics that a summary shows
+    step_metrics  of the last step of this process, by name
+    evaluation_metrics
+                  of its last evaluation, by name; with load_best_model_at_end of the best one
     packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
+    weights_step  the step whose weights the outputs have
+    best          the best evaluation; None if the run did not look for it, or none was finite
+    stop_reason   why the run ended before its last step by itself; "" if it did not
     """
 
     run_name: str
@@ -49,3 +70,12 @@ class TrainResult:
     commands: tuple[tuple[str, str], ...] = ()
     pushed: Pushed | None = None
     packing: PackingCheck | None = None
+    weights_step: int = 0
+    best: BestEvaluation | None = None
+    stop_reason: str = ""
+    mfu: float | None = None
+    group: str = ""
+    groups_per_second: float = 0.0
+    headlines: tuple[str, ...] = ()
+    step_metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation_metrics: Mapping[str, float] = field(default_factory=dict)

@@ -19,24 +19,28 @@ from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, Merging, open_merge, write_adapter
 from ..checkpoints.base_files import kept_tensors, maps_in_files, moved_tensors, stored_names
-from ..checkpoints.model_ranges import join_files
+from ..checkpoints.manifest import DamagedCheckpoint, read_manifest, verify_files
+from ..checkpoints.model_ranges import join_files, model_files
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import Resumed
 from ..checkpoints.tensor_file import nbytes
 from ..checkpoints.writer import CheckpointWriter, open_writer
-from ..config.load import resolved
+from ..config.load import published
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
-from ..outputs.folder import open_output, set_aside
+from ..outputs.folder import open_output, set_aside, write_plan
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
+from ..reporting.alerts import open_alerts
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
+from ..reporting.text import group_text
 from ..runs.chosen_format import FILES, chosen_format
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
+from .best_rule import BestRule, output_checkpoint
 from .joint_write import refuse_unshared, write_together
 from .result import TrainResult
 from .steps import Steps
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
     from ..checkpoints.saved_run import SavedRun
     from ..checkpoints.writer import View
+    from .samples import Samples
 
 SHORT_RUN_SECONDS = 60
 """A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
@@ -69,6 +74,9 @@ class NoFiles:
     def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
         return Loggers()
 
+    def open_samples(self, worker: AnyWorker, stack: ExitStack) -> Samples | None:
+        return None
+
     def push(self, result: TrainResult) -> TrainResult:
         return result
 
@@ -88,7 +96,9 @@ class PartFiles(NoFiles):
 
     def open_checkpoints(self, worker: AnyWorker) -> CheckpointWriter:
         """Return the writer of checkpoints. A run that saves only at its end needs none in the background."""
-        background = self.config.save_in_background and 0 < self.config.save_steps < self.steps.total
+        steps, rule = self.steps, BestRule.of(self.config)
+        between = steps.saves.within(steps.total) or steps.kept.within(steps.total) or (rule is not None and rule.saves)
+        background = self.config.save_in_background and bool(between)
         world, free = self.processes.world, available_memory_bytes()
         if self.saved_run.divided and not self.processes.alone:
             refuse_unshared(self.processes, "checkpoint_dir", self.checkpoints)
@@ -130,6 +140,8 @@ class PartFiles(NoFiles):
 
     def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
         """Write the parts of the trained model that this process has, if no process has all of it."""
+        if output_checkpoint(self.config, progress):
+            return  # process 0 copies it
         if self.saved_run.in_ranges(self.processes.world.processes):
             self.processes.at("writing the outputs", seconds, saving=True)
             worker.settle()
@@ -186,7 +198,9 @@ class RunFiles(PartFiles):
 
         path = checkpoint.save_checkpoint(self.checkpoints, step, fill)
         self.processes.checkpoint = path.name
-        checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
+        best = progress.best.step if progress.best and not progress.best.folder else None
+        limit, kept = self.config.save_total_limit, self.config.save_keep_every
+        checkpoint.prune_checkpoints(self.checkpoints, limit, newest=step, best=best, keep_every=kept)
         return path.name
 
     def open(self, worker: AnyWorker, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
@@ -198,6 +212,7 @@ class RunFiles(PartFiles):
             self._check_kept()
         set_aside(run.loaded, resumed, self.notice)
         open_output(run.loaded, run_versions(run, self.plan), self.notice)
+        write_plan(run, self.plan)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
                 write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)
@@ -205,11 +220,27 @@ class RunFiles(PartFiles):
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
             loggers.opened.append(logger)
+        if self.config.alerts is not None:
+            loggers.opened.append(open_alerts(self.config.alerts, self.config.resolved_run_name, self.notice))
         if self.plan.target.device.sm is not None and self.config.log_gpu_util:
             uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
             loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.report, self.notice)
         loggers.opened.append(FirstStep())
         return loggers
+
+    def open_samples(self, worker: AnyWorker, stack: ExitStack) -> Samples | None:
+        """Start the process that writes samples, if the run has any."""
+        if not self.config.sample_prompts:
+            return None
+        from .samples import open_samples
+
+        world, gpu = self.processes.world, ""
+        if self.plan.target.device.sm is not None and self.config.sample_on == "device":
+            from surogate_core.runtime.device import gpu_uuids
+
+            gpu = gpu_uuids(world.devices[:1])[0]
+        pieces = partial(self._pieces, worker)
+        return open_samples(self.saved_run, self.steps, pieces, gpu, world.processes, stack)
 
     def _check_kept(self) -> None:
         """Refuse a base that lacks tensors of which outputs have copies. Say once that a full training does not train
@@ -235,30 +266,46 @@ class RunFiles(PartFiles):
             total_steps=self.steps.total,
             steps_per_epoch=loader.steps_per_epoch,
             tokens_per_step=loader.tokens_per_step,
-            config=resolved(self.run.loaded),
+            config=published(self.run.loaded),
             versions=run_versions(self.run, plan),
             device=self.saved_run.versions["device"],
             parameters=plan.assembly.n_params,
             trainable_parameters=plan.assembly.n_trainable,
             done_steps=progress.step,
             eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
+            evaluated=self.steps.evaluated,
             planned={
                 "tokens_per_second": plan.report.tokens_per_second,
                 "device_bytes": plan.report.device_bytes["total"],
             },
+            headlines=[figure.name for figure in plan.assembly.reported if figure.headline],
+            group=group_text(plan.inputs.loss.group_size),
         )
 
     def write_outputs(self, worker: AnyWorker, progress: Progress, seconds: float) -> None:
         """Write the trained model, or the adapter and, if asked for, the merged model, which `check` begins to load.
 
-        The other processes wait for it, `seconds` at most.
+        The weights are the last ones, or those of `output_checkpoint`. The other processes wait for it, `seconds` at
+        most.
         """
-        from ..checkpoints.saved_run import model_export
-
         self.processes.at("writing the outputs", seconds, saving=True)
-        run, plan, step = self.run, self.plan, progress.step
+        run, step = self.run, progress.step
         if self.checked:
             self.check.prepare(run)
+        if saved := output_checkpoint(self.config, progress):
+            self._copy(saved)
+        else:
+            self._write_last(worker, step)
+        mark("outputs written")
+        if self.checked:
+            import_ahead()
+            self.check.load(run)
+
+    def _write_last(self, worker: AnyWorker, step: int) -> None:
+        """Write the weights as the last step has left them."""
+        from ..checkpoints.saved_run import model_export
+
+        run, plan = self.run, self.plan
         worker.settle()
         params = self._pieces(worker)
 
@@ -275,17 +322,36 @@ class RunFiles(PartFiles):
             if run.adapter is None:
                 hf.save_model(self.output, model_export(run, plan, params, self.saved_run.turn_ends))
             else:
-                self._write_adapter({v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)})
-        mark("outputs written")
-        if self.checked:
-            import_ahead()
-            self.check.load(run)
+                trained = {v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)}
+                ends = self.saved_run.turn_ends
+                self._write_adapter(
+                    partial(write_adapter, run=run, assembly=plan.assembly, params=trained, turn_ends=ends)
+                )
 
-    def _write_adapter(self, trained: Mapping[str, Tensor]) -> None:
+    def _copy(self, saved: Path) -> None:
+        """Write the weights of a checkpoint. Raises RunStopped if it is gone, or damaged."""
+        try:
+            manifest = read_manifest(saved)
+            verify_files(saved, manifest)
+        except DamagedCheckpoint as damage:
+            last = checkpoint.list_checkpoints(self.checkpoints)[-1]
+            raise RunStopped(
+                f"load_best_model_at_end: the outputs are not written: the best checkpoint, {saved}, is gone or "
+                f"damaged ({damage}). The last weights are in {last}. surogate export makes a model of it."
+            ) from None
+        moved = moved_tensors(maps_in_files(self.run, self.plan.assembly))
+
+        def write(fresh: Path) -> None:
+            join_files(saved, model_files(manifest), fresh, moved)
+
+        if self.run.adapter is None:
+            hf.save_files(self.output, write, hf.CONFIG, safe_in=self.checkpoints)
+        else:
+            self._write_adapter(write)
+
+    def _write_adapter(self, write: Callable[[Path], object]) -> None:
         assert self.run.adapter is not None
         adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
-        ends = self.saved_run.turn_ends
-        write = partial(write_adapter, run=self.run, assembly=self.plan.assembly, params=trained, turn_ends=ends)
         hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
         if self.config.merge_adapter:
             self._write_merged(open_merge(adapter, folder, self.config.model, self.run.registry))
@@ -310,12 +376,12 @@ class RunFiles(PartFiles):
         )
         export.write(output, lambda names: None)
 
-    def finish(self, progress: Progress) -> None:
-        """Wait for the check of the outputs and write the model card."""
+    def finish(self, progress: Progress, stop_reason: str) -> None:
+        """Wait for the check of the outputs and write the model card. stop_reason: see `TrainResult`."""
         if self.checked:
             self.check.finish(self.run)
             mark("outputs loaded once")
-        write_card(self.run, self.plan, self.repo, progress, self.saved_run.versions)
+        write_card(self.run, self.plan, self.repo, progress, self.saved_run.versions, stop_reason)
 
     def push(self, result: TrainResult) -> TrainResult:
         """Upload the outputs if that was asked for, and return the result with where they are."""

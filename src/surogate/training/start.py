@@ -36,6 +36,7 @@ from ..runs.ranks import refuse_parts_of_one
 from ..runs.run import Run, open_run
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, START_SECONDS, Processes
+from .best_rule import BestRule
 from .result import TrainResult
 
 Notice = Callable[[str], None]
@@ -155,6 +156,8 @@ def _train(
         if resumed is None:
             check_adapter(opened, notice)
     refuse_unless_it_fits(opened, planned)
+    if rule := BestRule.of(opened.config):
+        notice(str(rule))
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:
         return train_planned(opened, planned, resumed, processes, comms, check, notice, listen)
@@ -211,6 +214,9 @@ def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
     why, last = _device_refusal(opened, planned) if on_device else _host_refusal(opened, planned)
     suggestions = "; or ".join(one_line(proposal, planned) for proposal in suggest(opened, planned))
     remedies = [f"change {suggestions}"] if suggestions else []
+    if opened.config.sample_prompts:
+        moves = on_device and planned.report.device.sm is not None and opened.config.sample_on == "device"
+        remedies.append("set sample_on: host, or remove sample_prompts" if moves else "remove sample_prompts")
     if not suggestions or not on_device:
         remedies.append(last)
     remedy = "; or ".join(remedies)
@@ -238,7 +244,6 @@ def _host_refusal(opened: Run, planned: Plan) -> tuple[str, str]:
     else:
         has = f"{allowed:.1f} that this machine has available, less {PINNED_RESERVE_BYTES / GIB:.0f} for its processes"
         remedy = "set host_memory_limit if the machine has more than it shows"
-    return (
-        f"offloading ({strategies}) pins {report.pinned_bytes / GIB:.1f} GiB of host memory, more than the {has}",
-        remedy,
-    )
+    kinds = {f"offloading ({strategies}) pins": report.pinned_bytes, "samples take": sum(report.beside.values())}
+    parts = [f"{kind} {nbytes / GIB:.1f} GiB" for kind, nbytes in kinds.items() if nbytes]
+    return f"{' and '.join(parts)} of host memory, more than the {has}", remedy

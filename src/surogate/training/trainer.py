@@ -17,27 +17,26 @@ from surogate_core.machine.devices import GIB
 from surogate_core.machine.timing import mark
 from surogate_core.planning.plan import Plan
 
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoints.facts import DATA, THREADS, fact_text, value_text
 from ..checkpoints.progress import Progress
 from ..checkpoints.resume import FOLDERS, Resumed, saved_tokens
-from ..config.load import resolved
-from ..data.checks import bits_per_byte
+from ..config.load import published
 from ..data.loader import eval_batches
 from ..data.old_caches import caches_before
 from ..data.saved_tokens import SavedTokens
 from ..outputs.check import OutputCheck
-from ..outputs.load_commands import load_commands
 from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
 from ..reporting.text import devices_text, parameters_text
+from ..reporting.utilization import utilization
 from ..runs.published_form import reading_line
 from ..runs.run import Run
 from ..runs.versions import run_versions
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
+from .best_rule import BestRule, refuse_lost_best
 from .doubts import Doubts
-from .evaluation import evaluate_last
+from .ending import output_report, result_of, why_ended, write_outputs
 from .interrupt import Interrupt, Listener
 from .job import Job
 from .loop import train
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
     from ..checkpoints.saved_run import SavedRun
     from ..checkpoints.writer import CheckpointWriter
+    from .samples import Samples
 
 Notice = Callable[[str], None]
 
@@ -91,6 +91,8 @@ def train_planned(
         processes.at("loading the weights", LOAD_SECONDS)
         progress = _fill(saved_run, resumed, worker, processes)
         mark("weights")
+        rule = BestRule.of(config)
+        progress.best = rule.begun(progress.best, notice, progress.step) if rule else None
         if config.check_finite:
             check_finite(run, plan, worker, progress.step)
             notice("check_finite: runs op by op and checks every value that an op writes, which is slow")
@@ -107,6 +109,7 @@ def train_planned(
         packing = None
         if not config.check_finite:  # a checked run runs nothing before step 1
             packing = _check_packing(plan, steps, worker, processes, notice)
+        samples = files.open_samples(worker, stack)
         loggers = files.open(worker, resumed, progress, stack)
         processes.barrier("the first step")
         if isinstance(notice, ProcessLog):
@@ -115,20 +118,26 @@ def train_planned(
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
         mark("check of packing, loggers")
-        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice)
+        if used := utilization(plan, _devices(plan)):
+            notice(str(used))
+        job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice, samples)
         train(job)
         mark("the other steps, evaluations")
+        if stop_reason := why_ended(job):
+            notice(f"{stop_reason}: the run ends after step {progress.step:,} of {steps.total:,}")
         signal_exit = interrupt.exit_code
-        if not signal_exit:  # the outputs first: the last evaluation may take long
-            files.write_outputs(worker, progress, job.save_seconds)
-            if not evaluate_last(job):
+        if not signal_exit:
+            if not write_outputs(job, files, notice):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
         processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
         if not signal_exit:
-            files.finish(progress)
+            files.finish(progress, stop_reason)
+            if rule is not None:
+                loggers.report(output_report(job, stop_reason))
         loggers.status = "interrupted" if signal_exit else "done"
-    result = _result(run, plan.inputs.loss.in_nats, steps, progress, signal_exit, world.writer)
+    result = result_of(run, plan, steps, job, signal_exit, world.writer)
+    result = replace(result, stop_reason=stop_reason)
     return files.push(replace(result, packing=packing))
 
 
@@ -162,6 +171,7 @@ def _load_data(
     processes.compare("data", {fact_text(DATA): data, "steps": str(steps.total)})
     if resumed:
         changes = saved_run.check(resumed)
+        refuse_lost_best(run.config, run.loaded.source, saved_run.progress(resumed).best)
         for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
             notice(line)
     return steps, saved_run
@@ -219,7 +229,7 @@ def _threads(plan: Plan) -> dict[str, str]:
 
 def _compared(run: Run, plan: Plan) -> dict[str, str]:
     """Return what has to be equal in all processes before they load data."""
-    config = {key: value for key, value in resolved(run.loaded).items() if key not in FOLDERS}
+    config = {key: value for key, value in published(run.loaded).items() if key not in FOLDERS}
     served = sorted(f"{op}: {provider}" for op, provider in plan.kernels.providers.items())
     return {
         **run_versions(run, plan),
@@ -253,7 +263,7 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: AnyWorker, proce
         receive_staged(assembly, worker, stored)
     if directory:
         saved_run.restore_parts(Path(directory), worker)
-    progress = Progress(**processes.share(None, what))
+    progress = Progress.of(processes.share(None, what))
     if directory:
         worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
     return progress
@@ -281,9 +291,12 @@ def _job(
     checkpoints: CheckpointWriter,
     loggers: Loggers,
     notice: Notice,
+    samples: Samples | None,
 ) -> Job:
     run, plan = saved_run.run, saved_run.plan
     config, data, world = run.config, steps.data, processes.world
+    if samples is not None:
+        samples.sampler.cut = lambda: interrupt.received
 
     def validation() -> Iterable[Sequence[MicroBatch]]:
         if data.validation is None:
@@ -303,44 +316,22 @@ def _job(
         doubts=Doubts(plan.assembly.reported, notice),
         total_steps=steps.total,
         eval_batches=validation,
-        eval_steps=config.eval_steps,
+        evaluations=steps.evaluations,
+        eval_on_start=config.eval_on_start,
+        best_rule=BestRule.of(config),
         checkpoints=checkpoints,
-        save_steps=config.save_steps,
+        saves=steps.saves,
+        kept=steps.kept,
         save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
         saves_jointly=saved_run.divided and not processes.alone,
         max_nonfinite_steps=config.max_nonfinite_steps,
         means=plan.inputs.loss.prepass.means if plan.inputs.loss.prepass else (),
         reported=plan.assembly.reported,
         in_nats=plan.inputs.loss.in_nats,
+        sample_steps=config.sample_every if config.sample_prompts else None,
+        samples=samples,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
-    )
-
-
-def _result(run: Run, in_nats: bool, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
-    config, data = run.config, steps.data
-    output, is_adapter = Path(config.output_dir), config.adapter is not None
-    bits = None
-    if in_nats and progress.evaluations and data.validation_bytes:
-        _, loss, labels = progress.evaluations[-1]
-        bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
-    return TrainResult(
-        run_name=config.resolved_run_name,
-        output_dir=output,
-        checkpoint_dir=Path(config.resolved_checkpoint_dir),
-        steps=progress.step,
-        total_steps=steps.total,
-        tokens=progress.tokens,
-        seconds=progress.seconds,
-        loss=progress.loss,
-        evaluations=tuple(progress.evaluations),
-        in_nats=in_nats,
-        unigram_loss=data.unigram_loss if in_nats else None,
-        bits_per_byte=bits,
-        signal_exit=signal_exit,
-        writer=writer,
-        adapter_dir=output / ADAPTER_FOLDER if is_adapter and not signal_exit else None,
-        merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter and not signal_exit else None,
-        commands=() if signal_exit else load_commands(run),
+        utilization=utilization(plan, _devices(plan)),
     )

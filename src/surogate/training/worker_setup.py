@@ -74,6 +74,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     from surogate_core.runtime.initialize import initialize
 
     from ..checkpoints.base import load_base, refuse_nonfinite
+    from ..checkpoints.reference_model import fill_reference_model
 
     config = run.config
     view = worker.buffers.persistent
@@ -89,6 +90,8 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
     else:
         load_base(run, assembly, worker)
         refuse_nonfinite(run, assembly, worker.params())
+    if config.reference_model is not None:
+        fill_reference_model(run, assembly, worker)
     load_adapter(run, assembly, worker.params())
     if config.adapter_path is not None:
         for name, tensor in trained_tensors(assembly, worker.params()).items():

@@ -184,6 +184,7 @@ def finish(done: Launched, progress: Progress, since: float, report: Callable[[F
         time=time.time(),
         skipped=not math.isfinite(norm),
         groups=done.batch.groups,
+        groups_per_second=done.batch.groups / seconds,
     )
     report(Finished(done, step_report, figures))
     return finished_at

@@ -25,7 +25,12 @@ def test(
     ] = "h200",
     as_json: JsonOption = False,
 ) -> int:
-    """Test what a plugin provides, in tiny runs on the CPU. With a GPU: also kernels, and how fast they move bytes."""
+    """Test what a plugin provides, in tiny runs on the CPU. With a GPU: also kernels, and how fast they move bytes.
+
+    Examples:
+    surogate plugins test surogate-lora
+    surogate plugins test my_plugin.py
+    """
     from .bandwidth import shares, unmeasured, visible_card
     from .cases import cases
 

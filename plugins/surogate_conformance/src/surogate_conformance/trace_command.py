@@ -48,7 +48,12 @@ def trace(
     nodes: NodesOption = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each pass and plugin does to the programs of a run, and which package's kernel runs each op."""
+    """Show what each pass and plugin does to the programs of a run, and which package's kernel runs each op.
+
+    Examples:
+    surogate plugins trace run.yaml
+    surogate plugins trace run.yaml --device h100
+    """
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     opened = run.open_run(run.load(arguments.config, arguments.overrides, arguments.mode))
     plan = run.plan(opened, device, gpus, nodes)

@@ -42,7 +42,12 @@ def convert(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print config and notes as one JSON document.")] = False,
 ) -> None:
-    """Convert a config of axolotl, TRL, LLaMA-Factory or Unsloth. What has no counterpart is named."""
+    """Convert a config of axolotl, TRL, LLaMA-Factory or Unsloth. What has no counterpart is named.
+
+    Examples:
+    surogate convert axolotl.yaml --output run.yaml
+    surogate convert train.py --from trl
+    """
     if tool is not None and tool not in TOOLS:
         raise ConfigError(f"--from {tool}: is not known. Give {', '.join(TOOLS)}.")
     done = converted_from(file, tool)

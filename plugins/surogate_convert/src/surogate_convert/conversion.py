@@ -25,6 +25,13 @@ _WHOLE_MODULES = ("embed_tokens", "lm_head")
 PAIRS = ("dpo", "orpo", "simpo", "reward")
 COMPARING = (*PAIRS, "kto")
 """Losses whose rows compare answers."""
+ONLY = {
+    "count": "a whole number",
+    "fraction": "a part below 1",
+    "steps": "a whole number, or a part below 1",
+    "amount": "a number above 0",
+}
+"""Values that a key with `Rule.only` takes, in words."""
 _REFUSED = (
     "is not converted. Fine-tuning, pre-training, DPO, KTO, ORPO, SimPO and reward models are; see docs/preference.md"
 )
@@ -66,6 +73,7 @@ class Conversion:
         if self.loss:
             self._compare()
         self._chat_template()
+        self._cadences()
         self._adapter()
         self._defaults()
         self.config = self.settings.values() | self.entries
@@ -182,10 +190,8 @@ class Conversion:
         if rule.only:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or (not isinstance(value, int) if rule.only == "count" else not 0 <= value < 1):
-                what = "a whole number" if rule.only == "count" else "a part below 1"
-                self._settle(leaves, "missing", f"{shown(value)}: {rule.to} is {what}")
+            if not _is_only(rule.only, value):
+                self._settle(leaves, "missing", f"{shown(value)}: {rule.to} is {ONLY[rule.only]}")
                 return
         if rule.to in _LISTS:
             value = _listed(value)
@@ -286,6 +292,21 @@ class Conversion:
             self.settings.ask("reference", Wish("frozen"))
             self.differs("reference", "frozen: the model before the first step, as a copy of its weights")
 
+    def _cadences(self) -> None:
+        """Drop what another key makes meaningless: steps beside epochs, and the direction of no metric."""
+        for what in ("eval", "save"):
+            strategy, times = f"{what}_strategy", f"{what}s_per_epoch"
+            decides = strategy if self.settings.value(strategy, "steps") != "steps" else times
+            if decides in self.settings:
+                for wish in self.settings.drop(f"{what}_steps"):
+                    self._settle(
+                        [*wish.leaves], "unneeded", f"{decides} is {self.settings.value(decides)}, which decides"
+                    )
+        looks = self.settings.value("load_best_model_at_end") or "early_stopping_patience" in self.settings
+        if "metric_for_best_model" not in self.settings and not looks:
+            for wish in self.settings.drop("greater_is_better"):
+                self._settle([*wish.leaves], "unneeded", "no best evaluation is looked for")
+
     def _chat_template(self) -> None:
         """Give what the chat template gets to the entries that have one."""
         given = self.settings.value("chat_template_kwargs")
@@ -354,11 +375,17 @@ class Conversion:
             "num_epochs": settings.value("max_steps", -1) > 0,
             "validation_split_ratio": "validation_datasets" in self.entries,
             "warmup_ratio": "warmup_steps" in settings or "warmup_steps" in self.source.names,
+            "save_steps": "saves_per_epoch" in settings or settings.value("save_strategy", "steps") != "steps",
+            "save_strategy": "saves_per_epoch" in settings or "save_steps" in settings,
+            "eval_strategy": "evals_per_epoch" in settings or "eval_steps" in settings or not self._evaluates(),
             "loss_scale": bool(self.loss),
             "truncation_strategy": bool(self.loss),
         }
         adapter = key.startswith(("lora_", "qlora_")) and not lora
         return key in settings or key in self.entries or adapter or without.get(key, False)
+
+    def _evaluates(self) -> bool:
+        return "validation_datasets" in self.entries or bool(self.settings.value("validation_split_ratio"))
 
     def _gpus(self) -> None:
         if "gpus" in self.config:
@@ -374,6 +401,15 @@ class Conversion:
 def shown(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_only(only: str, value: Any) -> bool:
+    """Return whether a value is what `Rule.only` says."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    part = 0 <= value < 1
+    return {"count": isinstance(value, int), "fraction": part, "steps": isinstance(value, int) or part,
+            "amount": value > 0}[only]  # fmt: skip
 
 
 def _is_rendered(entry: Mapping[str, Any]) -> bool:

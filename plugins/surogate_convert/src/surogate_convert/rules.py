@@ -13,7 +13,7 @@ based_on        tables whose keys and defaults the tool has too, if its own do n
     to          our key of the same meaning; {loss} stands for the loss of the run
     values      their value, in lower case -> ours, or the keys that it sets
     sets        keys that are set if the value is true
-    only        fraction (below 1) or count (whole): other values have no counterpart
+    only        fraction (below 1), count (whole), steps (either) or amount (above 0): others have no counterpart
     whole       whether a mapping is taken as it is
     says        how the meaning differs
     default     the tool's own default: with it the key asks for nothing, and yields to others that set the same key

@@ -20,8 +20,9 @@ from .source import Rows, Source
 
 _LIBRARIES = {"trl", "peft", "unsloth", "unsloth_zoo", "transformers", "datasets", "accelerate"}
 _OBJECTS = {"args", "peft_config", "quantization_config", "model", "tokenizer", "processing_class", "data_collator"}
-_OBJECTS |= {"trainer", "ref_model"}
+_OBJECTS |= {"trainer", "ref_model", "callbacks"}
 """Arguments that are objects of the script: what they hold is read where they are made."""
+_PATIENCE = "early_stopping_patience"
 _TOKENIZERS = ("Tokenizer", "Processor")
 _RENAMED = {"pretrained_model_name_or_path": "model_name"}
 _HARMLESS = {"print", "len", "str", "type", "isinstance", "iter", "next", "list", "range", "hasattr", "getattr", "id"}
@@ -185,6 +186,8 @@ class _Reader:
             under = ("ref_model",)
         elif name == "from_pretrained" and root:
             self.source.leaves.append(Leaf(("model_class",), root, node.lineno, owner))
+        elif name == "EarlyStoppingCallback" and all(key != _PATIENCE for key, _ in given):
+            self.source.leaves.append(Leaf((_PATIENCE,), 1, node.lineno, owner))  # its default
         elif name == "train_on_responses_only":
             self.source.leaves.append(Leaf((name,), True, node.lineno, owner))
         if name.endswith("Trainer") and not name.startswith("Patch"):
@@ -193,7 +196,8 @@ class _Reader:
             own, under = True, ()
         before = len(self.source.leaves)
         self._arguments(given, under, owner, "" if own else "calls")
-        if len(self.source.leaves) == before and not own:
+        added = name == "add_callback" and bool(node.args) and all(map(self._is_made, node.args))
+        if len(self.source.leaves) == before and not own and not added:
             text = ast.unparse(node)[:60]
             self.source.leaves.append(Leaf(under, text, node.lineno, owner, table="calls"))
         if (name == "select" and self._first(node) is not None) or (name == "train_test_split" and self._share(node)):

@@ -40,6 +40,7 @@ def _axolotl(c: Conversion) -> None:
         root.settle("plugins", "unneeded", "kernels are fused without a plugin")
     _zero_level(c)
     _warmup(c)
+    _schedule(c, "lr_scheduler")
 
 
 def _trl(c: Conversion) -> None:
@@ -50,7 +51,7 @@ def _trl(c: Conversion) -> None:
         c.ask("lora", True, "use_peft")
     _zero_level(c)
     _warmup(c)
-    _final_rate(c)
+    _schedule(c)
     scored = {"assistant_only_loss", "completion_only_loss", "response_template"} & {*c.source.names}
     if not scored and not c.loss:
         c.settings.ask("loss_scale", Wish("all"))
@@ -75,7 +76,7 @@ def _unsloth(c: Conversion) -> None:
     c.ask("lora", not full, "training_type", "full_finetuning")
     _zero_level(c)
     _warmup(c)
-    _final_rate(c)
+    _schedule(c)
     for key in ("model_name", "model"):
         model = root.look(key)
         plain = re.sub(r"-(unsloth-)?bnb-4bit$", "", str(model)) if model else None
@@ -115,7 +116,7 @@ def _llamafactory(c: Conversion) -> None:
         c.added.append("lora_alpha")
     _zero_level(c)
     _warmup(c)
-    _final_rate(c)
+    _schedule(c)
 
 
 OWN: Mapping[str, Callable[[Conversion], None]] = {
@@ -206,10 +207,18 @@ def _warmup(c: Conversion) -> None:
         c.settings.ask("warmup_steps", Wish(int(steps), leaves, weak=steps == 0))
 
 
-def _final_rate(c: Conversion) -> None:
-    """Take the smallest rate of a schedule as a part of the rate."""
+_WITH_SETTINGS = ("cosine_with_restarts", "polynomial", "inverse_sqrt", "reduce_lr_on_plateau")
+"""Schedules that have the same settings here."""
+
+
+def _schedule(c: Conversion, key: str = "lr_scheduler_type") -> None:
+    """Take the settings of a schedule as they are, or its smallest rate as a part of the rate."""
+    leaves = c.root.open("lr_scheduler_kwargs")
+    if leaves and c.root.look(key) in _WITH_SETTINGS and isinstance(c.root.look("lr_scheduler_kwargs"), dict):
+        c.settings.ask("lr_scheduler_kwargs", Wish(c.root.take("lr_scheduler_kwargs"), leaves))
+        return
     node = c.root.below("lr_scheduler_kwargs")
-    least, rate = node.look("min_lr"), c.root.look("learning_rate") or c.tool.defaults["learning_rate"][0]
+    least, rate = node.look("min_lr"), c.root.look("learning_rate") or c.tool.defaults.get("learning_rate", (None,))[0]
     if isinstance(least, int | float) and not isinstance(least, bool) and isinstance(rate, int | float) and rate:
         c.settings.ask("final_lr_fraction", Wish(round(least / rate, 6), node.open("min_lr")))
         node.take("min_lr")

@@ -18,7 +18,13 @@ def docs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Print a page of the documentation, a section, or what a key of the config means."""
+    """Print a page of the documentation, a section, or what a key of the config means.
+
+    Examples:
+    surogate docs
+    surogate docs preference
+    surogate docs learning_rate
+    """
     found = pages()
     if topic:
         wanted = " ".join(topic)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from surogate_core.api import ConfigError, EvalReport, GpuReport, Logger, NumericsReport, Report, RunInfo, StepReport
+from surogate_core.api import (
+    ConfigError,
+    EvalReport,
+    GpuReport,
+    Logger,
+    NumericsReport,
+    OutputReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10
@@ -41,10 +52,12 @@ class EventLogger(Logger):
         self._text("run", facts, info.done_steps)
 
     def _text(self, tag: str, content: object, step: int) -> None:
-        indented = json.dumps(content, indent=2, default=str).replace("\n", "\n    ")
-        self._writer.add_text(tag, f"    {indented}", step)  # indented by four spaces: a Markdown code block
+        self._writer.add_text(tag, _block(json.dumps(content, indent=2, default=str)), step)
 
     def report(self, report: Report) -> None:
+        if isinstance(report, SampleReport):
+            shown = "\n\n".join(_block(text) for text in (report.prompt, report.text))
+            self._writer.add_text(f"sample/{report.index}", shown, report.step, walltime=report.time)
         for tag, value in _figures(report).items():
             self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
@@ -53,15 +66,26 @@ class EventLogger(Logger):
         self._writer.close()
 
 
+def _block(text: str) -> str:
+    """Return a Markdown code block, which is indented by four spaces."""
+    return "    " + text.replace("\n", "\n    ")
+
+
 def _figures(report: Report) -> dict[str, float]:
     """Return the figures of a report by their tags."""
     match report:
         case StepReport():
             names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
             figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
+            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
+            figures |= {name: value for name, value in further.items() if value is not None}
             return {f"train/{name}": value for name, value in figures.items()}
         case EvalReport():
             return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
+        case OutputReport():
+            found = {"weights_step": report.weights_step, "best_step": report.best_step}
+            figures = found | {f"best_{report.metric}": report.best_value}
+            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
         case GpuReport():
             return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
         case NumericsReport():
@@ -70,3 +94,5 @@ def _figures(report: Report) -> dict[str, float]:
                 for tensor, figures in report.largest().items()
                 for column, (value, _) in zip(report.columns, figures, strict=True)
             }
+        case _:
+            return {}

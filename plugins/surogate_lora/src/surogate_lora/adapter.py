@@ -228,6 +228,12 @@ def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> b
     return stored.new or saved_modules.is_trained(stored, options.lora_modules_to_save)
 
 
+def rate(param: Value, stored: WeightMap | None, options: LoraOptions) -> float:
+    """Return the ratio of LoRA+ for B and for vectors, the groups of PEFT's `create_loraplus_optimizer`."""
+    is_up = stored is None and param.name.endswith((UP, experts.UP))
+    return (options.loraplus_lr_ratio or 1.0) if is_up or len(param.shape) == 1 else 1.0
+
+
 def fuse(program: Program, options: LoraOptions) -> Program:
     """Compute products of experts with their branches, and the gradients of a block by one op.
 
@@ -262,6 +268,7 @@ LORA = AdapterDef(
     start=start,
     fuse=fuse,
     trainable=trainable,
+    rate=rate,
     save=save,
     load=load,
     merge=partial(merge, parameters=None),

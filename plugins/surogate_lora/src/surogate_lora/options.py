@@ -44,6 +44,13 @@ class LoraOptions(BaseModel):
         "weight, whose rest stays frozen (Meng et al. 2024).",
     )
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
+    loraplus_lr_ratio: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="LoRA+ (Hayou et al. 2024): learning rate of B divided by that of A, which is `learning_rate`. "
+        "Vectors that are trained in full have the rate of B, as in PEFT. null: 1.",
+    )
     lora_target_parameters: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
         description="Parameters that get an adapter for each expert, by the end of their name in transformers "

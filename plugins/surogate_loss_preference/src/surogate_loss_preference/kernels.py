@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
-_OPTIONAL = ("smoothing", "gamma", "center")
+_OPTIONAL = ("smoothing", "gamma", "center", "nll")
 
 FORMS = ("sigmoid", "hinge", "ipo", "simpo", "orpo")
 """Forms of `pair_loss` by their numbers in pair_loss.cu."""
@@ -43,10 +43,11 @@ def _bind_pairs(op: Op, ctx: BindContext) -> Call:
 
     backward = op.kind == "pair_loss_bwd"
     needed = 4 if backward else 3
-    reference = op.ins[needed] if len(op.ins) > needed else 0
-    attrs = op.attrs
+    attrs, others = op.attrs, op.ins[needed:]
+    margin = others[-1] if attrs.get("margined", False) else 0
+    reference = others[0] if len(others) > bool(margin) else 0
     options = FORMS.index(attrs["form"]), attrs["beta"], *(attrs.get(name, 0.0) for name in _OPTIONAL)
-    given = (*op.ins[:needed], reference, *op.outs, op.ins[needed - 2].shape[0], *options)
+    given = (*op.ins[:needed], reference, margin, *op.outs, op.ins[needed - 2].shape[0], *options)
     if backward:
         return ctx.call(_C.pair_loss_bwd, *given)
     return ctx.call(_C.pair_loss, *given, sum(1 << i for i in op.accumulate))
@@ -87,9 +88,11 @@ KERNELS: tuple[KernelDef, ...] = (
         bind=_bind_sums_bwd,
     ),
     *(
-        KernelDef(op=kind, dtypes=("fp32",) * values, attrs=_OPTIONAL, supports=_supports, bind=_bind_pairs)
-        for kind, least in (("pair_loss", 8), ("pair_loss_bwd", 5))
-        for values in (least, least + 1)  # without and with a reference
+        KernelDef(
+            op=kind, dtypes=("fp32",) * values, attrs=(*_OPTIONAL, "margined"), supports=_supports, bind=_bind_pairs
+        )
+        for kind, least in (("pair_loss", 9), ("pair_loss_bwd", 5))
+        for values in (least, least + 1, least + 2)  # with a reference, with margins
     ),
     *(
         KernelDef(op=f"document_scores{which}", dtypes=dtypes, supports=_supports, bind=_bind_scores)
@@ -101,6 +104,6 @@ KERNELS: tuple[KernelDef, ...] = (
             ("_wgrad", ("fp32", a, "int32", "int32", b)),
         )
     ),
-    KernelDef(op="kto_loss", dtypes=("fp32",) * 11, supports=_supports, bind=_bind_answers),
+    KernelDef(op="kto_loss", dtypes=("fp32",) * 12, supports=_supports, bind=_bind_answers),
     KernelDef(op="kto_loss_bwd", dtypes=("fp32",) * 8, supports=_supports, bind=_bind_answers),
 )

@@ -7,7 +7,9 @@ all ranks. Its answers are those of each packed row, moved on by one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +25,7 @@ from surogate_core.api import (
     Loss,
     LossContext,
     LossDef,
+    Metric,
     Op,
     OpDef,
     OutSpec,
@@ -32,12 +35,14 @@ from surogate_core.api import (
 )
 
 from .answers import MENDED, VERSION, AnswerOptions, encode_answers, named
-from .losses import document_sums, loss_of_groups
+from .losses import HEADLINES, document_sums, loss_of_groups
 
 DESIRABLE = Column("desirable", "document")
 """1 for an answer to imitate, 0 for one to avoid."""
 
-_FIGURES = ("log_ratio", "kl", "signed_reward", "accuracy")
+_FIGURES = ("log_ratio", "kl", "signed_reward", "rewards/accuracies")
+_BY_LABEL = {"rewards": 1, "logps": 2}
+"""Columns of the output `by_label` of `kto_loss`, whose first one counts answers."""
 
 
 class KtoOptions(BaseModel):
@@ -83,7 +88,33 @@ def _build(context: LossContext) -> Loss:
         desirable_weight=o.kto_desirable_weight,
         undesirable_weight=o.kto_undesirable_weight,
     )
-    return loss_of_groups(_FIGURES, values)
+    loss = loss_of_groups(values, _FIGURES)
+    ratios: dict[str, Callable[[Any], float | None]] = {
+        **{
+            f"{name}/{of}": partial(_of_label, row=row, column=column)
+            for name, column in _BY_LABEL.items()
+            for row, of in enumerate(("chosen", "rejected"))
+        },
+        "rewards/margins": _margin,
+    }
+    return replace(
+        loss,
+        metrics=[
+            *loss.metrics,
+            *(Metric(name, values[-1], "group", of=of, headline=name in HEADLINES) for name, of in ratios.items()),
+        ],
+    )
+
+
+def _of_label(sums: Any, row: int, column: int) -> float | None:
+    """Return a mean over the answers of one label; None if the step has none."""
+    return float(sums[row][column] / sums[row][0]) if sums[row][0] > 0 else None
+
+
+def _margin(sums: Any) -> float | None:
+    """Return how much larger the mean reward of desirable answers is than that of the others."""
+    chosen, rejected = (_of_label(sums, row, _BY_LABEL["rewards"]) for row in (0, 1))
+    return None if chosen is None or rejected is None else chosen - rejected
 
 
 KTO = LossDef(
@@ -103,7 +134,7 @@ def _kto_loss(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     for value in (counts, reference, desirable):
         if value.shape != sums.shape or len(sums.shape) != 2 or sums.shape[1] != 1:
             raise ProgramError(f"sums, labels, reference and desirable must be [G, 1], not {sums!r} and {value!r}")
-    return [OutSpec(label, (), sums.dtype) for label in ("loss", *_FIGURES)]
+    return [*(OutSpec(label, (), sums.dtype) for label in ("loss", *_FIGURES)), OutSpec("by_label", (2, 3), sums.dtype)]
 
 
 def _kto_loss_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +13,12 @@ from surogate_core.api import Column, Head, Loss, LossContext, LossDef, Metric, 
 REFERENCE = Column("reference_log_prob", "document")
 """The column with the log-probability of each document in a cached reference."""
 
-FIGURES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+LOG_PROBS = ("logps/chosen", "logps/rejected")
+ODDS = ("nll_loss", "log_odds_ratio", "log_odds_chosen")
+"""Metrics of pairs, by their names in TRL, in the order of the outputs of `pair_loss`."""
+
+HEADLINES = ("rewards/margins", "rewards/accuracies", "margin", "accuracy")
 
 
 class DpoOptions(BaseModel):
@@ -24,6 +30,13 @@ class DpoOptions(BaseModel):
     )
     dpo_label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="sigmoid: probability that a pair is labelled the wrong way round (cDPO)."
+    )
+    rpo_alpha: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Weight of the mean cross-entropy of the chosen answer, which is added (RPO, Pang et al. 2024); "
+        "null: without it.",
     )
 
 
@@ -40,7 +53,8 @@ class SimpoOptions(BaseModel):
     simpo_gamma: float = Field(1.0, ge=0, description="Target of the margin between the two rewards.")
 
 
-def _pairs(context: LossContext, **attrs: Any) -> Loss:
+def _pairs(context: LossContext, further: Sequence[str] = (), **attrs: Any) -> Loss:
+    """Return the loss of a form, with the metrics of all forms and, of those after them, the first of `further`."""
     cached = context.batch.columns.get(REFERENCE.name)
     reference = [] if cached is None else [cached]
     reference += [] if context.reference is None else document_sums(context, context.reference)[:1]
@@ -48,14 +62,26 @@ def _pairs(context: LossContext, **attrs: Any) -> Loss:
     scale = context.batch.group_scale
     assert scale is not None, "groups have a scale"
     values = context.builder.emit("pair_loss", sums, labels, scale, *reference, **attrs)
-    return loss_of_groups(FIGURES, values, cached_reference=sums)
+    return loss_of_groups(values, REWARDS, (*LOG_PROBS, *further), cached_reference=sums)
 
 
-def loss_of_groups(names: Sequence[str], values: Sequence[Value], cached_reference: Value | None = None) -> Loss:
-    """Return the loss of an op that sums over groups of documents: its first output, then the figures of `names`."""
-    loss, *figures = values
-    reported = [Metric(name, value, "group") for name, value in zip(names, figures, strict=True)]
+def loss_of_groups(
+    values: Sequence[Value], names: Sequence[str], together: Sequence[str] = (), cached_reference: Value | None = None
+) -> Loss:
+    """Return the loss of an op that sums over groups of documents, and what it reports.
+
+    values  of the op: the loss, a figure for each of `names`, and one that holds those of `together` and perhaps more
+    """
+    loss, *figures, more = values
+    reported = [
+        Metric(name, value, "group", headline=name in HEADLINES) for name, value in zip(names, figures, strict=True)
+    ]
+    reported += [Metric(name, more, "group", of=partial(_element, at=at)) for at, name in enumerate(together)]
     return Loss([Metric("loss", loss, "group")], metrics=reported, cached_reference=cached_reference)
+
+
+def _element(values: Any, at: int) -> float:
+    return float(values[at])
 
 
 def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
@@ -68,11 +94,12 @@ def document_sums(context: LossContext, head: Head) -> tuple[Value, ...]:
 
 def _dpo(context: LossContext) -> Loss:
     o: DpoOptions = context.options
-    return _pairs(context, form=o.dpo_loss, beta=o.dpo_beta, smoothing=o.dpo_label_smoothing)
+    attrs: dict[str, Any] = {"form": o.dpo_loss, "beta": o.dpo_beta, "smoothing": o.dpo_label_smoothing}
+    return _pairs(context, **attrs) if o.rpo_alpha is None else _pairs(context, ODDS[:1], **attrs, nll=o.rpo_alpha)
 
 
 def _orpo(context: LossContext) -> Loss:
-    return _pairs(context, form="orpo", beta=context.options.orpo_beta)
+    return _pairs(context, ODDS, form="orpo", beta=context.options.orpo_beta)
 
 
 def _simpo(context: LossContext) -> Loss:

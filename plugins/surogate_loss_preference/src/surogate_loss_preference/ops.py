@@ -84,11 +84,14 @@ def _check_scores(d_scores: Value, groups: Value) -> None:
 
 
 def _pair_loss(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    sums, counts, _, *reference = ins
-    for value in (counts, *reference):
+    sums, counts, _, *others = ins
+    for value in (counts, *others):
         if value.shape != sums.shape or len(sums.shape) != 2 or sums.shape[1] != 2:
-            raise ProgramError(f"sums, labels and reference must be [G, 2], not {sums!r} and {value!r}")
-    return [OutSpec(label, (), sums.dtype) for label in ("loss", "chosen", "rejected", "margin", "accuracy")]
+            raise ProgramError(f"sums, labels, reference and margins must be [G, 2], not {sums!r} and {value!r}")
+    if not attrs.get("margined", False) <= len(others) <= 1 + attrs.get("margined", False):
+        raise ProgramError(f"margined: {attrs.get('margined', False)} does not fit {len(others)} further inputs")
+    scalars = [OutSpec(label, (), sums.dtype) for label in ("loss", "chosen", "rejected", "margin", "accuracy")]
+    return [*scalars, OutSpec("pair_figures", (5,), sums.dtype)]
 
 
 def _pair_loss_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
@@ -107,7 +110,8 @@ def _pair_loss_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 _LOSS: Mapping[str, Any] = {
     "form": str,
     "beta": float,
-    **dict.fromkeys(("smoothing", "gamma", "center"), (float, 0.0)),
+    **dict.fromkeys(("smoothing", "gamma", "center", "nll"), (float, 0.0)),
+    "margined": (bool, False),
 }
 
 

@@ -87,7 +87,7 @@ def kto_loss(
     desirable_weight: float,
     undesirable_weight: float,
 ) -> tuple[Tensor, ...]:
-    """Return scale times the sums over answers of: the loss, the log ratio h, kl, the signed reward, whether it is > 0.
+    """Return scale times the sums over answers of: the loss, h, kl, the signed reward, whether it is > 0, and [2, 3].
 
     sums, labels, reference, desirable: [G, 1], of each answer: the sum of its log-probabilities, its number of labels,
     the sum in the reference, and 1 or 0. Rows without labels are no answers. mean_log_ratio: of mismatched answers.
@@ -95,14 +95,17 @@ def kto_loss(
 
         loss           weight (1 - sigmoid(s beta (h - kl)))
         signed reward  s beta (h - kl)
+        [2, 3]         of desirable answers, then of the others: 1, the reward beta h, and sum
     """
     used = labels > 0
-    h, wanted = (sums - reference)[used], desirable[used] > 0
+    p, h, wanted = sums[used], (sums - reference)[used], desirable[used] > 0
     kl = mean_log_ratio.clamp(min=0)
     signed = torch.where(wanted, beta * (h - kl), beta * (kl - h))
     weight = torch.where(wanted, desirable_weight, undesirable_weight)
     figures = (weight * torch.sigmoid(-signed), h, kl.expand_as(h), signed, (signed > 0).to(h.dtype))
-    return tuple(scale * figure.sum() for figure in figures)
+    each = torch.stack((torch.ones_like(h), beta * h, p))
+    by_label = torch.stack([each[:, wanted].sum(1), each[:, ~wanted].sum(1)])
+    return (*(scale * figure.sum() for figure in figures), scale * by_label)
 
 
 def kto_loss_bwd(
@@ -130,69 +133,69 @@ def pair_loss(
     sums: Tensor,
     labels: Tensor,
     scale: Tensor,
-    reference: Tensor | None = None,
-    *,
+    *others: Tensor,
     form: str,
     beta: float,
     smoothing: float = 0.0,
     gamma: float = 0.0,
     center: float = 0.0,
+    nll: float = 0.0,
+    margined: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return scale times the sums over pairs of: the loss, both rewards, their margin, whether it is positive.
+    """Return scale times the sums over pairs of: the loss, both rewards, their margin, whether it is positive, and [5].
 
-    sums, labels, reference: [G, 2], of the chosen and of the rejected answer: the sum of its log-probabilities, its
-    number of labels, and the sum in the reference. Rows without labels are no pairs. With p and r of one answer in the
-    policy and the reference, means over its labels in place of sums for ipo, orpo and simpo, and
+    sums, labels: [G, 2], of the chosen and of the rejected answer: the sum of its log-probabilities and its number of
+    labels. others: the sums in the reference, [G, 2], if there is one; then, if `margined`, how much better the chosen
+    answer is, [G, 2], of which the first column is read. Rows without labels are no pairs. With p and r of one answer
+    in the policy and the reference, means over its labels in place of sums for ipo, orpo and simpo, and
     h = (p - r of the chosen) - (p - r of the rejected):
 
-        sigmoid  -(1 - smoothing) log sigmoid(beta h) - smoothing log sigmoid(-beta h)
+        sigmoid  -(1 - smoothing) log sigmoid(z) - smoothing log sigmoid(-z), with z = beta h - gamma - margin
         hinge    max(0, 1 - beta h)
         ipo      (h - 1 / (2 beta))^2
-        simpo    as sigmoid, of beta h - gamma
+        simpo    as sigmoid
         orpo     -p of the chosen - beta log sigmoid(log odds of the chosen - log odds of the rejected)
 
-    Every form adds center (p - r of the chosen + p - r of the rejected)^2. Rewards are beta (p - r).
+    Every form adds center (p - r of the chosen + p - r of the rejected)^2, and nll times the mean of -log-probabilities
+    of the chosen answer. Rewards are beta (p - r), of sums for ipo too. [5] are p of both answers, of sums for ipo too;
+    that mean; and for orpo log sigmoid of the difference of the log odds, and this difference, else 0.
     """
     is_pair = (labels > 0).all(-1)
-    p, n = sums[is_pair], labels[is_pair]
-    r = torch.zeros_like(p) if reference is None else reference[is_pair]
-    if form in ("ipo", "orpo", "simpo"):
-        p, r = p / n, r / n
+    margin = others[-1][is_pair][:, 0] if margined else 0.0
+    reference = others[0] if len(others) > margined else None
+    said, n = sums[is_pair], labels[is_pair]
+    known = torch.zeros_like(said) if reference is None else reference[is_pair]
+    p, r = (said / n, known / n) if form in ("ipo", "orpo", "simpo") else (said, known)
     chosen, rejected = (p - r).unbind(-1)
-    h = chosen - rejected
+    h, zero = chosen - rejected, torch.zeros_like(said[:, 0])
+    entropy, log_odds = -said[:, 0] / n[:, 0], zero
     if form == "orpo":
         uncertain = p.clamp(max=-torch.finfo(p.dtype).eps)  # the odds of probability 1 are infinite
         chosen_odds, rejected_odds = (uncertain - torch.log(-torch.expm1(uncertain))).unbind(-1)
-        loss = -p[:, 0] - beta * F.logsigmoid(chosen_odds - rejected_odds)
+        log_odds = chosen_odds - rejected_odds
+        loss = entropy - beta * F.logsigmoid(log_odds)
     elif form == "ipo":
         loss = (h - 1 / (2 * beta)).square()
     elif form == "hinge":
         loss = F.relu(1 - beta * h)
     else:
-        z = beta * h - gamma
+        z = beta * h - gamma - margin
         loss = -(1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
-    loss = loss + center * (chosen + rejected).square()
-    figures = (loss, beta * chosen, beta * rejected, beta * h, (h > 0).to(h.dtype))
-    return tuple(scale * figure.sum() for figure in figures)
+    loss = loss + center * (chosen + rejected).square() + nll * entropy
+    shown, rewards = (said, said - known) if form == "ipo" else (p, p - r)
+    gain = rewards[:, 0] - rewards[:, 1]
+    figures = (loss, beta * rewards[:, 0], beta * rewards[:, 1], beta * gain, (gain > 0).to(h.dtype))
+    ratio = F.logsigmoid(log_odds) if form == "orpo" else zero
+    more = torch.stack((shown[:, 0], shown[:, 1], entropy, ratio, log_odds)).sum(1)
+    return (*(scale * figure.sum() for figure in figures), scale * more)
 
 
 def pair_loss_bwd(
-    d_loss: Tensor,
-    sums: Tensor,
-    labels: Tensor,
-    scale: Tensor,
-    reference: Tensor | None = None,
-    *,
-    form: str,
-    beta: float,
-    smoothing: float = 0.0,
-    gamma: float = 0.0,
-    center: float = 0.0,
+    d_loss: Tensor, sums: Tensor, labels: Tensor, scale: Tensor, *others: Tensor, form: str, **attrs: Any
 ) -> Tensor:
     """Return the gradient of `sums`."""
-    attrs: dict[str, Any] = {"form": form, "beta": beta, "smoothing": smoothing, "gamma": gamma, "center": center}
     with torch.enable_grad():
         leaf = sums.detach().requires_grad_()
-        loss, *_ = pair_loss(leaf, labels, scale, reference, **attrs)
+        loss, *_ = pair_loss(leaf, labels, scale, *others, form=form, **attrs)
         (gradient,) = torch.autograd.grad(loss, leaf, d_loss)
     return gradient

@@ -25,12 +25,14 @@ from surogate_core.api import (
     Loss,
     LossContext,
     LossDef,
+    Metric,
     ModelDef,
     WeightMap,
     read_json_object,
 )
 
-from .losses import FIGURES, loss_of_groups
+from .losses import REWARDS, loss_of_groups
+from .pairs import MARGIN
 
 SCORE = "score.weight"
 _LM_HEAD = "lm_head.weight"
@@ -50,6 +52,11 @@ class RewardOptions(BaseModel):
 
     reward_center: float = Field(
         0.0, ge=0, description="Weight of the square of the sum of both scores, which keeps scores around 0."
+    )
+    reward_margins: bool = Field(
+        False,
+        description="Ask for scores that differ by more than the margin of the pair, which data of type "
+        "preference_with_margin have (Touvron et al. 2023).",
     )
 
 
@@ -162,7 +169,16 @@ def _build(context: LossContext[RewardOptions]) -> Loss:
         "document_scores", head.x, head.weight, batch.tokens, batch.groups, label=("logits", "used"), **head.attrs
     )
     attrs: dict[str, Any] = {"form": "sigmoid", "beta": 1.0, "center": context.options.reward_center}
-    return loss_of_groups(FIGURES, b.emit("pair_loss", scores, used, batch.group_scale, **attrs))
+    margins = [batch.columns[MARGIN.name]] if context.options.reward_margins else []
+    attrs |= {"margined": True} if margins else {}
+    values = b.emit("pair_loss", scores, used, batch.group_scale, *margins, **attrs)
+    loss = loss_of_groups(values, (*REWARDS[:2], "margin", "accuracy"))
+    return replace(loss, metrics=[*loss.metrics, Metric("mean_reward", values[-1], "group", of=_mean_score)])
+
+
+def _mean_score(figures: Any) -> float:
+    """Return the mean over both answers of the pairs."""
+    return float(figures[0] + figures[1]) / 2
 
 
 def _reference_loss(scores: Any, options: RewardOptions) -> Any:
@@ -178,6 +194,7 @@ REWARD = LossDef(
     options=RewardOptions,
     model=scored,
     build=_build,
+    columns=lambda options: [MARGIN] if options.reward_margins else [],
     group_size=2,
     reference_loss=_reference_loss,
 )

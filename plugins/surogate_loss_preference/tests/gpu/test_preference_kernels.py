@@ -115,12 +115,16 @@ def test_scores_of_documents_and_their_gradients(dtype: str, other: str, count: 
 # --------------------------------------------------------------------------------------------------------------- pairs
 
 ATTRS: dict[str, dict[str, float]] = {
-    "sigmoid": {"beta": 0.1, "smoothing": 0.2, "center": 0.01},
+    "sigmoid": {"beta": 0.1, "smoothing": 0.2, "center": 0.01, "nll": 0.7},
     "hinge": {"beta": 0.05},
     "ipo": {"beta": 0.1},
     "simpo": {"beta": 2.0, "gamma": 0.5},
     "orpo": {"beta": 0.3},
 }
+
+
+PAIR_SHAPES: list[tuple[int, ...]] = [*[()] * 5, (5,)]
+KTO_SHAPES: list[tuple[int, ...]] = [*[()] * 5, (2, 3)]
 
 
 def pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,19 +135,23 @@ def pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("margined", [False, True])
 @pytest.mark.parametrize("with_reference", [False, True])
 @pytest.mark.parametrize("count", [1, 31, 700])
 @pytest.mark.parametrize("form", FORMS)
-def test_losses_of_pairs_and_their_gradient(form: str, count: int, with_reference: bool, skew: int) -> None:
-    attrs: dict[str, Any] = {"form": form, **ATTRS[form]}
+def test_losses_of_pairs_and_their_gradient(
+    form: str, count: int, with_reference: bool, margined: bool, skew: int
+) -> None:
+    attrs: dict[str, Any] = {"form": form, "margined": margined, **ATTRS[form]}
     sums, labels, scale, others = pairs(count)
-    given = (sums, labels, scale, *[others] * with_reference)
-    found = run("pair_loss", values(*given), [()] * 5, attrs=attrs, skew=skew)
+    given = (sums, labels, scale, *[others] * with_reference, *[torch.rand(count, 2)] * margined)
+    found = run("pair_loss", values(*given), PAIR_SHAPES, attrs=attrs, skew=skew)
     exact = [x.double() for x in given]
     wanted = reference.pair_loss(*exact, **attrs)
     one_by_one = [reference.pair_loss(*(x[i : i + 1] if x.shape else x for x in exact), **attrs) for i in range(count)]
     for ours, theirs, each in zip(found, wanted, zip(*one_by_one, strict=True), strict=True):
-        assert_close(ours, theirs, torch.float32, 64, largest(exact, scale) + sum(term.abs() for term in each))
+        bound = largest(exact, scale) + torch.stack([term.abs() for term in each]).sum(0)
+        assert_close(ours, theirs, torch.float32, 64, bound)
     d_loss = torch.randn(())
     (d_sums,) = run("pair_loss_bwd", values(d_loss, *given), [(count, 2)], attrs=attrs, skew=skew)
     assert_close(d_sums, reference.pair_loss_bwd(d_loss.double(), *exact, **attrs), torch.float32, 64)
@@ -154,13 +162,13 @@ def largest(exact: Sequence[Tensor], scale: Tensor) -> Tensor:
     return scale.double() * max(x.abs().sum() for x in exact[:1] + exact[3:]) * 1e-3
 
 
-@pytest.mark.parametrize("adds", [frozenset({0}), frozenset({1, 4}), frozenset(range(5))], ids=len)
+@pytest.mark.parametrize("adds", [frozenset({0}), frozenset({1, 4}), frozenset({5}), frozenset(range(6))], ids=str)
 def test_figures_are_added_where_they_are_asked_for(adds: frozenset[int]) -> None:
     ins = values(*pairs(40))
     attrs = {"form": "sigmoid", "beta": 0.1}
-    outs = tuple(Value(f"out{i}", (), "fp32", "act") for i in range(5))
-    before = {outs[i]: torch.randn(()) for i in sorted(adds)}
-    alone = run("pair_loss", ins, [()] * 5, attrs=attrs)
+    outs = tuple(Value(f"out{i}", shape, "fp32", "act") for i, shape in enumerate(PAIR_SHAPES))
+    before = {outs[i]: torch.randn(outs[i].shape) for i in sorted(adds)}
+    alone = run("pair_loss", ins, PAIR_SHAPES, attrs=attrs)
     added = run_kernel(KERNELS, Op("pair_loss", tuple(ins), outs, attrs, accumulate=adds), ins | before)
     for out, ours, sum_ in zip(outs, added, alone, strict=True):
         torch.testing.assert_close(ours, before[out] + sum_ if out in before else sum_, rtol=1e-6, atol=1e-6)
@@ -170,7 +178,7 @@ def test_figures_are_added_where_they_are_asked_for(adds: frozenset[int]) -> Non
 def test_orpo_of_an_answer_that_is_certain_is_the_reference(certain: tuple[float, float]) -> None:
     attrs: dict[str, Any] = {"form": "orpo", "beta": 0.1}
     given = (torch.tensor([certain]), torch.ones(1, 2), torch.tensor(1.0))
-    found = run("pair_loss", values(*given), [()] * 5, attrs=attrs)
+    found = run("pair_loss", values(*given), PAIR_SHAPES, attrs=attrs)
     for ours, theirs in zip(found, reference.pair_loss(*given, **attrs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     one = torch.tensor(1.0)
@@ -183,7 +191,7 @@ def test_a_sum_that_is_nan_is_seen(form: str) -> None:
     attrs: dict[str, Any] = {"form": form, "beta": 0.1}
     sums, labels, scale, _ = pairs(9)
     sums[4], labels[4] = torch.tensor([-3.0, float("nan")]), 2
-    loss, *_ = run("pair_loss", values(sums, labels, scale), [()] * 5, attrs=attrs)
+    loss, *_ = run("pair_loss", values(sums, labels, scale), PAIR_SHAPES, attrs=attrs)
     assert loss.isnan()
 
 
@@ -204,7 +212,7 @@ def answers(count: int, mean: float) -> tuple[Tensor, ...]:
 def test_the_loss_of_kto_and_its_gradient(count: int, mean: float, skew: int) -> None:
     given = answers(count, mean)
     exact = [x.double() for x in given]
-    found = run("kto_loss", values(*given), [()] * 5, attrs=WEIGHTS, skew=skew)
+    found = run("kto_loss", values(*given), KTO_SHAPES, attrs=WEIGHTS, skew=skew)
     for ours, theirs in zip(found, reference.kto_loss(*exact, **WEIGHTS), strict=True):
         assert_close(ours, theirs, torch.float32, 64, largest(exact, given[2]) + 5 * given[2] * count)
     d_loss = torch.randn(())
@@ -213,5 +221,5 @@ def test_the_loss_of_kto_and_its_gradient(count: int, mean: float, skew: int) ->
 
 
 def test_a_mean_that_is_nan_is_seen() -> None:
-    loss, *_ = run("kto_loss", values(*answers(9, float("nan"))), [()] * 5, attrs=WEIGHTS)
+    loss, *_ = run("kto_loss", values(*answers(9, float("nan"))), KTO_SHAPES, attrs=WEIGHTS)
     assert loss.isnan()

@@ -24,7 +24,11 @@ def new(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write a package for a plugin: a small definition that works, tests, CI and a run that trains with it."""
+    """Write a package for a plugin: a small definition that works, tests, CI and a run that trains with it.
+
+    Examples:
+    surogate new optimizer my-optimizer
+    """
     if kind not in LAYERS:
         near = get_close_matches(kind, LAYERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"kinds: {_KINDS}"

@@ -40,7 +40,12 @@ def profile(
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Do not read the checkpoint.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Time the run's own step op by op, on the device that it would use."""
+    """Time the run's own step op by op, on the device that it would use.
+
+    Examples:
+    surogate profile run.yaml
+    surogate profile run.yaml --steps 10 --picture step.png
+    """
     refuse_other_program("surogate-profile")
     say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))

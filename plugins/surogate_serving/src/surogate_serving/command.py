@@ -51,7 +51,12 @@ def check_serving(
     config: RunOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Compare what a server computes with the model that was trained."""
+    """Compare what a server computes with the model that was trained.
+
+    Examples:
+    surogate check-serving http://127.0.0.1:8000 --run output
+    surogate check-serving http://127.0.0.1:8000 --run output --adapter NAME
+    """
     refuse_other_program("surogate-serving")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"--timeout {timeout}: is no time. Give seconds, such as 120.")

@@ -41,7 +41,12 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Compare model and recipe with transformers, layer by layer."""
+    """Compare model and recipe with transformers, layer by layer.
+
+    Examples:
+    surogate verify run.yaml
+    surogate verify run.yaml --rows 1 --length 128
+    """
     refuse_other_program("surogate-verify")
     say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))

@@ -31,7 +31,12 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the runs as they are, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the runs as one JSON document, and end.")] = False,
 ) -> None:
-    """Show running and finished runs, from their files: step, loss, speed and memory against the plan, time left."""
+    """Show running and finished runs, from their files: step, loss, speed and memory against the plan, time left.
+
+    Examples:
+    surogate watch output
+    surogate watch output --once
+    """
     watched = Watched(folders or [Path()])
     runs = watched.read()
     if not runs:

@@ -60,6 +60,8 @@ class AdapterDef(Definition, Generic[Options]):
                 differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
                 others are frozen. Not asked of what is never trained (`WeightMap.trained`).
+    rate        (trained param, its weight map or None if the adapter made it, options) -> factor of its learning rate,
+                positive. Params of one factor are updated together; `UpdateContext.scalars.lr` is theirs.
     save        (tensors by name, empty folder, name of the base model, options): writes the adapter in the format of
                 its ecosystem. The tensors are all params of the adapter, by their names, and the weights of the model
                 that are trained, by the names of their checkpoint tensors.
@@ -101,6 +103,7 @@ class AdapterDef(Definition, Generic[Options]):
     of_model: Callable[[AdapterDef[Options], Sequence[WeightMap]], AdapterDef[Options]] | None = None
     matches: Callable[[Path], bool] = lambda folder: True
     trains_tokens: str = ""
+    rate: Callable[[Value, WeightMap | None, Options], float] = lambda param, stored, options: 1.0
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class DeviceInfo:
     link            to the other devices of the machine
     network         to devices of other machines. Devices of a machine send at this rate each, at the same time.
     host_bandwidth  bytes/s of copies to, and at the same time from, pinned memory of the host
+    peak_flops      the vendor's dense peak in bf16 with sums in fp32, FLOP/s, of which MFU is a share; 0: not known
     """
 
     name: str
@@ -72,6 +73,7 @@ class DeviceInfo:
     link: Link = Link("PCIe", 25e9)
     network: Link = Link("a network of 12.5 Gb/s a GPU", 1.25e9)
     host_bandwidth: float = 20e9
+    peak_flops: float = 0.0
 
 
 Deterministic = Literal["auto", "true", "false"]

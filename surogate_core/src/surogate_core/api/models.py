@@ -158,16 +158,19 @@ class Metric(Declared):
     which evaluations set to 1. Core adds up micro-steps and ranks.
 
     of  (value, a float or a numpy array) -> the number, of a figure that is no mean of micro-steps, such as a maximum.
-        It computes on the host, from a value of any shape, which several metrics of a model may share.
+        None: this step or evaluation has no such number, and its report lacks it. It computes on the host, from a value
+        of any shape, which several metrics may share.
     doubt  (the same value of a step) -> a sentence for the user if it shows that training goes wrong, with a remedy; ""
         if it does not. Shown once, after 20 steps or more of which most give one.
+    headline  whether the table at the end of a run and its picture show it
     """
 
     name: str
     value: Value
     per: Unit = "token"
-    of: Callable[[Any], float] = float
+    of: Callable[[Any], float | None] = float
     doubt: Callable[[Any], str] = lambda value: ""
+    headline: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ class RunInfo:
                 that an earlier run left in `output_dir` are obsolete.
     eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
     planned     of the plan: `tokens_per_second`, and `device_bytes` of each device
+    evaluated   the steps after which the run evaluates, in order; none without a validation set
+    headlines   names of the metrics that a summary shows beside the loss (`Metric.headline`)
+    group       what `StepReport.groups` counts: "pairs", "documents" or "groups"; "" if the loss has none
     """
 
     run_name: str
@@ -37,6 +40,9 @@ class RunInfo:
     done_steps: int = 0
     eval_time: float = 0.0
     planned: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Sequence[int] = ()
+    headlines: Sequence[str] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,9 @@ class StepReport:
     groups             of documents, if the loss has any: pairs, for example
     metrics            what the loss and the model report besides, by name
     tokens_per_second  tokens / duration
+    groups_per_second  groups / duration
+    mfu                model FLOPs utilization: FLOPs of the tokens by the plan, without recomputation, / duration / the
+                       dense bf16 peaks of all devices; None if a peak is not known, as that of a CPU
     time               when the report was made, in seconds since the epoch
     skipped            the step was not applied, because its gradient norm was not finite
     """
@@ -67,13 +76,16 @@ class StepReport:
     skipped: bool = False
     groups: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    groups_per_second: float = 0.0
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
     """An evaluation after `step` optimizer steps. `loss`, `groups`, `metrics`: as in `StepReport`.
 
-    in_nats  `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
+    in_nats    `loss` is a cross-entropy per token, so that exp(loss) is a perplexity
+    best_step  step of the best evaluation so far, which may be this one; None: there is none, or the run looks for none
     """
 
     step: int
@@ -84,6 +96,26 @@ class EvalReport:
     in_nats: bool = True
     groups: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    best_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputReport:
+    """The end of a run that looks for its best evaluation, once its outputs are written.
+
+    step          the last one of the run
+    weights_step  the step whose weights the outputs have
+    metric        by which evaluations are compared, with its best value, after `best_step`; None if none was finite
+    stop_reason   why the run ended before its last step; "" if it did not
+    """
+
+    step: int
+    weights_step: int
+    metric: str
+    best_step: int | None
+    best_value: float | None
+    stop_reason: str
+    time: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +187,28 @@ class NumericsReport:
         }
 
 
-Report = StepReport | EvalReport | GpuReport | NumericsReport
+@dataclass(frozen=True, kw_only=True)
+class SampleReport:
+    """A text that the model has written after `step` optimizer steps; 0: before the first.
+
+    index   of the prompt among those of the run
+    prompt  the text of the prompt, of a conversation its last message
+    text    without special tokens
+    tokens  of the text, with the one that ended it
+    finish  "stop": the model has ended it; "length": it has as many tokens as it may have
+    """
+
+    step: int
+    index: int
+    prompt: str
+    text: str
+    tokens: int
+    finish: str
+    duration_ms: float
+    time: float
+
+
+Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport
 
 
 @runtime_checkable

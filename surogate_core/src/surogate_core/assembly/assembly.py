@@ -28,8 +28,9 @@ class Reported:
     per: Unit
     step: Value
     evaluation: Value
-    of: Callable[[Any], float]
+    of: Callable[[Any], float | None]
     doubt: Callable[[Any], str]
+    headline: bool = False
 
 
 def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str, float]:
@@ -37,7 +38,8 @@ def metrics_of(reported: Sequence[Reported], values: Sequence[Any]) -> dict[str,
 
     Raises PluginError if the `of` of a metric fails.
     """
-    return {figure.name: figure.of(value) for figure, value in zip(reported[1:], values, strict=True)}
+    found = {figure.name: figure.of(value) for figure, value in zip(reported[1:], values, strict=True)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

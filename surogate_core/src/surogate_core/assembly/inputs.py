@@ -30,6 +30,8 @@ from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
 from .streaming import ZeroCopy
 
+Beside = Callable[[int], tuple[Mapping[str, int], Mapping[str, int]]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
@@ -46,6 +48,8 @@ class PlanInputs:
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
     zero_copy         whether the update uses values that the host holds where they are, without copies (`Streaming`)
     frozen_reference  whether the loss compares with a copy of the weights
+    other_reference   whether that copy is of other weights of the same sizes, which the caller writes into the states
+                      `reference.PARAM` before the first step
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
@@ -60,6 +64,8 @@ class PlanInputs:
     stored_kinds      kinds of params that are stored so: "matrix", of blocks, "head", "embedding"
     target            device to plan for; None: no device, and references run every op
     host_memory       bytes of host memory that the run may pin; None: not known
+    beside            (elements that are trained) -> what others than the run's programs need: {purpose: bytes} of the
+                      first device's memory, and of its machine's, which are one on a CPU
     kernel_for        chooses what runs an op on the target
     """
 
@@ -74,6 +80,7 @@ class PlanInputs:
     loss: LossDef
     loss_options: BaseModel
     frozen_reference: bool = False
+    other_reference: bool = False
     lowering: LoweringDef | None = None
     batch_size: int
     seq_len: int
@@ -100,6 +107,7 @@ class PlanInputs:
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     host_memory: int | None = None
+    beside: Beside = lambda trained: ({}, {})
     kernel_for: KernelFor = by_references
 
     @property

@@ -107,6 +107,7 @@ def _gpu(
         ),
         network=Link(f"a network of {network:g} Gb/s a GPU", network * _LINK / 8 * 1e9, source),
         host_bandwidth=(host or (45 if sm in (90, 100, 103, 120) else 22)) * 1e9,
+        peak_flops=bf16 * 1e12,
     )
 
 
@@ -201,7 +202,7 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     """Return the GPU with this name from the device table, with the actual compute capability and memory.
 
     A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before:
-    the one with the least product of FLOP/s and bandwidth.
+    the one with the least product of FLOP/s and bandwidth. Its peak is not known.
     """
     words = set(title.lower().replace("-", " ").split())
     named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
@@ -211,7 +212,7 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     generation = max(d.sm or 0 for d in older)
     slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"] * d.bandwidth)
     source = f"rates of {slowest.title}, the nearest known"
-    return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source)
+    return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source, peak_flops=0.0)
 
 
 def limited(device: DeviceInfo, nbytes: int | None) -> DeviceInfo:

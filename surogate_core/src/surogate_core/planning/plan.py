@@ -16,8 +16,10 @@ from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
 from ..memory.cost import OpCosts, program_cost
 from ..program.passes.sum_in_blocks import BLOCK
+from .memory_timeline import MemoryTimeline, memory_timeline
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
 from .report import Report, at_least, device_parts, summarise
+from .step_kinds import StepWork, step_work
 
 _MOST_TILES = 16
 """More make a program longer, but hardly smaller: values of a stretch are then a small part of the whole ones."""
@@ -88,6 +90,14 @@ class Plan:
         batches = -(-rows // (self.inputs.batch_size * self.report.devices)) * (2 if self.inputs.loss.prepass else 1)
         costs = OpCosts(self.inputs.ops, self.report.device, self.kernels.kernel)
         return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
+
+    def memory_timeline(self) -> MemoryTimeline:
+        """Return what holds the device's memory while each op of the fullest program runs."""
+        return memory_timeline(self.assembly, self.inputs, self.report)
+
+    def step_work(self) -> StepWork:
+        """Return the planned seconds, calls, FLOPs and bytes of an optimizer step by kind of op."""
+        return step_work(self.assembly, self.inputs, self.report)
 
     def verify(self) -> None:
         """Run the last checks of a plan. Raises ProgramError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import prod
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Report:
 
     device_bytes          by segment, and "total"; on a CPU also the pinned memory, which is the device's there
     host_bytes            by purpose, for all devices of a machine, and "total"
+    beside                of `host_bytes`, those that are not pinned and are of others than the run's programs
     host_memory           bytes of host memory that the run may pin on a machine; None: not known
     activations_by_label  bytes of the arena values that are live at the peak
     peak                  the op at which the arena is fullest, as text
@@ -64,6 +66,7 @@ class Report:
     device: DeviceInfo
     device_bytes: Mapping[str, int]
     host_bytes: Mapping[str, int]
+    beside: Mapping[str, int]
     host_memory: int | None
     activations_by_label: Mapping[str, int]
     peak: str
@@ -94,14 +97,14 @@ class Report:
     @property
     def pinned_bytes(self) -> int:
         """Host memory that the run pins for offloading, for all devices of a machine."""
-        return self.host_bytes["total"] - self.host_bytes["batches"]
+        return self.host_bytes["total"] - self.host_bytes["batches"] - sum(self.beside.values())
 
     @property
     def missing_host_bytes(self) -> int:
-        """Bytes by which the pinned memory exceeds what the run may pin; 0 if it does not, or if that is not known."""
-        if not self.pinned_bytes or self.host_memory is None:
-            return 0
-        return max(0, self.pinned_bytes - self.host_memory)
+        """Bytes by which the pinned memory, and what is `beside`, exceed what the run may pin; 0 if they do not, or if
+        that is not known."""
+        needed = self.pinned_bytes + sum(self.beside.values())
+        return 0 if not needed or self.host_memory is None else max(0, needed - self.host_memory)
 
     @property
     def missing_bytes(self) -> int:
@@ -135,16 +138,18 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
         by_label[label] = by_label.get(label, 0) + life.nbytes
     parts = device_parts(memory, inputs, memory.arena_bytes if arena_bytes is None else arena_bytes, scratch)
     batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * on_machine
-    host = {"batches": batches} | _on_host(memory, on_machine)
+    beside = {} if memory_is_the_hosts(device) else dict(inputs.beside(_trained(memory, inputs))[1])
+    host = {"batches": batches} | _on_host(memory, on_machine) | beside
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     way = route(device, inputs.world_size, inputs.nodes, inputs.ranks_per_device)
-    runs = _runs(assembly, inputs)
+    runs = step_runs(assembly, inputs)
     step, alone = _step_cost(runs, OpCosts(inputs.ops, device, assembly.kernels.kernel, way))
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
         host_bytes={"total": sum(host.values()), **host},
+        beside=beside,
         host_memory=inputs.host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
@@ -159,7 +164,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
     )
 
 
-def _runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
+def step_runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
     """Return how often an optimizer step runs each program."""
     runs = {assembly.only("update"): 1}
     for kind, count in micro_step_counts(inputs.grad_accum_steps, inputs.world_size).items():
@@ -209,8 +214,18 @@ def device_parts(memory: MemoryPlan, inputs: PlanInputs, arena_bytes: int, scrat
     }
     parts = {name: nbytes * ranks for name, nbytes in parts.items()}
     parts["runtime"] += device.runtime_bytes + (COLLECTIVE_BYTES if several else 0)
+    beside, on_host = inputs.beside(_trained(memory, inputs))
+    parts |= beside
+    if not memory_is_the_hosts(device):
+        return parts
     pinned = _on_host(memory, ranks)
-    return parts | ({"pinned": sum(pinned.values())} if pinned and memory_is_the_hosts(device) else {})
+    return {**parts, **({"pinned": sum(pinned.values())} if pinned else {}), **on_host}
+
+
+def _trained(memory: MemoryPlan, inputs: PlanInputs) -> int:
+    """Return the elements of the params that are trained, each of which has a gradient, on all ranks."""
+    held = sum(prod(value.shape) for value in memory.segments["grad"].offsets)
+    return held * (inputs.sharding.parts if inputs.sharding.gradients else 1)
 
 
 def _on_host(memory: MemoryPlan, ranks: int) -> dict[str, int]:

@@ -90,7 +90,7 @@ def _with_later_wrapped(origin: Origin, result: Any) -> Any:
     if isinstance(result, Metric):
         of, name = result.of, f"metric {result.name}"
         # `float` stays: it says that the value has the shape []
-        of = of if of is float else wrap(name, lambda value: float(result.of(value)))
+        of = of if of is float else wrap(name, lambda value: None if (n := result.of(value)) is None else float(n))
         return replace(result, of=of, doubt=wrap(f"doubt of {name}", result.doubt))
     if isinstance(result, Head | Loss):
         groups = {"terms", "metrics"} & vars(result).keys()
@@ -133,7 +133,8 @@ def _loss(result: Any, args: Sequence[Any]) -> str:
     metrics = [*result.terms, *result.metrics]
     if not result.terms or not all(map(_is_number, metrics)) or any(term.value.shape for term in result.terms):
         return "a Loss of at least one term [], and metrics of shape [], or any with Metric.of, all in fp32"
-    if len({metric.value for metric in metrics}) < len(metrics):
+    alone = [metric.value for metric in metrics if not metric.value.shape]  # several may be made of one array
+    if len(set(alone)) < len(alone):
         return "terms and metrics with a value of their own"
     grouped = args[0].batch.group_scale is not None
     return "" if grouped or all(m.per == "token" for m in metrics) else "metrics per token: LossDef.group_size is 0"

@@ -54,6 +54,7 @@ class Scalars:
     seed        int64 []
     first_micro_step
                 int32 []: `micro_step` of rank 0; None unless ranks divide gradients
+    rates       by factor, fp32 []: `lr` times it, of params that an adapter trains at other rates (`AdapterDef.rate`)
     """
 
     lr: Value
@@ -61,3 +62,4 @@ class Scalars:
     micro_step: Value
     seed: Value
     first_micro_step: Value | None = None
+    rates: Mapping[float, Value] = field(default_factory=dict)

@@ -288,6 +288,8 @@ class Worker:
         The loss of the reading is the sum over all labels of loss_scale x loss, which is their mean. Figures follow.
         """
         self._inputs.write("lr", lr)
+        for factor, rate in self.assembly.scalars.rates.items():
+            self._inputs.write(rate.name, lr * factor)
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run(self.assembly.only("update"))

@@ -15,8 +15,10 @@ from surogate_core.api import (
     LoggerDef,
     NumericsColumn,
     NumericsReport,
+    OutputReport,
     QuantizedTensor,
     RunInfo,
+    SampleReport,
     StepReport,
 )
 from surogate_core.errors import ConfigError
@@ -72,10 +74,21 @@ def _gpu(known: bool) -> GpuReport:
     return GpuReport(step=1, gpu=0, time=1e9, **(figures if known else dict.fromkeys(figures)))
 
 
+def _outputs(best_step: int | None, best_value: float | None) -> OutputReport:
+    best: Any = {"best_step": best_step, "best_value": best_value}
+    return OutputReport(step=2, weights_step=2, metric="loss", stop_reason="", time=1e9, **best)
+
+
 def _numerics() -> NumericsReport:
     columns = (NumericsColumn("amax", "magnitude", "largest magnitude"),)
     return NumericsReport(
         step=2, tensors=(QuantizedTensor("blocks.0.qkv", 0),), columns=columns, values=((1.5,),), time=1e9
+    )
+
+
+def _sample(index: int, text: str) -> SampleReport:
+    return SampleReport(
+        step=2, index=index, prompt="a prompt", text=text, tokens=9, finish="stop", duration_ms=3.0, time=1e9
     )
 
 
@@ -105,10 +118,15 @@ def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None
             assert callable(getattr(logger, name, None)), f"it has no method {name}; a subclass of Logger has it"
         logger.report(_step(1, 2.5))
         logger.report(_step(2, float("nan"), skipped=True))
-        logger.report(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9))
+        for best in (None, 2):
+            logger.report(EvalReport(step=2, loss=2.25, valid_tokens=60, duration_ms=3.0, time=1e9, best_step=best))
         for known in (True, False):
             logger.report(_gpu(known))
         logger.report(_numerics())
+        for best, value in ((2, 2.25), (None, None)):
+            logger.report(_outputs(best, value))
+        for index, text in enumerate(("a text\nof \x1b two lines", "")):
+            logger.report(_sample(index, text))
         logger.close("done")
 
 

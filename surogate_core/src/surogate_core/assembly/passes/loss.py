@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...api import Definition, Head, LossContext, Metric
+from ...api import Definition, Head, Init, LossContext, Metric
 from ...errors import ConfigError
 from ...front_end import called
 from ...program.op import Program
@@ -49,8 +49,8 @@ def append_loss(draft: Draft) -> Draft:
 def _refuse_reference(inputs: PlanInputs, *, reads: bool) -> None:
     """Raise ConfigError if a loss that `reads` a reference has none, or if there is one that is not read."""
     frozen, adapts, name = inputs.frozen_reference, bool(inputs.adapters), inputs.loss.name
-    if frozen and (adapts or not reads):
-        why = "an adapter leaves the model as it is" if adapts else f"loss: {name} reads no reference"
+    if frozen and ((adapts and not inputs.other_reference) or not reads):
+        why = "an adapter leaves the model as it is" if adapts and reads else f"loss: {name} reads no reference"
         raise ConfigError(f"{called('frozen_reference')} would copy the weights, but {why}. Leave it out.")
     if reads and not (adapts or frozen):
         raise ConfigError(
@@ -60,11 +60,13 @@ def _refuse_reference(inputs: PlanInputs, *, reads: bool) -> None:
 
 
 def _copies(draft: Draft, model: Program, head: Head) -> Mapping[Value, Value]:
-    """Declare a copy of each param that the model reads and that training changes."""
-    b, same = draft.builder, {m.param for m in draft.weights if not m.trained}
+    """Declare a copy of each param that the model reads and that training changes; of other weights, of each."""
+    b, other = draft.builder, draft.inputs.other_reference
+    same = set() if other else {m.param for m in draft.weights if not m.trained}
+    init = Init(kind="zeros") if other else None
     read = dict.fromkeys((*(v for op in model.ops for v in op.ins if v.role == "param"), head.weight))
     changing = [v for v in read if v.name not in same]
-    return {v: b.state(f"reference.{v.name}", v.shape, v.dtype, None, label=WEIGHT_LABEL) for v in changing}
+    return {v: b.state(f"reference.{v.name}", v.shape, v.dtype, init, label=WEIGHT_LABEL) for v in changing}
 
 
 def _refuse_same_names(metrics: Sequence[tuple[Definition, Sequence[Metric]]]) -> None:

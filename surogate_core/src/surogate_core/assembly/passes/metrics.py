@@ -25,7 +25,7 @@ def declare_metrics(draft: Draft) -> Draft:
             totals[value] = b.state(f"step_{metric.name}", value.shape, value.dtype, _ZERO, collects="sum")
             evaluated[value] = b.state(f"eval_{metric.name}", value.shape, value.dtype, _ZERO)
         states = totals[value], evaluated[value]
-        reported.append(Reported(metric.name, metric.per, *states, metric.of, metric.doubt))
+        reported.append(Reported(metric.name, metric.per, *states, metric.of, metric.doubt, metric.headline))
     kept = () if draft.cached_reference is None else (draft.cached_reference,)
     cached = tuple(b.state("cached_reference", v.shape, v.dtype, _ZERO) for v in kept)
     evaluated |= zip(kept, cached, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from ...api import ParamInfo, TrainedParam, UpdateContext
 from ...errors import ProgramError
@@ -16,6 +17,9 @@ from ..draft import Draft
 from ..inputs import PlanInputs, by_block
 from ..parts import as_parts, gather_updated, owned
 
+Factors = Mapping[str, float]
+"""{name of a param: factor of its learning rate}; 1 for the others."""
+
 
 def record_update(draft: Draft) -> Draft:
     """Record the gradient norm and the optimizer over the trained params; see which magnitudes it computes.
@@ -23,6 +27,7 @@ def record_update(draft: Draft) -> Draft:
     Raises ProgramError if the optimizer leaves a master or a work copy unwritten, writes one without `clip_coef`, or
     reads a state that nothing has set.
     """
+    draft, factors = _declare_rates(draft)
     b, inputs, norm = draft.builder, draft.inputs, draft.grad_norm
     assert norm is not None
     infos = {info.param.name: info for info in draft.params.values() if info.grad is not None}
@@ -32,16 +37,16 @@ def record_update(draft: Draft) -> Draft:
         gradients = [(info.grad, info.grad_part or info.grad) for info in infos.values() if info.grad is not None]
         emit_norm(b, gradients, [norm, coef], ranks=inputs.sharding.parts, max_norm=inputs.max_grad_norm)
         in_part, owned_by = _by_owner(trained)
-        wholes = _states_of_wholes(draft, (infos[p.name] for p in in_part), coef)
+        wholes = _states_of_wholes(draft, (infos[p.name] for p in in_part), coef, factors)
         before = len(b.declared)
         for group in inputs.grouping(in_part) if in_part else ():
             with b.block(_block(group)):
-                inputs.optimizer.update(_context(draft, group, coef))
+                _emit_update(draft, group, coef, factors)
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
         states = b.declared[before:]
         own: dict[Value, Value] = {}
         for owner, of_owner in owned_by.items():
-            own |= _emit_owned(draft, of_owner, owner, coef)
+            own |= _emit_owned(draft, of_owner, owner, coef, factors)
         for group in by_block([p for own_params in owned_by.values() for p in own_params]):
             with b.block(_block(group)):
                 gather_updated((infos[p.name] for p in group), inputs.sharding, b)
@@ -85,14 +90,16 @@ def update_flops(draft: Draft, info: ParamInfo) -> int:
     return sum(inputs.ops[op.kind].flops(op) for op in ops)
 
 
-def _emit_owned(draft: Draft, params: Sequence[TrainedParam], owner: int, coef: Value) -> dict[Value, Value]:
+def _emit_owned(
+    draft: Draft, params: Sequence[TrainedParam], owner: int, coef: Value, factors: Factors
+) -> dict[Value, Value]:
     """Emit the update of params that one rank owns. Return {what the optimizer declared or made: as the owner's}."""
     b, inputs = draft.builder, draft.inputs
     found: dict[Value, Value] = {}
     for group in inputs.grouping_of_owners(params):
         first = len(b.declared)
         with b.record("update", _block(group)) as ops:
-            inputs.optimizer.update(_context(draft, group, coef))
+            _emit_update(draft, group, coef, factors)
         made = (v for op in ops for v in op.outs if v.role == "act")
         found |= owned((*b.declared[first:], *made), owner, inputs.sharding.parts)
         for op in ops:
@@ -108,6 +115,38 @@ def _by_owner(params: Sequence[TrainedParam]) -> tuple[list[TrainedParam], dict[
     return found[None], {owner: found[owner] for owner in sorted(o for o in found if o is not None)}
 
 
+def _declare_rates(draft: Draft) -> tuple[Draft, Factors]:
+    """Return {name of a param: factor of its learning rate} of those that an adapter trains at another rate.
+
+    Declares an input for each factor. Raises ProgramError for a factor that is not positive and finite.
+    """
+    inputs, of_model = draft.inputs, {m.param: m for m in draft.weights}
+    found: dict[str, float] = {}
+    for param in draft.gradients:
+        stored = of_model.get(param.name)
+        for adapter, options in inputs.adapters:
+            if adapter.trainable(param, stored, options):
+                factor = adapter.rate(param, stored, options)
+                if not 0 < factor < inf:
+                    with blaming(adapter.origin, "rate"):
+                        raise ProgramError(f"adapter {adapter.name}: rate of {param.name} is {factor}, not positive")
+                found |= {} if factor == 1 else {param.name: factor}
+    rates = {factor: draft.builder.input(f"lr.{factor:g}", (), "fp32") for factor in dict.fromkeys(found.values())}
+    return replace(draft, scalars=replace(draft.scalars, rates=rates)) if rates else draft, found
+
+
+def _emit_update(draft: Draft, group: Sequence[TrainedParam], coef: Value, factors: Factors) -> None:
+    """Emit the update of a group: of its params of one rate together, in order of their first params."""
+    by_factor: dict[float, list[TrainedParam]] = {}
+    for p in group:
+        by_factor.setdefault(factors.get(p.name, 1.0), []).append(p)
+    for factor, params in by_factor.items():
+        context = _context(draft, params, coef)
+        if factor != 1:
+            context = replace(context, scalars=replace(draft.scalars, lr=draft.scalars.rates[factor]))
+        draft.inputs.optimizer.update(context)
+
+
 def _context(draft: Draft, params: Sequence[TrainedParam], coef: Value) -> UpdateContext:
     inputs = draft.inputs
     return UpdateContext(
@@ -121,7 +160,9 @@ def _context(draft: Draft, params: Sequence[TrainedParam], coef: Value) -> Updat
     )
 
 
-def _states_of_wholes(draft: Draft, params: Iterable[ParamInfo], coef: Value) -> Sequence[Value] | None:
+def _states_of_wholes(
+    draft: Draft, params: Iterable[ParamInfo], coef: Value, factors: Factors
+) -> Sequence[Value] | None:
     """Return the states that the optimizer declares for whole params; None if ranks divide none."""
     inputs = draft.inputs
     infos = list(params)
@@ -136,7 +177,7 @@ def _states_of_wholes(draft: Draft, params: Iterable[ParamInfo], coef: Value) ->
         whole.append(_param_grad(alone, replace(info, part=None, grad_part=None, master=master)))
     with alone.builder.record("update"):
         for group in inputs.grouping(whole):
-            inputs.optimizer.update(_context(alone, group, coef))
+            _emit_update(alone, group, coef, factors)
     return alone.builder.declared[len(draft.builder.declared) :]
 
 

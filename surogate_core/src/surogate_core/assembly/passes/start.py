@@ -24,8 +24,9 @@ def record_start(draft: Draft) -> Draft:
                 if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
                     b.emit("cast", p.master, outs=[param], dtype=p.param.dtype)
                     gather_updated([p], draft.inputs.sharding, b)
-        for param, copy in draft.copies.items():
-            b.emit("cast", param, outs=[copy], dtype=copy.dtype)
+        if not draft.inputs.other_reference:
+            for param, copy in draft.copies.items():
+                b.emit("cast", param, outs=[copy], dtype=copy.dtype)
         start = draft.verified(None, b.program("start", stage="start"))
     with blaming(draft.inputs.optimizer.origin, "update"):
         check_states([start, draft.programs["update"]])

@@ -1,0 +1,1 @@
+"""MLflow for Surogate."""

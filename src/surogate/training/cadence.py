@@ -1,0 +1,57 @@
+"""The steps after which something is due: every N steps, or N times an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surogate_core.errors import ConfigError
+
+from ..config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """The steps after which something is due: every `steps`, 0 for none, or `times` in each epoch of `epoch` steps."""
+
+    steps: int = 0
+    times: int = 0
+    epoch: int = 1
+
+    def due(self, step: int) -> bool:
+        """Return whether it is due after a step; the first step is 1. The last of an epoch is at its end."""
+        if self.times:
+            return step * self.times // self.epoch > (step - 1) * self.times // self.epoch
+        return bool(self.steps) and step % self.steps == 0
+
+    def within(self, total: int) -> Sequence[int]:
+        """Return the steps of a run of `total` steps, but the last, after which it is due."""
+        if not self.times:
+            return range(self.steps, total, self.steps) if self.steps else ()
+        return [step for step in range(1, total) if self.due(step)]
+
+
+def cadence_of(config: TrainConfig, what: str, total: int, epoch: int) -> Cadence:
+    """Return when a run of `total` steps, `epoch` of them in an epoch, does `what`: "eval" or "save".
+
+    Raises ConfigError for more times in an epoch than it has steps.
+    """
+    strategy, times = getattr(config, f"{what}_strategy"), getattr(config, f"{what}s_per_epoch")
+    if strategy in ("no", "best"):
+        return Cadence()
+    if strategy == "epoch":
+        return Cadence(times=1, epoch=epoch)
+    if times:
+        if times > epoch:
+            raise ConfigError(
+                f"{what}s_per_epoch: is {times:,}, but an epoch of this data has {epoch:,} step{'s' * (epoch != 1)}. "
+                f"Use {epoch:,} or less, or {what}_steps."
+            )
+        return Cadence(times=times, epoch=epoch)
+    return Cadence(steps_of(getattr(config, f"{what}_steps"), total))
+
+
+def steps_of(given: int | float, total: int) -> int:
+    """Return a number of steps that is given as one, or below 1 as a part of `total`, rounded up as in transformers."""
+    return math.ceil(round(given * total, 6)) if 0 < given < 1 else int(given)
