@@ -135,7 +135,7 @@ FOREIGN_NAMES = re.compile(
 EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
-MAY_NAME = {"config/keys.py", "config/schema.py", "front_end.py"}
+MAY_NAME = {"config/keys.py", "config/memory.py", "config/schema.py", "front_end.py"}
 """Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
 
