@@ -120,6 +120,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
         "host_bytes",
         "host_limit",
         "recompute",
+        "row_tiles",
         "step",
         "kinds",
         "phases",

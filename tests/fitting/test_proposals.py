@@ -448,7 +448,7 @@ def test_where_offloading_is_proposed_a_base_in_few_bits_without_host_memory_is_
 def test_rows_that_are_too_long_are_made_as_little_shorter_as_fits(plan: Make) -> None:
     """Rows of twice the length do not fit, with anything that the search may offload."""
     keys = {"lora": True, "sequence_len": 32768, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    keys |= {"device_memory_limit": "9GiB", "host_memory_limit": "1MiB"}
+    keys |= {"device_memory_limit": "9GiB", "host_memory_limit": "1MiB", "row_tiles": 0}
     *_, last = suggest(*plan("wide", "h200", **keys))
     length = last.changes["sequence_len"]
     assert last.fits and 256 < length < 32768 and "of halves the longest that fits" in last.resort

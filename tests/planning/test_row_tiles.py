@@ -41,7 +41,7 @@ def test_a_long_row_that_does_not_fit_gets_tiles_and_fits(model: Path) -> None:
 
 
 def test_a_long_row_that_fits_only_in_tiles_with_everything_recomputed_is_found(model: Path) -> None:
-    plan = planned(model, 524_288, "60GiB", offload_residual=True)
+    plan = planned(model, 524_288, "85GiB", offload_residual=True)
     assert plan.report.fits and plan.row_tiles == 32_768 and plan.chosen is not None
 
 
@@ -58,6 +58,11 @@ def test_short_rows_have_none_even_if_nothing_fits(model: Path) -> None:
 def test_there_are_at_most_sixteen_and_they_are_whole_blocks_of_sums(model: Path, tokens: int, rows: int) -> None:
     plan = planned(model, tokens, "16GiB", recompute=True, offload_residual=True, sample_packing=False)
     assert plan.row_tiles == rows
+
+
+def test_more_tiles_than_a_program_may_have_are_refused(model: Path) -> None:
+    with pytest.raises(Exception, match=r"row_tiles: 128 divides the 65536 tokens of a micro-step into .* 256 or more"):
+        planned(model, 65_536, "80GiB", row_tiles=128)
 
 
 def test_rows_that_are_no_multiple_are_refused(model: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from surogate_core.program.passes.tile import MULTIPLE
+from surogate_core.program.passes.tile import MOST, MULTIPLE
 
 from .alerts import alerts_of
 from .best import apply_best_rules
@@ -40,6 +40,13 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
             "row_tiles",
             f"{config.row_tiles} is no multiple of {MULTIPLE}; use auto, or "
             f"{max(1, round(config.row_tiles / MULTIPLE)) * MULTIPLE}",
+        )
+    elif config.row_tiles != "auto" and tokens > MOST * config.row_tiles > 0:
+        least = -(-tokens // (MOST * MULTIPLE)) * MULTIPLE
+        findings.wrong(
+            "row_tiles",
+            f"{config.row_tiles} divides the {tokens} tokens of a micro-step into more than {MOST} tiles; use auto, or "
+            f"{least} or more",
         )
     if config.per_device_train_batch_size % config.attn_bwd_chunks:
         findings.wrong(

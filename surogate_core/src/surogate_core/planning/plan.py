@@ -125,8 +125,9 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
 
 
 def _can_fit(plan: Plan) -> bool:
-    """Return whether a sketch fits with more recomputation. Where that is not certain, it is planned exactly."""
-    if plan.expected.certain or not plan.recompute_levels:
+    """Return whether a sketch fits with all recomputation, which is planned: where a strategy moves what blocks keep,
+    the estimate counts it twice."""
+    if not plan.recompute_levels or plan.expected.seconds == inf:
         return plan.expected.seconds < inf
     given = replace(plan.inputs, recompute_chosen=plan.recompute_levels[-1].recomputation)
     return _missing(given, sketch(given, plan.recording)) <= 0

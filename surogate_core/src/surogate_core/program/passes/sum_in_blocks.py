@@ -17,6 +17,10 @@ from ..opdef import OpDef
 BLOCK = 16_384
 """Rows of a block. Sums of no more rows are made at once."""
 
+MOST = 256
+"""Blocks of an op, of 4 million rows. Sums of more rows, which fit no device, are made at once, so that the plan that
+refuses them is short."""
+
 SMALL = 64
 """A sum is small if it has less than one of so many bytes of the rows of a block."""
 
@@ -33,7 +37,11 @@ def _blocks(op: Op, ops: Mapping[str, OpDef], builder: Builder) -> Iterable[Op]:
     summed = [op.ins[i] for i in found.ins]
     rows = summed[0].shape[0]
     of_a_row = sum(v.nbytes // rows for v in summed)
-    if rows <= BLOCK or SMALL * sum(v.nbytes for v in op.outs) > BLOCK * of_a_row or any(v.room for v in summed):
+    if (
+        not BLOCK < rows <= MOST * BLOCK
+        or SMALL * sum(v.nbytes for v in op.outs) > BLOCK * of_a_row
+        or any(v.room for v in summed)
+    ):
         return [op]
 
     def part(first: int) -> Op:

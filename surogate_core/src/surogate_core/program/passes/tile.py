@@ -27,6 +27,9 @@ from ..op import Op, Program
 from ..opdef import OpDef, RowWise
 from ..value import Value
 
+MOST = 256
+"""Tiles of a program, of which each has all ops of a stretch."""
+
 MULTIPLE = 128
 """Rows of a tile are a multiple of it, so that rows begin at an address of which kernels may assume the alignment."""
 
