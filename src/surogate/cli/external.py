@@ -79,7 +79,9 @@ def stand_in(command: Command) -> Any:
     A summary of its distribution such as "surogate NAME: what it does; surogate OTHER: what that does" says what it
     does.
     """
-    summary = command.entry.dist.metadata["Summary"] or "" if command.entry.dist else ""
+    dist = command.entry.dist
+    has_summary = dist is not None and "Summary" in dist.metadata  # libraries make reading a missing one an error
+    summary = dist.metadata["Summary"] if dist is not None and has_summary else ""
     text = said_of(command.name, summary) or f"From {command}."
     return _made(command, lambda: None, help=text, short_help=text)
 
