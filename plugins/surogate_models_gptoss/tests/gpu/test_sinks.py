@@ -35,7 +35,12 @@ def test_sinks_match_fp64(sizes: tuple[int, int, int]) -> None:
     tokens, heads, dim = sizes
     out, lse, sinks = drawn(tokens, heads, dim)
     qkv, bounds = torch.zeros(tokens, 3 * heads * dim).bfloat16(), torch.tensor([0, tokens]).int()
-    attrs = {"n_heads": heads, "n_kv_heads": heads, "head_dim": dim, "seq_len": tokens, "window": 0}
+    attrs = {
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "head_dim": dim,
+        "seq_len": tokens,
+    }  # a window is for the backward rule alone
     found, found_lse = run_op(KERNELS, ADD, (qkv, bounds, out, lse, sinks), attrs)
     wanted = reference.add_sinks(qkv, bounds, out.double(), lse.double(), sinks.double(), **attrs)
     assert_close(found, wanted[0], torch.bfloat16, 8)
