@@ -19,17 +19,13 @@ from mlflow.tracking import MlflowClient
 
 from surogate_core.api import (
     ConfigError,
-    EvalReport,
-    GpuReport,
     Logger,
-    NumericsReport,
-    OutputReport,
     Report,
     RunInfo,
-    StepReport,
+    figures_of,
 )
 
-from .plugin import MlflowOptions
+from .options import MlflowOptions
 
 EXPERIMENT = "Surogate"
 RUN_ID = "mlflow/run_id"
@@ -85,7 +81,7 @@ class MlflowLogger(Logger):
         if self._failure is not None:
             raise self._failure
         stamp = int(report.time * 1000)
-        self._queue.put([Metric(name, value, stamp, report.step) for name, value in _figures(report).items()])
+        self._queue.put([Metric(name, value, stamp, report.step) for name, value in figures_of(report).items()])
 
     def close(self, status: str) -> None:
         self._queue.put(None)
@@ -155,33 +151,6 @@ def _unreachable(address: str, error: Exception) -> ConfigError:
 def _without_secrets(text: str) -> str:
     """Return a text without the names and passwords in its addresses."""
     return re.sub(r"://[^/@\s]*@", "://", text)
-
-
-def _figures(report: Report) -> dict[str, float]:
-    """Return the figures of a report by their names in MLflow."""
-    match report:
-        case StepReport():
-            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-            figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
-            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
-            figures |= {name: value for name, value in further.items() if value is not None}
-            return {f"train/{name}": value for name, value in figures.items()}
-        case EvalReport():
-            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
-        case OutputReport():
-            found = {"weights_step": report.weights_step, "best_step": report.best_step}
-            figures = found | {f"best_{report.metric}": report.best_value}
-            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
-        case GpuReport():
-            return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
-        case NumericsReport():
-            return {
-                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
-                for tensor, figures in report.largest().items()
-                for column, (value, _) in zip(report.columns, figures, strict=True)
-            }
-        case _:
-            return {}
 
 
 def _read_id(path: Path) -> str | None:

@@ -9,15 +9,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from surogate_core.api import (
     ConfigError,
-    EvalReport,
-    GpuReport,
     Logger,
-    NumericsReport,
-    OutputReport,
     Report,
     RunInfo,
     SampleReport,
-    StepReport,
+    figures_of,
 )
 
 FOLDER = "tensorboard"
@@ -58,7 +54,7 @@ class EventLogger(Logger):
         if isinstance(report, SampleReport):
             shown = "\n\n".join(_block(text) for text in (report.prompt, report.text))
             self._writer.add_text(f"sample/{report.index}", shown, report.step, walltime=report.time)
-        for tag, value in _figures(report).items():
+        for tag, value in figures_of(report).items():
             self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
@@ -69,30 +65,3 @@ class EventLogger(Logger):
 def _block(text: str) -> str:
     """Return a Markdown code block, which is indented by four spaces."""
     return "    " + text.replace("\n", "\n    ")
-
-
-def _figures(report: Report) -> dict[str, float]:
-    """Return the figures of a report by their tags."""
-    match report:
-        case StepReport():
-            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-            figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
-            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
-            figures |= {name: value for name, value in further.items() if value is not None}
-            return {f"train/{name}": value for name, value in figures.items()}
-        case EvalReport():
-            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
-        case OutputReport():
-            found = {"weights_step": report.weights_step, "best_step": report.best_step}
-            figures = found | {f"best_{report.metric}": report.best_value}
-            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
-        case GpuReport():
-            return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
-        case NumericsReport():
-            return {
-                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
-                for tensor, figures in report.largest().items()
-                for column, (value, _) in zip(report.columns, figures, strict=True)
-            }
-        case _:
-            return {}

@@ -9,15 +9,11 @@ import wandb
 
 from surogate_core.api import (
     ConfigError,
-    EvalReport,
-    GpuReport,
     Logger,
-    NumericsReport,
-    OutputReport,
     Report,
     RunInfo,
     SampleReport,
-    StepReport,
+    figures_of,
 )
 
 PROJECT = "Surogate"
@@ -68,39 +64,12 @@ class WandbLogger(Logger):
             row = [report.step, report.prompt, report.text]
             table = wandb.Table(columns=["step", "prompt", "text"], data=[row])
             self._run.log({f"sample/{report.index}": table}, step=self._step)
-        elif figures := _figures(report):
+        elif figures := figures_of(report):
             self._run.log(figures, step=self._step)
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
         self._run.finish(exit_code={"done": 0, "interrupted": 130}.get(status, 1))
-
-
-def _figures(report: Report) -> dict[str, float]:
-    """Return the figures of a report by their names in W&B."""
-    match report:
-        case StepReport():
-            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
-            figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
-            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
-            figures |= {name: value for name, value in further.items() if value is not None}
-            return {f"train/{name}": value for name, value in figures.items()}
-        case EvalReport():
-            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
-        case OutputReport():
-            found = {"weights_step": report.weights_step, "best_step": report.best_step}
-            figures = found | {f"best_{report.metric}": report.best_value}
-            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
-        case GpuReport():
-            return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
-        case NumericsReport():
-            return {
-                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
-                for tensor, figures in report.largest().items()
-                for column, (value, _) in zip(report.columns, figures, strict=True)
-            }
-        case _:
-            return {}
 
 
 def _read_id(path: Path) -> str | None:

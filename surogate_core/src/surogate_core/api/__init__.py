@@ -86,6 +86,7 @@ from .running import (
     SampleReport,
     StepReport,
     SystemInfo,
+    figures_of,
 )
 from .weight_formats import CheckpointForm, StorageContext, WeightFormatDef
 from .world import Comm, JoinContext, LauncherDef, Span, Store, StoreLost, Task, World
@@ -207,6 +208,7 @@ __all__ = [
     "accumulator",
     "check_pattern",
     "chunk_size",
+    "figures_of",
     "first_output",
     "match_groups",
     "matches_whole",

@@ -211,6 +211,36 @@ class SampleReport:
 Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport
 
 
+def figures_of(report: Report) -> dict[str, float]:
+    """Return the figures of a report by names that trackers group by their first part: `train/loss`, `gpu/0/power_w`.
+
+    Texts, such as those of samples, are not among them.
+    """
+    match report:
+        case StepReport():
+            names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
+            figures = {name: getattr(report, name) for name in names} | dict(report.metrics)
+            further = {"groups_per_second": report.groups_per_second or None, "mfu": report.mfu}
+            figures |= {name: value for name, value in further.items() if value is not None}
+            return {f"train/{name}": value for name, value in figures.items()}
+        case EvalReport():
+            return {f"eval/{name}": value for name, value in {"loss": report.loss, **report.metrics}.items()}
+        case OutputReport():
+            found = {"weights_step": report.weights_step, "best_step": report.best_step}
+            figures = found | {f"best_{report.metric}": report.best_value}
+            return {f"outputs/{name}": value for name, value in figures.items() if value is not None}
+        case GpuReport():
+            return {f"gpu/{report.gpu}/{name}": value for name, value in report.metrics().items()}
+        case NumericsReport():
+            return {
+                f"numerics/{tensor.replace('*.', '')}/{column.name}": value
+                for tensor, figures in report.largest().items()
+                for column, (value, _) in zip(report.columns, figures, strict=True)
+            }
+        case _:
+            return {}
+
+
 @runtime_checkable
 class Logger(Protocol):
     """Receives reports, in order, on the thread of the training loop. Reports of GPUs may arrive some steps late.
