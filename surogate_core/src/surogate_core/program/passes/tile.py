@@ -165,14 +165,16 @@ def _recomputing(
 ) -> Iterator[Op]:
     """Yield the ops, each after those of `made` that compute what it reads, as far as that needs only `here`."""
     fresh: dict[Value, Value] = {}
+    there = set(here)
     for op in ops:
         for value in op.ins:
-            for again in (_needed(value, made, {*here, *fresh}) if value in made else ()) or ():
+            for again in (_needed(value, made, there) if value in made else ()) or ():
                 if again.outs[0] not in fresh:
                     with builder.block(again.block):
                         outs = [builder.activation(v.label, v.shape, v.dtype) for v in again.outs]
                     yield again.on(fresh).changed(outs=tuple(outs))
                     fresh |= dict(zip(again.outs, outs, strict=True))
+                    there.update(again.outs)
         yield op.on(fresh)
 
 
