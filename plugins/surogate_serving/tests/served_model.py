@@ -206,7 +206,7 @@ def _llama_server(behaviour: Behaviour, route: str, body: dict[str, Any]) -> Ans
     if route == "/v1/models":
         return {"data": [{"id": name, "owned_by": behaviour.owned_by or "llamacpp"}]}
     if route == "/lora-adapters":
-        return [{"id": number, "path": f"/tmp/{n}.gguf", "scale": 1.0} for number, (n, _) in enumerate(adapters)]
+        return [{"id": number, "path": f"{n}.gguf", "scale": 1.0} for number, (n, _) in enumerate(adapters)]
     if route == "/props":
         return {"default_generation_settings": {}, "model_ftype": behaviour.form}
     if route == "/apply-template":
