@@ -4,7 +4,7 @@
     python benchmarks/step.py --model benchmarks/models/qwen3-8b --lora --batch 2 --accumulate 4 --set model_dtype=bf16
 
 Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of
-JSON per batch size: median of the timed optimizer steps after a warm-up, and the bytes that the process holds on the
+JSON per batch size: median of the timed optimizer steps after `--warm-up`, and the bytes that the process holds on the
 first device beyond an empty context's, by cudaMemGetInfo. `--seconds` ends the timing early. `--gpus 2` trains on two,
 each with the batch size given.
 """
@@ -40,7 +40,6 @@ from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 from surogate_profile.batches import fill, random_batch
 
-WARM_UP = 4
 DISTINCT_BATCHES = 4
 
 
@@ -65,6 +64,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--labelled", type=float, default=1.0, help="share of the tokens")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=4, help="steps before those that are timed")
     parser.add_argument("--seconds", type=float, default=60.0, help="of timed steps, at most; three are timed anyway")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--eager", action="store_true", help="time the eager launches too")
@@ -117,9 +117,9 @@ def measure_worker(
 
     if arguments.eager:
         worker.start(graphs=False)
-        result["eager_ms"] = timed(step, WARM_UP, arguments)["step_ms"]
+        result["eager_ms"] = timed(step, arguments.warm_up, arguments)["step_ms"]
     worker.start(graphs=True)
-    result |= timed(step, WARM_UP, arguments)
+    result |= timed(step, arguments.warm_up, arguments)
     tokens = plan.inputs.batch_size * arguments.seq_len * arguments.accumulate * worker.width
     result["tokens_per_second"] = round(tokens / result["step_ms"] * 1000)
     result["planned_ms"] = round(plan.report.step.seconds * 1000, 2)
