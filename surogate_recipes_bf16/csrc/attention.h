@@ -33,9 +33,9 @@ void attention_mma_bwd(const void* dout, const void* qkv, const void* out, const
 // at token `first` and have elements[i] elements per token. Documents outside of these tokens are empty.
 //   cu_seqlens   [documents + 1] int32
 //   lengths      [documents] int32:               start(d + 1) - start(d)
-//   offsets      [count, documents + 1] int64:    start(d) * elements[i]; count is at most 4
+//   offsets      [count, documents + 1] int64:    start(d) * elements[i]; count is at most 5
 // where start(d) = clamp(cu_seqlens[d] - first, 0, tokens)
-constexpr int max_ragged_tensors = 4;
+constexpr int max_ragged_tensors = 5;
 void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_t documents, int64_t first,
                     int64_t tokens, const int64_t* elements, int64_t count, cudaStream_t stream);
 
@@ -43,9 +43,17 @@ void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_
 void pack_lse(const void* lse, void* packed, int64_t documents, int64_t heads, int64_t seq_len, int64_t row,
               cudaStream_t stream);
 
-// Copies dk and dv [tokens, columns] to columns of dqkv, at these addresses and with a stride of `row` elements; bf16.
-void unpack_dkv(const void* dk, const void* dv, void* dk_columns, void* dv_columns, int64_t tokens, int64_t columns,
-                int64_t row, cudaStream_t stream);
+// Copies columns of bf16 tensors [tokens, columns], between these addresses and strides in elements, in one launch. At
+// most max_column_copies.
+struct ColumnCopy {
+    const void* from;
+    int64_t from_row;
+    void* to;
+    int64_t to_row;
+    int64_t columns;
+};
+constexpr int max_column_copies = 3;
+void copy_columns(const ColumnCopy* copies, int64_t count, int64_t tokens, cudaStream_t stream);
 
 // Sizes that a cuDNN plan is built for.
 struct AttentionShape {
@@ -96,12 +104,15 @@ enum class BackwardRoute : int64_t {
 //   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The sums per query
 //                  head that cuDNN keeps for ragged documents have the row stride of dk and dv, times H / G; packed
 //                  rows make them smaller.
+//   packed_dq      queries are copied to workspace [T, H / groups, D], dq is written to another and then copied into
+//                  dqkv. The sums that cuDNN keeps for ragged documents have the row stride of dq, and are found by the
+//                  offsets of q.
 //   chunks         number of chunks of tokens that run one after another, with one plan and one workspace; divides the
 //                  tokens, and no document may cross the boundary of a chunk
 class CudnnAttentionBackward {
 public:
     CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv,
-                           int64_t chunks);
+                           bool packed_dq, int64_t chunks);
     ~CudnnAttentionBackward();
     int64_t workspace_bytes() const;
     void run(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,

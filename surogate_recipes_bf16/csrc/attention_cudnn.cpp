@@ -124,15 +124,21 @@ void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, voi
 // cuDNN before 9.26 reads the lse of a dense graph only as [documents, heads, seq_len]. `pack_lse` copies it to the
 // workspace in this layout, unless the micro-batch is one document. It moves 8 bytes per token and head, about 2 us per launch.
 //
-// Workspace of the caller: packed dk, packed dv, packed lse; each may be absent.
+// For ragged documents cuDNN sums dq in fp32 with the row stride of dq, and finds the sums of a document by its offset in
+// q. In groups that would be the row of qkv for each, so q of a group is copied to packed rows, and dq written to others.
+// Packed dq beside q in place puts sums of later documents outside of the workspace (9.19).
+//
+// Workspace of the caller: packed dk, packed dv, packed q, packed dq, packed lse; each may be absent.
 struct CudnnAttentionBackward::Plan {
     static constexpr auto op = "attention_bwd";
 
-    Plan(const AttentionShape& given, BackwardRoute route, int64_t group_count, bool pack, int64_t chunk_count)
+    Plan(const AttentionShape& given, BackwardRoute route, int64_t group_count, bool pack_dkv, bool pack_dq,
+         int64_t chunk_count)
         : shape(of_chunk(given, chunk_count)),
           tokens(given.tokens),
           groups(group_count),
-          packed_dkv(pack),
+          packed_dkv(pack_dkv),
+          packed_dq(pack_dq),
           packed_lse(given.dense() && given.documents > 1),
           graph(shape, op) {
         SUROGATE_REQUIRE(groups > 0 && shape.kv_heads % groups == 0, op,
@@ -142,9 +148,10 @@ struct CudnnAttentionBackward::Plan {
         const int64_t kv_heads = shape.kv_heads / groups;
         const int64_t row = graph.row(), out_row = shape.heads * shape.head_dim;
         heads = shape.heads / groups;
+        columns = heads * shape.head_dim;
         kv_columns = kv_heads * shape.head_dim;
-        const int64_t dkv_row = packed_dkv ? kv_columns : row;
-        const Tensor q = graph.input(Q, "q", heads, row);
+        const int64_t dkv_row = packed_dkv ? kv_columns : row, q_row = packed_dq ? columns : row;
+        const Tensor q = graph.input(Q, "q", heads, q_row);
         const Tensor k = graph.input(K, "k", kv_heads, row);
         const Tensor v = graph.input(V, "v", kv_heads, row);
         const Tensor out = graph.input(O, "out", heads, out_row);
@@ -158,11 +165,12 @@ struct CudnnAttentionBackward::Plan {
         const auto node = graph.node<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(
             route != BackwardRoute::any_order);
         auto [dq, dk, dv] = graph.graph().sdpa_backward(q, k, v, out, dout, lse, node);
-        graph.set_output(dq, DQ, "dq", heads, row);
+        graph.set_output(dq, DQ, "dq", heads, q_row);
         graph.set_output(dk, DK, "dk", kv_heads, dkv_row);
         graph.set_output(dv, DV, "dv", kv_heads, dkv_row);
         dkv_bytes = packed_dkv ? aligned(shape.tokens * kv_columns * bf16_bytes) : 0;
-        graph.build(2 * dkv_bytes + (packed_lse ? shape.tokens * heads * static_cast<int64_t>(sizeof(float)) : 0));
+        q_bytes = packed_dq ? aligned(shape.tokens * columns * bf16_bytes) : 0;
+        graph.build(2 * (dkv_bytes + q_bytes) + (packed_lse ? shape.tokens * heads * static_cast<int64_t>(sizeof(float)) : 0));
     }
 
     // Returns the shape of a chunk. Of documents of different lengths, any number may be in one chunk.
@@ -184,17 +192,20 @@ struct CudnnAttentionBackward::Plan {
     int64_t tokens;        // of all chunks
     int64_t groups;
     bool packed_dkv;
+    bool packed_dq;
     bool packed_lse;
     int64_t heads = 0;       // query heads per group
+    int64_t columns = 0;     // columns of q, and of dq, per group
     int64_t kv_columns = 0;  // columns of dk, and of dv, per group
     int64_t dkv_bytes = 0;   // bytes of packed dk, and of packed dv, per group
+    int64_t q_bytes = 0;     // bytes of packed q, and of packed dq, per group
     AttentionGraph graph;
 };
 
 CudnnAttentionBackward::CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups,
-                                               bool packed_dkv, int64_t chunks)
-    : plan_(shared_plan<Plan>(shape, {static_cast<int64_t>(route), groups, packed_dkv, chunks}, Plan::op,
-                              [&] { return std::make_shared<Plan>(shape, route, groups, packed_dkv, chunks); })) {}
+                                               bool packed_dkv, bool packed_dq, int64_t chunks)
+    : plan_(shared_plan<Plan>(shape, {static_cast<int64_t>(route), groups, packed_dkv, packed_dq, chunks}, Plan::op,
+                              [&] { return std::make_shared<Plan>(shape, route, groups, packed_dkv, packed_dq, chunks); })) {}
 CudnnAttentionBackward::~CudnnAttentionBackward() = default;
 
 int64_t CudnnAttentionBackward::workspace_bytes() const { return plan_->graph.workspace_bytes(); }
@@ -208,10 +219,12 @@ void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* 
     check_pointer(lse, Plan::op, "lse", 16);
     check_pointer(dqkv, Plan::op, "dqkv", 16);
     const AttentionShape& shape = plan.shape;
-    const int64_t columns = plan.heads * shape.head_dim;
+    const int64_t columns = plan.columns, all_columns = plan.graph.row();
     char* packed_dk = plan.graph.extra(workspace);
     char* packed_dv = packed_dk + plan.dkv_bytes;
-    char* packed_lse = packed_dv + plan.dkv_bytes;
+    char* packed_q = packed_dv + plan.dkv_bytes;
+    char* packed_dq = packed_q + plan.q_bytes;
+    char* packed_lse = packed_dq + plan.q_bytes;
     for (int64_t first = 0; first < plan.tokens; first += shape.tokens) {
         plan.graph.begin(cu_seqlens, first, workspace, stream);
         const int64_t row = first * plan.graph.row(), out_row = first * shape.heads * shape.head_dim;
@@ -225,19 +238,31 @@ void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* 
                 pack_lse(group_lse, packed_lse, shape.documents, plan.heads, shape.seq_len, plan.tokens, stream);
             }
             void* read_lse = plan.packed_lse ? packed_lse : static_cast<void*>(const_cast<float*>(group_lse));
-            plan.graph.execute({{Q, at(qkv, query)},
+            if (plan.packed_dq) {
+                const ColumnCopy copy{at(qkv, query), all_columns, packed_q, columns, columns};
+                copy_columns(&copy, 1, shape.tokens, stream);
+            }
+            plan.graph.execute({{Q, plan.packed_dq ? packed_q : at(qkv, query)},
                                 {K, at(qkv, key)},
                                 {V, at(qkv, value)},
                                 {O, at(out, out_query)},
                                 {DO, at(dout, out_query)},
                                 {STATS, read_lse},
-                                {DQ, at(dqkv, query)},
+                                {DQ, plan.packed_dq ? packed_dq : at(dqkv, query)},
                                 {DK, plan.packed_dkv ? packed_dk : at(dqkv, key)},
                                 {DV, plan.packed_dkv ? packed_dv : at(dqkv, value)}},
                                workspace);
+            ColumnCopy copies[max_column_copies];
+            int64_t count = 0;
             if (plan.packed_dkv) {
-                unpack_dkv(packed_dk, packed_dv, at(dqkv, key), at(dqkv, value), shape.tokens, plan.kv_columns,
-                           plan.graph.row(), stream);
+                copies[count++] = {packed_dk, plan.kv_columns, at(dqkv, key), all_columns, plan.kv_columns};
+                copies[count++] = {packed_dv, plan.kv_columns, at(dqkv, value), all_columns, plan.kv_columns};
+            }
+            if (plan.packed_dq) {
+                copies[count++] = {packed_dq, columns, at(dqkv, query), all_columns, columns};
+            }
+            if (count > 0) {
+                copy_columns(copies, count, shape.tokens, stream);
             }
         }
     }

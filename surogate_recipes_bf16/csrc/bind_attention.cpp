@@ -48,12 +48,14 @@ void bind_attention(nb::module_& m) {
             "__init__",
             [](CudnnAttentionBackward* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
                int64_t kv_heads, int64_t head_dim, int64_t window, double scale, int64_t route, int64_t groups,
-               bool packed_dkv, int64_t chunks) {
+               bool packed_dkv, bool packed_dq, int64_t chunks) {
                 new (self) CudnnAttentionBackward({tokens, documents, seq_len, heads, kv_heads, head_dim, window, scale},
-                                                  static_cast<BackwardRoute>(route), groups, packed_dkv, chunks);
+                                                  static_cast<BackwardRoute>(route), groups, packed_dkv, packed_dq,
+                                                  chunks);
             },
             nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
-            nb::arg("head_dim"), nb::arg("window"), nb::arg("scale"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"), nb::arg("chunks"),
+            nb::arg("head_dim"), nb::arg("window"), nb::arg("scale"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"), nb::arg("packed_dq"),
+            nb::arg("chunks"),
             nb::call_guard<nb::gil_scoped_release>())
         .def("workspace_bytes", &CudnnAttentionBackward::workspace_bytes)
         .def(

@@ -35,6 +35,7 @@ from .attention_route import (
     forward_bytes,
     nondeterminism_note,
     packs_dkv,
+    packs_dq,
     planned_notice,
     score_sizes,
     shape_of,
@@ -137,7 +138,8 @@ def _bind_cudnn_bwd(op: Op, ctx: BindContext) -> Call:
     version = _C.cudnn_version()
     algorithm = chunked_algorithm(shape, chunks, ctx.target, version)
     check_determinism(op, algorithm, version, ctx)
-    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, packs_dkv(shape), chunks)
+    packed = packs_dkv(shape), packs_dq(shape, algorithm)
+    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, *packed, chunks)
     _check_workspace(op, plan.workspace_bytes(), backward_bytes(shape, ctx.target, chunks))
     return ctx.call(plan.run, *op.ins, *op.outs, ctx.workspace)
 

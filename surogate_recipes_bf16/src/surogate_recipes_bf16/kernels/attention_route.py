@@ -4,8 +4,8 @@ Two routes are deterministic. On SM90 up to cuDNN 9.24, the gradients of all sco
 documents x heads x seq_len^2 elements. Groups of heads therefore run one after another in the same workspace. From
 cuDNN 9.25 on, and on SM100, dq can be accumulated in a fixed order instead.
 
-On every route groups also bound the sums in fp32 of long documents that fill their rows (SUM_BYTES_LIMIT). No gradient
-of a head depends on the other heads, so groups change no bit.
+On every route groups also bound the sums in fp32 of long rows (SUM_BYTES_LIMIT). No gradient of a head depends on the
+other heads, so groups change no bit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ are 1.16 GiB. So a limit of 1 GiB seldom raises the peak. It suffices for a grou
 """
 
 SUM_BYTES_LIMIT = 2 << 30
-"""Maximum workspace for sums in fp32 of dense graphs, in bytes, unless one key/value head takes more. 32 heads of 128
-take 2 GiB for 65,536 tokens. Groups cost no time there: 541 and 533 TFLOP/s in one group and in eight, and 528 in both
-for 131,072 tokens (H200, cuDNN 9.19, 2026-11-29). Ragged graphs are not divided: in groups, with dq packed so that its
-sums have the row of a group, cuDNN 9.19 left NaN of the workspace in dk and dv at ends of documents."""
+"""Maximum workspace for sums in fp32, in bytes, unless one key/value head takes more. 32 heads of 128 take 2 GiB for
+65,536 tokens. Groups cost no time there: 541 and 533 TFLOP/s in one group and in eight, and 528 in both for 131,072
+tokens (H200, cuDNN 9.19, 2026-11-29)."""
 
 MINIMUM_CUDNN = 91800
 ORDERED_CUDNN = 92500
@@ -144,12 +143,8 @@ def backward_algorithm(shape: Shape, target: Target, cudnn_version: int) -> Back
 
 
 def _in_groups(shape: Shape, route: Route) -> BackwardAlgorithm:
-    """Return the fewest groups whose sums take SUM_BYTES_LIMIT at most, or as many as there are key/value heads.
-
-    A ragged graph has one.
-    """
-    most = shape.kv_heads if shape.dense else 1
-    algorithms = [BackwardAlgorithm(route, n) for n in range(1, most + 1) if shape.kv_heads % n == 0]
+    """Return the fewest groups whose sums take SUM_BYTES_LIMIT at most, or as many as there are key/value heads."""
+    algorithms = [BackwardAlgorithm(route, n) for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
     fits = (one for one in algorithms if algorithm_bytes(shape, one) <= SUM_BYTES_LIMIT)
     return next(fits, algorithms[-1])
 
@@ -199,6 +194,16 @@ def packs_dkv(shape: Shape) -> bool:
     return shape.heads != shape.kv_heads and not shape.dense
 
 
+def packs_dq(shape: Shape, algorithm: BackwardAlgorithm) -> bool:
+    """Return whether q is read from, and dq written to, packed workspace: in groups of ragged documents that do not
+    keep scores.
+
+    cuDNN gives its sums in fp32 the stride of dq, which in place is the row of all heads, and finds the sums of a
+    document by its offset in q.
+    """
+    return algorithm.groups > 1 and not shape.dense and algorithm.route is not Route.KEPT_SCORES
+
+
 def forward_bytes(shape: Shape) -> int:
     """Upper bound of the forward workspace: lengths, three arrays of offsets, cuDNN's own workspace."""
     return _ragged_bytes(shape, 3) + _own_bytes(shape)
@@ -213,10 +218,10 @@ def backward_bytes(shape: Shape, target: Target, chunks: int = 1) -> int:
 def algorithm_bytes(shape: Shape, algorithm: BackwardAlgorithm) -> int:
     """Upper bound of the workspace of an algorithm.
 
-    For one group of heads: packed lse, or packed dk and dv in bf16; in cuDNN rowsum(dout * out), dk and dv of every
-    query head, and either the score gradients or dq in fp32. For ragged documents, dk and dv of a query head have 4
-    bytes per element and dq the row width of qkv. The ordered route has a counter of 8 bytes for every document, head
-    and 64 queries.
+    For one group of heads: packed lse, or packed dk, dv, q and dq in bf16; in cuDNN rowsum(dout * out), dk and dv of
+    every query head, and either the score gradients or dq in fp32. For ragged documents, dk and dv of a query head have
+    4 bytes per element and dq the row width of qkv, unless it is packed. The ordered route has a counter of 8 bytes for
+    every document, head and 64 queries.
     """
     group = replace(shape, heads=shape.heads // algorithm.groups, kv_heads=shape.kv_heads // algorithm.groups)
     tokens, size = shape.tokens, shape.head_dim
@@ -226,10 +231,11 @@ def algorithm_bytes(shape: Shape, algorithm: BackwardAlgorithm) -> int:
         total += aligned(4 * tokens * group.heads) + 2 * shared
         dq_row = group.heads * size
     else:
-        packed = packs_dkv(shape)
-        total += _ragged_bytes(shape, 4 if packed else 3) + 4 * shared
+        packed, packed_dq = packs_dkv(shape), packs_dq(shape, algorithm)
+        total += _ragged_bytes(shape, 3 + packed + packed_dq) + 4 * shared
         total += 2 * aligned(2 * tokens * group.kv_heads * size) if packed else 0
-        dq_row = (shape.heads + 2 * shape.kv_heads) * size
+        total += 2 * aligned(2 * tokens * group.heads * size) if packed_dq else 0
+        dq_row = group.heads * size if packed_dq else (shape.heads + 2 * shape.kv_heads) * size
     if algorithm.route is Route.KEPT_SCORES:
         return aligned(total + score_bytes(group))
     counters = 8 * shape.documents * group.heads * -(-shape.seq_len // 64) if algorithm.route is Route.ORDERED else 0
