@@ -160,6 +160,18 @@ def test_a_run_on_published_files_is_one_on_the_model_that_is_stored_on_load(pla
     assert equal(adapters[0], adapters[1]) and equal(adapters[0], adapters[2])
 
 
+def test_experts_that_are_decoded_two_at_a_time_change_no_bit(place: Workplace) -> None:
+    """Stored on load, which encodes them so too, and published; kept, recomputed, and with weights on the host."""
+    some = {**LORA, "qlora_mxfp4": True, "decoded_experts": "0.03MiB"}
+    published = {"model": str(place.root / "mx"), "recompute": True}
+    on_host = {**published, "offload_weights": True}
+    whole = train(place, "stored", **LORA, qlora_mxfp4=True)
+    for name, keys in {"some": {}, "some, recomputed": published, "some, on host": on_host}.items():
+        parts = train(place, name, **some, **keys)
+        assert losses(parts) == losses(whole)
+        assert equal(*(weights(folder / "adapter", "adapter_model") for folder in (parts, whole)))
+
+
 def test_ranks_that_divide_published_experts_have_the_bits_of_ranks_that_hold_all(place: Workplace) -> None:
     keys = {**LORA, "qlora_mxfp4": True, "model": str(place.root / "mx"), "ranks_per_gpu": 2}
     whole, divided = (train(place, f"level {level}", **keys, zero_level=level) for level in (1, 3))

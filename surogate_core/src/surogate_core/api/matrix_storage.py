@@ -138,8 +138,8 @@ class MatrixStorage(Generic[Options]):
     def ops(self) -> tuple[OpDef, ...]:
         """The four ops, in the order of this module's docstring."""
         return (
-            self._op("quantize", self._quantize, 20),
-            self._op("dequantize", self._dequantize, 2, always_recomputed=True),
+            self._op("quantize", self._quantize, 20, apart=True),
+            self._op("dequantize", self._dequantize, 2, always_recomputed=True, apart=True),
             self._op("amax", self._amax, 2),
             self._op("to_e4m3", self._to_e4m3, 4, always_recomputed=True),
         )

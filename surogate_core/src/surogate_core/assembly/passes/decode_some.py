@@ -1,0 +1,47 @@
+"""Weights of experts that are stored in a weight format are decoded, and encoded, a few experts at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+from ...errors import ConfigError
+from ...front_end import called
+from ...program.op import Program
+from ...program.passes.decode_some import decode_some
+from ...program.value import WEIGHT_LABEL
+from ..draft import Draft
+from ..staging import in_parts
+
+
+def decodes_experts(draft: Draft) -> bool:
+    """Return whether the evaluation multiplies groups of rows by matrices that it decodes."""
+    ops = draft.inputs.ops
+    uses = ((op, ops[op.kind].group_wise(op)) for op in draft.programs["evaluate"].ops)
+    return any(use is not None and op.ins[use.weight].label == WEIGHT_LABEL for op, use in uses)
+
+
+def decode_some_experts(draft: Draft) -> Draft:
+    """Divide what decodes more than `decoded_experts` bytes of a weight, and the programs of `derive` that encode it.
+
+    Raises ConfigError if the run has no such weight of any size.
+    """
+    most, b = draft.inputs.decoded_experts, draft.builder
+    assert most
+    if not decodes_experts(draft):
+        raise ConfigError(
+            f"{called('decoded_experts')}: no product of experts in this run reads weights that are stored in a weight "
+            "format. Remove the key."
+        )
+
+    def decoded(program: Program) -> Program:
+        after = decode_some(program, most, b)
+        return program if after is program else draft.verified(program, after)
+
+    after = draft.changing_micro_steps(decoded).having(decoded(draft.programs["evaluate"]))
+    staging = [in_parts(staged, most, b) for staged in draft.staging]
+    for staged, parts in zip(draft.staging, staging, strict=True):
+        if len(parts) > 1:
+            programs = [draft.verified(staged.program, part.program) for part in parts]
+            after = after.having_instead(staged.program, programs)
+    return replace(after, staging=tuple(chain.from_iterable(staging)))
