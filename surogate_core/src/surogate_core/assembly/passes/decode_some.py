@@ -8,17 +8,14 @@ from itertools import chain
 from ...errors import ConfigError
 from ...front_end import called
 from ...program.op import Program
-from ...program.passes.decode_some import decode_some
-from ...program.value import WEIGHT_LABEL
+from ...program.passes.decode_some import can_decode_some, decode_some
 from ..draft import Draft
 from ..staging import in_parts
 
 
 def decodes_experts(draft: Draft) -> bool:
-    """Return whether the evaluation multiplies groups of rows by matrices that it decodes."""
-    ops = draft.inputs.ops
-    uses = ((op, ops[op.kind].group_wise(op)) for op in draft.programs["evaluate"].ops)
-    return any(use is not None and op.ins[use.weight].label == WEIGHT_LABEL for op, use in uses)
+    """Return whether products of experts read weights that can be decoded a few experts at a time."""
+    return can_decode_some(draft.programs["evaluate"], draft.inputs.ops)
 
 
 def decode_some_experts(draft: Draft) -> Draft:
@@ -30,8 +27,8 @@ def decode_some_experts(draft: Draft) -> Draft:
     assert most
     if not decodes_experts(draft):
         raise ConfigError(
-            f"{called('decoded_experts')}: no product of experts in this run reads weights that are stored in a weight "
-            "format. Remove the key."
+            f"{called('decoded_experts')}: no product of experts in this run reads weights that a weight format can "
+            "decode a few experts at a time. Remove the key."
         )
 
     def decoded(program: Program) -> Program:

@@ -31,10 +31,17 @@ class _Decoded:
 def decode_some(program: Program, most: int, builder: Builder) -> Program:
     """Return the program with at most `most` bytes decoded at a time, or one matrix, where all readers allow it."""
     readers, ops = program.readers(), builder.ops
-    found = {op.outs[0]: one for op in program.ops if (one := _decoded(op, readers.get(op.outs[0], ()), most, ops))}
+    with_outs = (op for op in program.ops if op.outs)
+    found = {op.outs[0]: one for op in with_outs if (one := _decoded(op, readers.get(op.outs[0], ()), most, ops))}
     if not found:
         return program
     return replace(program, ops=tuple(_divided(program.ops, found, builder)))
+
+
+def can_decode_some(program: Program, ops: Mapping[str, OpDef]) -> bool:
+    """Return whether a weight of any size would be decoded in parts."""
+    readers = program.readers()
+    return any(_decoded(op, readers.get(op.outs[0], ()), 1, ops) for op in program.ops if op.outs)
 
 
 def equal_parts(op: Op, definition: OpDef, groups: int, most: int) -> int:
