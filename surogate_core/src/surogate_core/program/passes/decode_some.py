@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from ...memory.alignment import ALIGNMENT
 from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import GroupWise, OpDef
 from ..value import UNFINISHED_LABEL, WEIGHT_LABEL, Value
+
+
+ALIGNMENT = 256
+"""Parts of what is stored begin at a multiple of this many bytes, which kernels may assume of a value."""
 
 
 @dataclass(frozen=True)
