@@ -40,6 +40,9 @@ act     an activation in the shared arena: lives from the op that writes it to t
 staged  a param in the shared arena during one program of `derive`; the loader writes it before that program runs
 """
 
+ALIGNMENT = 256
+"""Every buffer begins at a multiple of this many bytes, as memory from cudaMalloc does. Enough for any vector load."""
+
 WEIGHT_LABEL = "weight"
 """Label of a frozen weight that an op makes of its stored form, in front of the ops that read it. The backward pass
 makes it again, whatever the user chose to recompute."""

@@ -15,11 +15,7 @@ from math import gcd, lcm
 from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import GroupWise, OpDef
-from ..value import UNFINISHED_LABEL, WEIGHT_LABEL, Value
-
-
-ALIGNMENT = 256
-"""Parts of what is stored begin at a multiple of this many bytes, which kernels may assume of a value."""
+from ..value import ALIGNMENT, UNFINISHED_LABEL, WEIGHT_LABEL, Value
 
 
 @dataclass(frozen=True)
