@@ -109,15 +109,15 @@ def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projecti
 
     for part in assembly.staging:
         views = worker.staged(part)
-        if any(param.shape != place.shape for param, place in part.places.items()):
-            _draw_rows(part, views, seed, zero_projections)
+        if part.row is not None:
+            _draw_rows(part, part.row, views, seed, zero_projections)
         else:
             staged = [replace(place, name=param.name) for param, place in part.places.items()]
             initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
         worker.derive(part)
 
 
-def _draw_rows(part: Staged, views: Mapping[str, Tensor], seed: int, zero_projections: bool) -> None:
+def _draw_rows(part: Staged, row: int, views: Mapping[str, Tensor], seed: int, zero_projections: bool) -> None:
     """Draw the whole params on the host, as if they were not divided, and copy the rows that the part has."""
     import torch
 
@@ -128,7 +128,7 @@ def _draw_rows(part: Staged, views: Mapping[str, Tensor], seed: int, zero_projec
         whole = torch.empty(param.shape, dtype=TORCH_DTYPES[param.dtype])
         initialize([param], lambda value, whole=whole: whole, seed, zero_projections)  # type: ignore[misc]
         view = views[param.name]
-        view.copy_(whole[part.row : part.row + len(view)])
+        view.copy_(whole[row : row + len(view)])
 
 
 def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str]) -> None:

@@ -21,12 +21,12 @@ class Staged:
     """The part of `derive` that reads the staged params of one block, or some rows of one of them.
 
     places  {param: its value in `program`}
-    row     of a param of which `program` reads some rows, the first one
+    row     of a param of which `program` reads some rows, the first one; None: it reads whole params
     """
 
     program: Program
     places: Mapping[Value, Value]
-    row: int = 0
+    row: int | None = None
 
     @property
     def divides(self) -> bool:
