@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,6 @@ from ..runs.run import Run
 from ..world.processes import Processes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from surogate_core.assembly.staging import Staged
     from surogate_core.runtime.arena import Buffers
     from surogate_core.runtime.team import AnyWorker
 
@@ -109,26 +106,9 @@ def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projecti
 
     for part in assembly.staging:
         views = worker.staged(part)
-        if part.row is not None:
-            _draw_rows(part, part.row, views, seed, zero_projections)
-        else:
-            staged = [replace(place, name=param.name) for param, place in part.places.items()]
-            initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
+        staged = [replace(place, name=param.name) for param, place in part.places.items()]
+        initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
         worker.derive(part)
-
-
-def _draw_rows(part: Staged, row: int, views: Mapping[str, Tensor], seed: int, zero_projections: bool) -> None:
-    """Draw the whole params on the host, as if they were not divided, and copy the rows that the part has."""
-    import torch
-
-    from surogate_core.reference.rounding import TORCH_DTYPES
-    from surogate_core.runtime.initialize import initialize
-
-    for param in part.places:
-        whole = torch.empty(param.shape, dtype=TORCH_DTYPES[param.dtype])
-        initialize([param], lambda value, whole=whole: whole, seed, zero_projections)  # type: ignore[misc]
-        view = views[param.name]
-        view.copy_(whole[row : row + len(view)])
 
 
 def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str]) -> None:
