@@ -58,7 +58,6 @@ def test_auto_takes_it_where_the_run_does_not_fit_otherwise_and_nowhere_else(mod
 
 @pytest.mark.parametrize("keys", [{}, {"qlora_bnb": True}], ids=["bf16", "nf4"])
 def test_a_run_that_cannot_decode_some_experts_is_refused(model: Path, keys: dict[str, Any]) -> None:
-    """Parts of NF4 do not begin at addresses that its kernels may assume."""
     message = "decoded_experts: no product of experts in this run reads weights that a weight format can decode a few"
     with pytest.raises(ConfigError, match=message):
         planned(model, qlora_mxfp4=False, **keys, decoded_experts="256MiB")

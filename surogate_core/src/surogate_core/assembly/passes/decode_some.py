@@ -36,8 +36,9 @@ def decode_some_experts(draft: Draft) -> Draft:
         return program if after is program else draft.verified(program, after)
 
     after = draft.changing_micro_steps(decoded).having(decoded(draft.programs["evaluate"]))
-    staging = [in_parts(staged, most, b) for staged in draft.staging]
-    for staged, parts in zip(draft.staging, staging, strict=True):
+    before = [replace(staged, program=draft.programs[staged.program.name]) for staged in draft.staging]
+    staging = [in_parts(staged, most, b) for staged in before]
+    for staged, parts in zip(before, staging, strict=True):
         if len(parts) > 1:
             programs = [draft.verified(staged.program, part.program) for part in parts]
             after = after.having_instead(staged.program, programs)
