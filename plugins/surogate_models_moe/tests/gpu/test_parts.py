@@ -58,7 +58,7 @@ def part(kernels: Sequence[KernelDef], kind: str, ins: Sequence[Tensor], y: Tens
     values = tuple(Value(f"in{i}", tuple(v.shape), names[v.dtype], "act") for i, v in enumerate(given))
     out = Value("y", tuple(y.shape), "bf16", "act")
     op = Op(f"{kind}_part", values, (out,), {"first": first}, in_place={0: 0})
-    parts = [grouped._part(kernel) for kernel in kernels if kernel.op == kind]
+    parts = [grouped.part_of(kernel) for kernel in kernels if kernel.op == kind]
     (found,) = run_kernel(parts, op, dict(zip(values, given, strict=True)))
     return found
 

@@ -249,13 +249,13 @@ THIN: tuple[KernelDef, ...] = tuple(
 )
 
 
-def _part(definition: KernelDef) -> KernelDef:
+def part_of(definition: KernelDef) -> KernelDef:
     """Return the kernel of a product for the part of some experts: it is the same, on a base of the result's dtype."""
     return replace(definition, op=f"{definition.op}{_PART}", dtypes=("bf16", *definition.dtypes))
 
 
 PARTS: tuple[KernelDef, ...] = tuple(
-    _part(kernel)
+    part_of(kernel)
     for kernel in (*CUTLASS, *PORTABLE, BIASED_CUTLASS, BIASED_PORTABLE, *ONE_KERNEL, *TWO_KERNELS)
     if kernel.op != "grouped_linear_wgrad"
 )
