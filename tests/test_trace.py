@@ -26,6 +26,10 @@ from surogate_core import __version__
 from surogate_core.assembly import assemble
 from surogate_core.assembly.assemble import PASSES, trace
 from surogate_core.planning.plan import Plan
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
+from surogate_qlora_mxfp4.format import MXFP4
+from surogate_qlora_mxfp4.options import Mxfp4WeightOptions
 from surogate_recipes_bf16.recipe import BF16
 
 ROOT = Path(__file__).parents[1]
@@ -76,8 +80,12 @@ def test_every_listed_pass_that_makes_programs_runs_in_the_listed_order(
 ) -> None:
     tracking_recipe = {"ops": {**harness.OPS, **tracking.OPS}, "recipe": tracking.tracking(BF16)}
     tracked = traced(trace(harness.plan_inputs(harness.tiny_config(), **tracking_recipe)).passed.passes)
+    experts = harness.tiny_config(model_type="gpt_oss", hidden_size=64, intermediate_size=64, num_local_experts=4)
+    stored = {"weight_format": (MXFP4, Mxfp4WeightOptions(qlora_mxfp4=True)), "decoded_experts": 1 << 14}
+    tuned = {"adapters": [(LORA, LoraOptions())], **stored}
+    decoded = traced(trace(harness.plan_inputs(experts, **tuned)).passed.passes)
     ran = set()
-    for passes in (tracked, *(passes for _, passes in traces.values())):
+    for passes in (tracked, decoded, *(passes for _, passes in traces.values())):
         places = [PASSES.index(one.ran.step) for one in passes]
         assert places == sorted(places)
         ran |= {*places}

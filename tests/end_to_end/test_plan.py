@@ -121,6 +121,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
         "host_limit",
         "recompute",
         "row_tiles",
+        "decoded_experts",
         "step",
         "kinds",
         "phases",

@@ -173,6 +173,7 @@ CASES: dict[str, tuple[str, Build]] = {
 }
 
 NOT_DIFFERENTIATED = {
+    "unwritten",
     *(
         "embedding_bwd",
         "linear_dgrad",

@@ -19,16 +19,21 @@ void bind_grouped(nb::module_& m) {
             "__init__",
             [](GroupedGemm* self, uintptr_t a, uintptr_t b, uintptr_t ends, uintptr_t a2, uintptr_t b2, uintptr_t d,
                uintptr_t workspace, int64_t rows, int64_t n, int64_t k, int64_t experts, int kind, int dtype_d,
-               bool accumulate, int64_t terms2) {
-                const surogate::GroupedBuffers buffers{reinterpret_cast<const void*>(a),  reinterpret_cast<const void*>(b),
-                                                       reinterpret_cast<const void*>(a2), reinterpret_cast<const void*>(b2),
-                                                       reinterpret_cast<const int32_t*>(ends), reinterpret_cast<void*>(d),
+               bool accumulate, int64_t terms2, uintptr_t bias, int64_t begin, int64_t of) {
+                const auto at = [](uintptr_t pointer) { return reinterpret_cast<const void*>(pointer); };
+                const surogate::GroupedBuffers buffers{at(a),
+                                                       at(b),
+                                                       at(a2),
+                                                       at(b2),
+                                                       at(bias),
+                                                       reinterpret_cast<const int32_t*>(ends),
+                                                       reinterpret_cast<void*>(d),
                                                        reinterpret_cast<void*>(workspace)};
-                new (self) GroupedGemm({rows, n, k, experts, kind, dtype_d, accumulate, terms2}, buffers);
+                new (self) GroupedGemm({rows, n, k, experts, kind, dtype_d, accumulate, terms2, begin, of}, buffers);
             },
             nb::arg("a"), nb::arg("b"), nb::arg("ends"), nb::arg("a2"), nb::arg("b2"), nb::arg("d"), nb::arg("workspace"),
             nb::arg("rows"), nb::arg("n"), nb::arg("k"), nb::arg("experts"), nb::arg("kind"), nb::arg("dtype_d"),
-            nb::arg("accumulate"), nb::arg("terms2"))
+            nb::arg("accumulate"), nb::arg("terms2"), nb::arg("bias"), nb::arg("begin"), nb::arg("of"))
         .def(
             "run", [](const GroupedGemm& self, uintptr_t stream) { self.run(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());

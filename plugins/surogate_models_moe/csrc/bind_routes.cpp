@@ -23,6 +23,5 @@ void bind_routes(nanobind::module_& m) {
     surogate::bind_launcher(m, "add_expert_bias", surogate::add_expert_bias);
     surogate::bind_launcher(m, "expert_bias_dgrad", surogate::expert_bias_dgrad);
     surogate::bind_launcher(m, "expert_bias_grad", surogate::expert_bias_grad);
-    surogate::bind_launcher(m, "grouped_bias", surogate::grouped_bias);
     surogate::bind_launcher(m, "grouped_linear_bgrad", surogate::grouped_linear_bgrad);
 }

@@ -4,18 +4,17 @@
 //   add_expert_bias       out [T,D] = y + sum over j of weights[t,j] bias[experts[t,j]], in the order of j
 //   expert_bias_dgrad     d_weights [T,k] = dy[t] . bias[experts[t,j]]
 //   expert_bias_grad      d_bias [E,D] (+)= sum of weights[t,j] dy[t] over the tokens of the expert
-//   grouped_bias          y [R,N] += bias [E,N] of the expert of the row
 //   grouped_linear_bgrad  d_bias [E,N] (+)= sum of the rows of the expert; zeros for an expert without rows
 //
 // weights, d_weights and d_bias fp32, experts [T,k] and ends [E] int32, all else bf16; row-major, contiguous, aligned to 16
 // bytes. D and N are multiples of 8, k is at most 16. Arithmetic is fp32, each output is rounded once, and sums are in a
 // fixed order. `out` may be the buffer of y.
 //
-// add_expert_bias and grouped_bias: a thread has 8 elements. expert_bias_dgrad: a warp has a token. Sums of biases: a block
+// add_expert_bias: a thread has 8 elements. expert_bias_dgrad: a warp has a token. Sums of biases: a block
 // has an expert and 256 columns, each of its 8 warps every eighth token or row; biases and routes are read from the cache.
 //
 // Bytes, gpt-oss 20B with 8,192 tokens (D 2,880, N 5,760) at 4.8 TB/s: add_expert_bias 94 MB, 20 us; dgrad 47 MB, 10 us;
-// grouped_bias 755 MB, 157 us, which an epilogue of the product would not take; bgrad 377 MB, 79 us.
+// bgrad 377 MB, 79 us.
 #include "expert_bias.h"
 
 #include <string>
@@ -139,29 +138,6 @@ __global__ void __launch_bounds__(threads)
 }
 
 __global__ void __launch_bounds__(threads)
-    grouped_bias_kernel(const T* bias, const int32_t* ends, T* y, int64_t octets, int of_row, int experts) {
-    const int64_t i = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
-    if (i >= octets) {
-        return;
-    }
-    const int64_t row = i / of_row, column = i % of_row * octet;
-    int expert = 0;  // the first one whose end is behind the row
-    for (int begin = 0, end = experts - 1; begin < end;) {
-        const int middle = (begin + end) / 2;
-        (ends[middle] <= row ? begin : end) = ends[middle] <= row ? middle + 1 : middle;
-        expert = begin;
-    }
-    float x[octet], own[octet];
-    load_octet(y + i * octet, x);
-    load_octet(bias + static_cast<int64_t>(expert) * of_row * octet + column, own);
-#pragma unroll
-    for (int c = 0; c < octet; ++c) {
-        x[c] += own[c];
-    }
-    store_octet(y + i * octet, x);
-}
-
-__global__ void __launch_bounds__(threads)
     grouped_bgrad_kernel(const T* dy, const int32_t* ends, float* d_bias, int width, bool accumulate) {
     const int expert = blockIdx.y, column = blockIdx.x * strip + threadIdx.x % 32 * octet;
     const int start = expert > 0 ? ends[expert - 1] : 0, end = ends[expert];
@@ -238,19 +214,6 @@ void expert_bias_grad(const void* dy, const void* weights, const void* experts, 
     expert_bias_grad_kernel<<<strips(columns, n_experts, op), threads, 0, stream>>>(
         read<T>(dy, op, "dy"), read<float>(weights, op, "weights"), read<int32_t>(experts, op, "experts"),
         written<float>(d_bias, op, "d_bias"), tokens, columns, checked_k(k, op), accumulate);
-    check_launch(op);
-}
-
-void grouped_bias(const void* bias, const void* ends, void* y, int64_t rows, int64_t width, int64_t n_experts,
-                  cudaStream_t stream) {
-    constexpr const char* op = "grouped_bias";
-    check_positive(rows, op, "rows");
-    check_positive(n_experts, op, "experts");
-    const int of_row = checked_width(width, op) / octet;
-    const int64_t octets = rows * of_row;
-    grouped_bias_kernel<<<to_int(ceil_div(octets, threads), op, "elements / 2048"), threads, 0, stream>>>(
-        read<T>(bias, op, "bias"), read<int32_t>(ends, op, "ends"), written<T>(y, op, "y"), octets, of_row,
-        to_int(n_experts, op, "experts"));
     check_launch(op);
 }
 

@@ -16,9 +16,6 @@ void expert_bias_dgrad(const void* dy, const void* experts, const void* bias, vo
 void expert_bias_grad(const void* dy, const void* weights, const void* experts, void* d_bias, int64_t tokens, int64_t k,
                       int64_t width, int64_t n_experts, bool accumulate, cudaStream_t stream);
 
-void grouped_bias(const void* bias, const void* ends, void* y, int64_t rows, int64_t width, int64_t n_experts,
-                  cudaStream_t stream);
-
 void grouped_linear_bgrad(const void* dy, const void* ends, void* d_bias, int64_t rows, int64_t width, int64_t n_experts,
                           bool accumulate, cudaStream_t stream);
 

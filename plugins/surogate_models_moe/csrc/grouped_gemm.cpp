@@ -27,6 +27,11 @@ void check_grouped(const GroupedShape& shape, const void* a, const void* b, cons
     SUROGATE_REQUIRE(shape.dtype_d == BF16 || (shape.dtype_d == FP32 && shape.kind == WGRAD), op_name,
                      std::string("results are bf16, or fp32 of wgrad, not ") + name_of(shape.dtype_d));
     SUROGATE_REQUIRE(!shape.accumulate || shape.dtype_d == FP32, op_name, "only fp32 accumulates");
+    SUROGATE_REQUIRE(shape.begin >= 0 && (shape.of == 0 ? shape.begin == 0 : shape.kind != WGRAD), op_name,
+                     "only forward and dgrad are of some experts");
+    SUROGATE_REQUIRE(shape.of == 0 || (shape.begin + shape.experts <= shape.of && shape.of <= 65535), op_name,
+                     "there are no " + std::to_string(shape.experts) + " experts from " + std::to_string(shape.begin) + " on of " +
+                         std::to_string(shape.of));
     check_pointer(a, op_name, "a", 16);
     check_pointer(b, op_name, "b", 16);
     check_pointer(ends, op_name, "ends", 4);
@@ -41,6 +46,10 @@ GroupedGemm::GroupedGemm(const GroupedShape& shape, const GroupedBuffers& buffer
         to_int(shape.terms2, op_name, "terms2");
         check_pointer(buffers.a2, op_name, "a2", 16);
         check_pointer(buffers.b2, op_name, "b2", 16);
+    }
+    if (buffers.bias != nullptr) {
+        SUROGATE_REQUIRE(shape.kind == FORWARD && shape.terms2 == 0, op_name, "only a forward product of one pair adds a bias");
+        check_pointer(buffers.bias, op_name, "bias", 16);
     }
     check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
     require_sm90(op_name);

@@ -1,7 +1,7 @@
 // Products of the experts of a layer by CUTLASS, for the SM90 (H100, H200) alone. Rows are sorted by expert, and expert e has
 // the rows from ends[e - 1] to ends[e]; w holds the [n,k] of each expert, one above another.
 //
-//   forward   y [rows,n]        = x [rows,k] w_e^T
+//   forward   y [rows,n]        = x [rows,k] w_e^T, + the bias [n] of the expert with `bias` [of,n], before it is rounded
 //   dgrad     dx [rows,k]       = dy [rows,n] w_e
 //   wgrad     dw [experts*n,k]  = dy_e^T x_e, bf16 or fp32; in fp32 also += with `accumulate`
 //
@@ -30,11 +30,14 @@ struct GroupedShape {
     int dtype_d;  // of <surogate/dtype.h>
     bool accumulate;
     int64_t terms2 = 0;  // of the second pair of operands; 0: there is none
+    int64_t begin = 0, of = 0;  // not in wgrad: w has `experts` of `of` experts, from `begin` on; of 0: all
 };
 
-// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw; `workspace` has groups_bytes(experts).
+// a: x, or dy; b: w, or x in wgrad; d: y, dx or dw; `workspace` has groups_bytes(experts). Of some experts b and b2 are those
+// of these, all else is of all, and other rows of d are left as they are. A bias is of forward without a second pair; nullptr:
+// none.
 struct GroupedBuffers {
-    const void *a, *b, *a2, *b2;
+    const void *a, *b, *a2, *b2, *bias;
     const int32_t* ends;
     void *d, *workspace;
 };

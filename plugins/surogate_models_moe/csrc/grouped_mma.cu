@@ -63,11 +63,11 @@ __device__ __forceinline__ void load(uint4* stage, const Matrix& m, int row, int
     }
 }
 
-// d [m,n] = A B or += from row `row` and column `column` on, a tile. A is stored as [m,length], transposed as [length,m];
+// d [m,n] = A B + bias [n] or += from row `row` and column `column` on, a tile. A is stored as [m,length], transposed as [length,m];
 // B as [n,length], transposed as [length,n].
 template <bool TransposedA, bool TransposedB, class D>
 __device__ __forceinline__ void multiply(const Matrix& a, const Matrix& b, D* d, int64_t stride, int m, int n, int length,
-                                         int row, int column, bool accumulate) {
+                                         int row, int column, bool accumulate, const T* bias = nullptr) {
     constexpr int columns_a = TransposedA ? side : terms, columns_b = TransposedB ? side : terms;
     __shared__ uint4 tiles_a[stages][chunks];
     __shared__ uint4 tiles_b[stages][chunks];
@@ -140,6 +140,10 @@ __device__ __forceinline__ void multiply(const Matrix& a, const Matrix& b, D* d,
                 if (r < m && c < n) {
                     D* to = d + r * stride + c;
                     float pair[2] = {sums[i][j][half * 2], sums[i][j][half * 2 + 1]};
+                    if (bias != nullptr) {
+                        pair[0] += to_float(bias[c]);
+                        pair[1] += to_float(bias[c + 1]);
+                    }
                     if (accumulate) {
                         const Pair old = Pair::load(to);
                         pair[0] += to_float(old[0]);
@@ -154,8 +158,8 @@ __device__ __forceinline__ void multiply(const Matrix& a, const Matrix& b, D* d,
 
 template <bool Dgrad>
 __global__ void __launch_bounds__(threads, 2)
-    rows_kernel(const T* x, const T* w, const int32_t* ends, T* y, int n, int k, int experts) {
-    const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y));
+    rows_kernel(const T* x, const T* w, const int32_t* ends, const T* bias, T* y, int n, int k, int experts, int begin) {
+    const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y), begin);
     if (group.tile * side >= group.rows) {
         return;
     }
@@ -163,7 +167,8 @@ __global__ void __launch_bounds__(threads, 2)
     const T* matrix = w + static_cast<int64_t>(group.expert) * n * k;
     multiply<false, Dgrad>({x + static_cast<int64_t>(group.start) * in, in, group.rows, in}, {matrix, k, n, k},
                            y + static_cast<int64_t>(group.start) * out, out, group.rows, out, in, group.tile * side,
-                           static_cast<int>(blockIdx.x) * side, false);
+                           static_cast<int>(blockIdx.x) * side, false,
+                           bias == nullptr ? bias : bias + static_cast<int64_t>(begin + group.expert) * n);
 }
 
 template <class D>
@@ -181,9 +186,12 @@ __global__ void __launch_bounds__(threads, 2)
 
 }  // namespace
 
-void grouped_mma(const void* a, const void* b, const void* ends, void* d, int64_t rows, int64_t n, int64_t k,
-                 int64_t experts, int kind, int dtype_d, bool accumulate, cudaStream_t stream) {
-    check_grouped({rows, n, k, experts, kind, dtype_d, accumulate}, a, b, ends, d);
+void grouped_mma(const void* a, const void* b, const void* ends, const void* bias, void* d, int64_t rows, int64_t n, int64_t k,
+                 int64_t experts, int kind, int dtype_d, bool accumulate, int64_t begin, int64_t of, cudaStream_t stream) {
+    check_grouped({rows, n, k, experts, kind, dtype_d, accumulate, 0, begin, of}, a, b, ends, d);
+    SUROGATE_REQUIRE(bias == nullptr || kind == FORWARD, "grouped_mma", "only a forward product adds a bias");
+    const T* row = static_cast<const T*>(bias);
+    const int from = static_cast<int>(begin);
     const int32_t* groups = static_cast<const int32_t*>(ends);
     const T *left = static_cast<const T*>(a), *right = static_cast<const T*>(b);
     const int n_ = static_cast<int>(n), k_ = static_cast<int>(k), e = static_cast<int>(experts);
@@ -205,9 +213,9 @@ void grouped_mma(const void* a, const void* b, const void* ends, void* d, int64_
         };
         T* out = static_cast<T*>(d);
         if (kind == DGRAD) {
-            rows_kernel<true><<<grid(k), threads, 0, stream>>>(left, right, groups, out, n_, k_, e);
+            rows_kernel<true><<<grid(k), threads, 0, stream>>>(left, right, groups, row, out, n_, k_, e, from);
         } else {
-            rows_kernel<false><<<grid(n), threads, 0, stream>>>(left, right, groups, out, n_, k_, e);
+            rows_kernel<false><<<grid(n), threads, 0, stream>>>(left, right, groups, row, out, n_, k_, e, from);
         }
     }
     check_launch("grouped_mma");

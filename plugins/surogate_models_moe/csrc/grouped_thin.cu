@@ -70,11 +70,12 @@ __device__ __forceinline__ uint32_t rounded(float low, float high) {
 // Steps: of 16 terms. Shared rows of w have 16 bytes more, so that eight rows of ldmatrix use all banks.
 template <bool Dgrad, int Steps>
 __global__ void __launch_bounds__(threads, 2)
-    thin_kernel(const T* x, const T* w, const int32_t* ends, const T* base, T* y, int width, int terms, int experts) {
+    thin_kernel(const T* x, const T* w, const int32_t* ends, const T* base, T* y, int width, int terms, int experts,
+                int begin) {
     constexpr int tile_rows = Dgrad ? Steps * 16 : side, tile_chunks = (Dgrad ? side : Steps * 16) / chunk;
     constexpr int pitch = tile_chunks + 1;
     __shared__ uint4 tile[tile_rows * pitch];
-    const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y));
+    const Group group = group_of<side>(ends, experts, static_cast<int>(blockIdx.y), begin);
     if (group.tile * side >= group.rows) {
         return;
     }
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(threads, 2)
     }
 }
 
-using Kernel = void (*)(const T*, const T*, const int32_t*, const T*, T*, int, int, int);
+using Kernel = void (*)(const T*, const T*, const int32_t*, const T*, T*, int, int, int, int);
 
 template <bool Dgrad>
 Kernel kernel_of(int64_t steps) {
@@ -171,7 +172,7 @@ Kernel kernel_of(int64_t steps) {
 }  // namespace
 
 void grouped_thin(const void* x, const void* w, const void* ends, const void* base, void* y, int64_t rows, int64_t width,
-                  int64_t terms, int64_t experts, bool dgrad, cudaStream_t stream) {
+                  int64_t terms, int64_t experts, bool dgrad, int64_t begin, cudaStream_t stream) {
     check_positive(rows, op_name, "rows");
     for (const int64_t size : {width, terms}) {
         SUROGATE_REQUIRE(size > 0 && size % chunk == 0, op_name,
@@ -190,7 +191,7 @@ void grouped_thin(const void* x, const void* w, const void* ends, const void* ba
     const Kernel kernel = dgrad ? kernel_of<true>(ceil_div(terms, 16)) : kernel_of<false>(ceil_div(terms, 16));
     kernel<<<grid, threads, 0, stream>>>(static_cast<const T*>(x), static_cast<const T*>(w), static_cast<const int32_t*>(ends),
                                          static_cast<const T*>(base), static_cast<T*>(y), static_cast<int>(width),
-                                         static_cast<int>(terms), static_cast<int>(experts));
+                                         static_cast<int>(terms), static_cast<int>(experts), to_int(begin, op_name, "begin"));
     check_launch(op_name);
 }
 

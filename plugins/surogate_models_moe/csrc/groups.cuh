@@ -16,17 +16,24 @@ struct Group {
     int expert, start, rows, tile;
 };
 
-// Called by all threads of a block.
+// The row at which the rows of an expert begin.
+__device__ __forceinline__ int start_of(const int32_t* ends, int expert) { return expert > 0 ? ends[expert - 1] : 0; }
+
+// Called by all threads of a block. Of the experts from `begin` on, which are counted from 0: a tile in front of their rows
+// has none.
 template <int Side>
-__device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int tile) {
+__device__ __forceinline__ Group group_of(const int32_t* ends, int experts, int tile, int begin = 0) {
     int expert = -1;  // the last one whose first tile is not behind this one
     for (int first = 0; first < experts; first += static_cast<int>(blockDim.x)) {
         const int e = first + static_cast<int>(threadIdx.x);
-        const int start = e > 0 && e < experts ? ends[e - 1] : 0;
+        const int start = e < experts ? start_of(ends, begin + e) : 0;
         expert += __syncthreads_count(e < experts && start / Side + e <= tile);
     }
-    const int start = expert > 0 ? ends[expert - 1] : 0;
-    return {expert, start, ends[expert] - start, tile - (start / Side + expert)};
+    if (expert < 0) {
+        return {0, 0, 0, 0};
+    }
+    const int start = start_of(ends, begin + expert);
+    return {expert, start, ends[begin + expert] - start, tile - (start / Side + expert)};
 }
 
 }  // namespace surogate

@@ -53,6 +53,21 @@ def test_products_are_by_cutlass_on_an_sm90_alone(device: str, kernels: str) -> 
 
 
 @pytest.mark.parametrize("device", ["h100", "rtx4090"])
+@pytest.mark.parametrize("kind", ["grouped_linear_part", "grouped_linear_dgrad_pair_part"])
+def test_products_of_some_experts_are_written_in_the_place_of_a_base_alone(kind: str, device: str) -> None:
+    base, x, w, ends = ("bf16", (8, 48)), ("bf16", (8, 40)), ("bf16", (96, 40)), ("int32", (3,))
+    ins = [base, x, w, ends, ("bf16", (3, 48))]
+    if "dgrad" in kind:
+        ins = [x, base, w, ends, ("bf16", (8, 16)), ("bf16", (48, 40))]
+    part = op(kind, *ins, first=1)
+    part = replace(part, outs=(replace(part.outs[0], role="act"),))
+    target = Target(DEVICES[device])
+    assert choose(KERNELS, replace(part, in_place={0: 0}), target) in grouped.PARTS
+    with pytest.raises(AssertionError, match="writes some rows, in the place of a base alone"):
+        choose(KERNELS, part, target)
+
+
+@pytest.mark.parametrize("device", ["h100", "rtx4090"])
 def test_products_of_narrow_weights_have_a_kernel_of_their_own(device: str) -> None:
     """Whose result has few columns, or is a gradient of weights that are narrow on either side."""
     for product in products(n=32) + products(k=32):

@@ -126,6 +126,34 @@ def test_products_of_few_terms_take_over_an_addition(kind: str) -> None:
         assert definition.rewrites.add_kind(Op(kind, tuple(values), ())) == other
 
 
+@pytest.mark.parametrize("used", [EXPERTS, 3])
+@pytest.mark.parametrize("pair", ["", "_pair"])
+@pytest.mark.parametrize("of", ["grouped_linear", "grouped_linear_dgrad"])
+def test_products_of_some_experts_after_each_other_are_that_of_all(of: str, pair: str, used: int) -> None:
+    *_, ends = routes(True, used)
+    kind, rows = f"{of}{pair}", TOKENS * K
+    inner, outer = (WIDTH, HIDDEN) if "dgrad" in of else (HIDDEN, WIDTH)
+    x, w = draw(rows, inner), draw(EXPERTS * WIDTH, HIDDEN)
+    second = draw(EXPERTS * 2, outer) if "dgrad" in of else draw(EXPERTS * outer, 2)
+    others = (draw(rows, 2), second) if pair else (draw(EXPERTS, WIDTH),) if of == "grouped_linear" else ()
+    (whole,) = run(kind, x, w, ends, *others)
+    y, flops = torch.full_like(whole, torch.nan), 0
+    for first, count in ((2, 2), (0, 2), (4, 1)):
+        some = w[first * WIDTH : (first + count) * WIDTH]
+        before, (y,) = y, run(f"{kind}_part", y, x, some, ends, *others, first=first)
+        own = slice(int(ends[first - 1]) if first else 0, int(ends[first + count - 1]))
+        kept = torch.ones(rows, dtype=torch.bool)
+        kept[own] = False
+        assert torch.equal(y[kept].isnan(), before[kept].isnan()) and not y[own].isnan().any()
+        values = [Value(f"in{i}", tuple(v.shape), "fp64", "act") for i, v in enumerate((y, x, some, ends, *others))]
+        op = Op(f"{kind}_part", tuple(values), (values[0],), {"first": first})
+        flops += KINDS[op.kind].flops(op)
+    assert torch.equal(y, whole)
+    values = [Value(f"in{i}", tuple(v.shape), "fp64", "act") for i, v in enumerate((x, w, ends, *others))]
+    total = KINDS[kind].flops(Op(kind, tuple(values), (Value("y", tuple(y.shape), "fp64", "act"),)))
+    assert abs(flops - total) <= 3
+
+
 def test_only_the_experts_of_a_row_are_counted() -> None:
     rows, x, y = TOKENS * K, (TOKENS * K, WIDTH), (TOKENS * K, HIDDEN)
     w, ends = Value("w", (EXPERTS * HIDDEN, WIDTH), "fp32", "param"), Value("ends", (EXPERTS,), "int32", "act")
@@ -152,6 +180,9 @@ def test_only_the_experts_of_a_row_are_counted() -> None:
             {},
             r"the products are fp32 \[8, 3\] and fp32",
         ),
+        ("grouped_linear_part", [(8, 3), (8, 6), (6, 6), (4,)], {"first": 3}, "w has experts 3 to 5 of 4"),
+        ("grouped_linear_part", [(8, 3), (8, 6), (7, 6), (4,)], {"first": 0}, "the 7 rows of w are no multiple of 3"),
+        ("grouped_linear_dgrad_part", [(8, 5), (8, 3), (6, 6), (4,)], {"first": 0}, r"base is in0:fp32\[8,5\], the"),
         ("gather_rows", [(3, 2), (8,), (8,)], {}, "8 rows are no multiple of 3 tokens"),
         ("router_load", [(8, 4), (8, 2), (8,)], {"layer": 2, "layers": 2}, "layer must be from 0 to 1, got 2"),
         ("router_load", [(8, 4), (8, 2), (7,)], {"layer": 0, "layers": 2}, "targets must be int32"),

@@ -71,7 +71,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 NEEDS = {"zero copy": {"grads", "master", "optimizer", "weights"}}
 """One of these strategies must be chosen too."""
-ARRAY = settings([*(name for name in STRATEGIES if name != "quants"), *PARTS, *MODES], whole=())
+ARRAY = settings([*(name for name in STRATEGIES if name not in ("quants", "embedding")), *PARTS, *MODES], whole=())
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,19 @@ def test_the_weights_of_some_blocks_are_held_in_host_memory(count: int) -> None:
 def test_frozen_weights_under_an_adapter_are_held_in_host_memory() -> None:
     lora: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=4))]}
     assert_same_bits(trained(**lora), trained(**lora, **offload(weights=3)))
+
+
+def test_a_frozen_embedding_is_read_in_host_memory_row_by_row() -> None:
+    lora: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=4))], "zero_copy": "auto"}
+    assert_same_bits(trained(**lora), trained(**lora, **offload(embedding=True)))
+    plain, held = (
+        plan_inputs(tiny_config(vocab_size=50_000), target=Target(device("h200")), **lora, **chosen)
+        for chosen in ({}, offload(embedding=True))
+    )
+    on_device, on_host = (summarise(assemble(given), given) for given in (plain, held))
+    saved = on_device.device_bytes["total"] - on_host.device_bytes["total"]
+    assert saved == on_host.host_bytes["weights"] >= 50_000 * tiny_config()["hidden_size"] * 4
+    assert on_host.step.copy_seconds < saved / device("h200").host_bandwidth / 10
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -183,6 +196,17 @@ def test_the_report_names_what_the_host_holds() -> None:
 def test_a_strategy_without_anything_to_hold_is_refused(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         assemble(plan_inputs(CONFIG, **offload(**chosen)))
+
+
+@pytest.mark.parametrize(
+    ("lora", "tied", "message"),
+    [(False, False, "this run trains the embedding"), (True, True, "the LM head of this model is its embedding")],
+)
+def test_an_embedding_of_which_more_than_rows_is_used_is_refused(lora: bool, tied: bool, message: str) -> None:
+    adapters = [(LORA, LoraOptions(lora_rank=4))] if lora else []
+    config = tiny_config(tie_word_embeddings=tied)
+    with pytest.raises(ConfigError, match=f"offload_embedding: true: {message}"):
+        assemble(plan_inputs(config, adapters=adapters, **offload(embedding=True)))
 
 
 def test_weights_that_are_read_in_another_form_alone_are_the_matter_of_another_key() -> None:

@@ -160,9 +160,34 @@ def test_a_run_on_published_files_is_one_on_the_model_that_is_stored_on_load(pla
     assert equal(adapters[0], adapters[1]) and equal(adapters[0], adapters[2])
 
 
+def test_experts_that_are_decoded_two_at_a_time_change_no_bit(place: Workplace) -> None:
+    """Stored on load, which encodes them so too, and published; kept, recomputed, and with weights on the host."""
+    some = {**LORA, "qlora_mxfp4": True, "decoded_experts": "0.035MiB"}
+    published = {"model": str(place.root / "mx"), "recompute": True}
+    on_host = {**published, "offload_quants": True}
+    whole = train(place, "stored", **LORA, qlora_mxfp4=True)
+    for name, keys in {"some": {}, "some, recomputed": published, "some, on host": on_host}.items():
+        parts = train(place, name, **some, **keys)
+        assert losses(parts) == losses(whole)
+        assert equal(*(weights(folder / "adapter", "adapter_model") for folder in (parts, whole)))
+    assembly = run.plan(run.open_run(run.load(place.write(**some), mode="train"), ["*.json"]), "cpu").assembly
+    parts = [op for op in assembly.programs["micro_first"].ops if op.kind.endswith("_part")]
+    assert {op.attrs["first"] for op in parts} == {0, 2, 4} and "derive.0.4" in assembly.programs
+
+
+def test_numbers_that_are_not_finite_are_found_in_each_part_of_a_weight(place: Workplace, tmp_path: Path) -> None:
+    shutil.copytree(place.root / "model", tmp_path / "x")
+    held = weights(place.root / "model")
+    held[DOWN][4, 3, 2] = torch.nan
+    save_file(held, tmp_path / "x/model.safetensors", {"format": "pt"})
+    refused(place, tmp_path / "x", rf"{DOWN} \[5, 64, 64\]: 1 NaN", decoded_experts="0.01MiB")
+
+
 def test_ranks_that_divide_published_experts_have_the_bits_of_ranks_that_hold_all(place: Workplace) -> None:
+    """Also where those that divide them decode some experts at a time."""
     keys = {**LORA, "qlora_mxfp4": True, "model": str(place.root / "mx"), "ranks_per_gpu": 2}
-    whole, divided = (train(place, f"level {level}", **keys, zero_level=level) for level in (1, 3))
+    levels: dict[int, dict[str, Any]] = {1: {}, 3: {"decoded_experts": "0.035MiB"}}
+    whole, divided = (train(place, f"level {n}", **keys, **some, zero_level=n) for n, some in levels.items())
     one, other = (weights(folder / "adapter", "adapter_model") for folder in (whole, divided))
     assert losses(whole) == losses(divided) and equal(one, other)
 

@@ -48,8 +48,13 @@ def load_base(run: Run, assembly: Assembly, worker: AnyWorker, ignored: Sequence
     weights.load({name: Pieces.of(view) for name, view in worker.params().items()})
     for part in assembly.staging:
         views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
-        weights.load({name: Pieces.of(view) for name, view in views.items()})
-        refuse_nonfinite_weights(views, [m for m in weights.maps if m.param in views], run.model_dir, file_of)
+        if part.row is None:
+            weights.load({name: Pieces.of(view) for name, view in views.items()})
+        else:
+            shapes = {param.name: param.stored_shape for param in part.places}
+            weights.load({name: Pieces.of_rows(shapes[name], part.row, view) for name, view in views.items()})
+        found = [m for m in weights.maps if m.param in views]
+        refuse_nonfinite_weights(views, found, run.model_dir, file_of, part.row or 0)
         if part.makes(weights.quantized):
             worker.derive(part)
         if states := weights.load_quantized(worker.staged_states(part)):

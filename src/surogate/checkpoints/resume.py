@@ -76,6 +76,7 @@ _EXECUTION = ("launcher", "use_cuda_graphs", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",
+    "decoded_experts",
     "use_zero_copy",
     "use_write_combined",  # a key of older checkpoints
     "recompute",

@@ -108,6 +108,8 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
         yield _wrapped(str(plan.chosen))
     if plan.tiles_line:
         yield plan.tiles_line
+    if plan.decoded_line:
+        yield plan.decoded_line
     yield ""
     yield f"activations at the peak ({report.peak})"
     yield from _by_label(report.activations_by_label)

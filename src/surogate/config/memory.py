@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .values import Bytes, Flag, FlagOrAuto, Int, Keys, count_or_auto, recompute_word
+from .values import Bytes, BytesOrAuto, Flag, FlagOrAuto, Int, Keys, count_or_auto, recompute_word
 
 
 class MemoryKeys(Keys):
@@ -44,6 +44,12 @@ class MemoryKeys(Keys):
         description="Rows, that is tokens, of a micro-step on which norms, products and feed-forward parts run at a "
         "time, a multiple of 128; 0: all. auto: all, or at most 16 tiles if `sequence_len` is above 16384 and the run "
         "would not fit otherwise, or be slower.",
+    )
+    decoded_experts: BytesOrAuto = Field(
+        "auto",
+        description="Most memory, such as 256MiB, for a weight of a layer's experts that is decoded from a `qlora_*` "
+        "format, which is then decoded a few experts at a time; 0: all. auto: all, or 256MiB if the run would not fit "
+        "otherwise, or be slower.",
     )
     lmhead_chunks: Annotated[int | Literal["auto"], BeforeValidator(count_or_auto(1))] = Field(
         "auto",

@@ -200,10 +200,17 @@ def parse_bytes(value: Any) -> int:
     return nbytes
 
 
-def bytes_text(nbytes: int | None) -> str | int | None:
-    """Return a size as a user writes it: in the largest binary unit that divides it, else in bytes."""
+def bytes_or_auto(value: Any) -> Any:
+    """Accept `auto`, 0, and what `parse_bytes` does."""
+    if parse_word(value) == "auto":
+        return "auto"
+    return 0 if value in (0, "0") and value is not False else parse_bytes(value)
+
+
+def bytes_text(nbytes: int | str | None) -> str | int | None:
+    """Return a size as a user writes it: in the largest binary unit that divides it, else in bytes. Words stay."""
     for unit in ("GiB", "MiB"):
-        if nbytes and nbytes % _UNITS[unit.lower()] == 0:
+        if isinstance(nbytes, int) and nbytes and nbytes % _UNITS[unit.lower()] == 0:
             return f"{nbytes // _UNITS[unit.lower()]}{unit}"
     return nbytes
 
@@ -271,6 +278,12 @@ Epochs = Annotated[int | float, BeforeValidator(parse_epochs), Field(gt=0, le=LA
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),
+    PlainSerializer(bytes_text, when_used="json"),
+    WithJsonSchema({"type": ["integer", "string"]}, mode="validation"),
+]
+BytesOrAuto = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(bytes_or_auto),
     PlainSerializer(bytes_text, when_used="json"),
     WithJsonSchema({"type": ["integer", "string"]}, mode="validation"),
 ]

@@ -59,6 +59,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,
         row_tiles=config.row_tiles if isinstance(config.row_tiles, int) else None,
+        decoded_experts=config.decoded_experts if isinstance(config.decoded_experts, int) else None,
         zero_copy=config.use_zero_copy,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

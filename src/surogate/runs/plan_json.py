@@ -47,6 +47,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "", disk: DiskUs
         "host_limit": report.host_memory,
         "recompute": _recompute(plan),
         "row_tiles": plan.row_tiles,
+        "decoded_experts": plan.inputs.decoded_experts or 0,
         "step": {
             "seconds": report.step.seconds,
             "tokens": report.tokens,

@@ -153,6 +153,8 @@ def _load_data(
         notice(str(plan.chosen))
     if plan.tiles_line:
         notice(plan.tiles_line)
+    if plan.decoded_line:
+        notice(plan.decoded_line)
     kept = asdict(saved_tokens(resumed)) if resumed and run.config.resume_with_saved_tokens else None
     kept = processes.share(kept, "the tokens of the checkpoint") if run.config.resume_with_saved_tokens else None
     saved = SavedTokens(**kept) if kept else None

@@ -10,6 +10,8 @@
 // 128 x 256, reached 559 to 644.
 #include <cuda_runtime.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/epilogue/fusion/sm90_visitor_compute_tma_warpspecialized.hpp>
+#include <cutlass/epilogue/fusion/sm90_visitor_load_tma_warpspecialized.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
@@ -19,6 +21,7 @@
 #include <type_traits>
 
 #include "grouped_gemm.h"
+#include "groups.cuh"
 #include "surogate/check.h"
 #include "surogate/cutlass_groups.cuh"
 #include "surogate/dtype.h"
@@ -40,6 +43,9 @@ struct Forward {
     using C = void;
     using D = Element;
 };
+
+// Adds the bias of the group, a row, in fp32, and rounds once.
+struct Biased : Forward {};
 
 struct Dgrad {
     using LayoutA = RowMajor;
@@ -64,13 +70,33 @@ template <class Kind>
 constexpr bool is_wgrad = std::is_same_v<typename Kind::LayoutA, ColumnMajor>;
 
 template <class Kind>
+constexpr bool is_forward = std::is_base_of_v<Forward, Kind>;
+
+template <class Kind>
+constexpr bool is_biased = std::is_same_v<Kind, Biased>;
+
+template <class Kind>
 constexpr int alignment_d = 16 / sizeof(typename Kind::D);
+
+// From an array of pointers, one of each group.
+using BiasOfGroup = cutlass::epilogue::fusion::Sm90RowBroadcast<0, Tile, Element*, float>;
+
+constexpr auto round_to_nearest = cutlass::FloatRoundStyle::round_to_nearest;
+using SumWithBias = cutlass::epilogue::fusion::Sm90EVT<
+    cutlass::epilogue::fusion::Sm90Compute<cutlass::plus, Element, float, round_to_nearest>, BiasOfGroup,
+    cutlass::epilogue::fusion::Sm90AccFetch>;
+
+// What the epilogue computes of the sums.
+template <class Kind>
+using Computed = std::conditional_t<
+    is_biased<Kind>, SumWithBias,
+    cutlass::epilogue::fusion::LinearCombination<typename Kind::D, float, typename Kind::C, float, round_to_nearest>>;
 
 template <class Kind, class Pair>
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Pair, cutlass::epilogue::collective::EpilogueTileAuto, float,
     float, typename Kind::C, RowMajor*, alignment_d<Kind>, typename Kind::D, RowMajor*, alignment_d<Kind>,
-    cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
+    cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative, Computed<Kind>>::CollectiveOp;
 
 template <class Kind, class Pair>
 using Product = typename cutlass::gemm::collective::CollectiveBuilder<
@@ -92,21 +118,22 @@ using Groups = CutlassGroups<Kernel<Kind, Below>>;
 template <class Kind>
 using Others = SecondOperands<Product<Kind, Below>>;
 
-// A thread per expert. `terms2`: of the second pair, 0 without one. Bytes: about 60 an expert, 90 with a second pair.
+// A thread per expert, of those from `begin` on. `terms2`: of the second pair, 0 without one. A bias, of a product without one,
+// is held in its place. Bytes: about 60 an expert, 90 with a second pair.
 template <class Kind>
 __global__ void groups_kernel(Groups<Kind> groups, Others<Kind> others, const Element* a, const Element* b, const Element* a2,
-                              const Element* b2, typename Kind::D* d, const int32_t* ends, int n, int k, int terms2,
-                              int experts) {
+                              const Element* b2, const Element* bias, typename Kind::D* d, const int32_t* ends, int n, int k,
+                              int terms2, int begin, int experts) {
     using cute::make_shape;
     using cutlass::make_cute_packed_stride;
     const int e = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (e >= experts) {
         return;
     }
-    const int first = e == 0 ? 0 : ends[e - 1], rows = ends[e] - first;
+    const int first = start_of(ends, begin + e), rows = ends[begin + e] - first;
     const int64_t start = first, matrix = static_cast<int64_t>(e) * n * k;
     int m_e, n_e, k_e;
-    if constexpr (std::is_same_v<Kind, Forward>) {
+    if constexpr (is_forward<Kind>) {
         m_e = rows, n_e = n, k_e = k;
         groups.a[e] = a + start * k, groups.b[e] = b + matrix, groups.d[e] = d + start * n;
     } else if constexpr (std::is_same_v<Kind, Dgrad>) {
@@ -121,6 +148,9 @@ __global__ void groups_kernel(Groups<Kind> groups, Others<Kind> others, const El
     int padded = k_e;
     if constexpr (!is_wgrad<Kind>) {
         padded = Mainloop<Kind, Below>::padded_terms(k_e, terms2);
+        if constexpr (is_biased<Kind>) {
+            others.b[e] = bias + static_cast<int64_t>(begin + e) * n;
+        }
         if (terms2 > 0) {
             others.a[e] = a2 + start * terms2;
             others.b[e] = b2 + static_cast<int64_t>(e) * n_e * terms2;
@@ -157,8 +187,12 @@ struct Prepared : GroupedGemm::Impl {
           groups(at, shape.experts),
           others(at, shape.experts) {
         auto arguments = group_arguments<Gemm>(groups, shape.experts, op_name);
-        arguments.epilogue.thread.alpha = 1.0f;
-        arguments.epilogue.thread.beta = shape.accumulate ? 1.0f : 0.0f;
+        if constexpr (is_biased<Kind>) {
+            arguments.epilogue.thread = {{others.b, Element(0), {}}, {}, {}};
+        } else {
+            arguments.epilogue.thread.alpha = 1.0f;
+            arguments.epilogue.thread.beta = shape.accumulate ? 1.0f : 0.0f;
+        }
         if constexpr (!std::is_void_v<typename Kind::C>) {
             arguments.epilogue.ptr_C = const_cast<const float**>(groups.d);
         }
@@ -180,8 +214,9 @@ struct Prepared : GroupedGemm::Impl {
         auto* d = static_cast<typename Kind::D*>(buffers.d);
         groups_kernel<Kind><<<(experts + 127) / 128, 128, 0, stream>>>(
             groups, others, static_cast<const Element*>(buffers.a), static_cast<const Element*>(buffers.b),
-            static_cast<const Element*>(buffers.a2), static_cast<const Element*>(buffers.b2), d, buffers.ends, n, k,
-            static_cast<int>(shape.terms2), experts);
+            static_cast<const Element*>(buffers.a2), static_cast<const Element*>(buffers.b2),
+            static_cast<const Element*>(buffers.bias), d, buffers.ends, n, k, static_cast<int>(shape.terms2),
+            static_cast<int>(shape.begin), experts);
         check_launch(op_name);
         check_status(gemm.run(stream), op_name, "run");
         if constexpr (is_wgrad<Kind>) {
@@ -206,7 +241,7 @@ constexpr int64_t pair_columns = 512;
 // Whether the columns are whole pairs of tiles and experts have few rows.
 bool is_beside(const GroupedShape& shape) {
     const int64_t columns = shape.kind == FORWARD ? shape.n : shape.k;
-    return columns % pair_columns == 0 && shape.rows <= 512 * shape.experts;
+    return columns % pair_columns == 0 && shape.rows <= 512 * (shape.of > 0 ? shape.of : shape.experts);
 }
 
 }  // namespace
@@ -217,6 +252,9 @@ std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedShape& shape, 
     };
     switch (shape.kind) {
         case FORWARD:
+            if (buffers.bias != nullptr) {
+                return is_beside(shape) ? make(Biased{}, Beside{}) : make(Biased{}, Below{});
+            }
             return is_beside(shape) ? make(Forward{}, Beside{}) : make(Forward{}, Below{});
         case DGRAD:
             return is_beside(shape) ? make(Dgrad{}, Beside{}) : make(Dgrad{}, Below{});

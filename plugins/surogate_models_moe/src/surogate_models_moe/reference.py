@@ -199,6 +199,54 @@ def grouped_linear_dgrad_pair(dy: Tensor, w: Tensor, ends: Tensor, dy2: Tensor, 
     return grouped_linear_dgrad_add(dy2, w2, ends, grouped_linear_dgrad(dy, w, ends))
 
 
+def _part(w: Tensor, ends: Tensor, width: int, first: int) -> tuple[slice, slice, Tensor]:
+    """The experts of w, their rows, and the ends of these."""
+    experts = slice(first, first + w.shape[0] // width)
+    start = int(ends[first - 1]) if first else 0
+    return experts, slice(start, int(ends[experts.stop - 1])), ends[experts] - start
+
+
+def _replaced(base: Tensor, rows: slice, part: Tensor) -> Tensor:
+    return torch.cat([base[: rows.start], part, base[rows.stop :]])
+
+
+def _matrices(w: Tensor, ends: Tensor, experts: slice) -> Tensor:
+    return w.view(ends.numel(), -1, w.shape[1])[experts].flatten(0, 1)
+
+
+def grouped_linear_part(
+    base: Tensor, x: Tensor, w: Tensor, ends: Tensor, bias: Tensor | None = None, *, first: int
+) -> Tensor:
+    """base, with `grouped_linear` of the experts of w, from `first` on, in their rows."""
+    experts, rows, own = _part(w, ends, base.shape[1], first)
+    y = grouped_linear(x[rows], w, own, None if bias is None else bias[experts])
+    return _replaced(base, rows, y)
+
+
+def grouped_linear_dgrad_part(base: Tensor, dy: Tensor, w: Tensor, ends: Tensor, *, first: int) -> Tensor:
+    """base, with `grouped_linear_dgrad` of the experts of w, from `first` on, in their rows."""
+    _, rows, own = _part(w, ends, dy.shape[1], first)
+    return _replaced(base, rows, grouped_linear_dgrad(dy[rows], w, own))
+
+
+def grouped_linear_pair_part(
+    base: Tensor, x: Tensor, w: Tensor, ends: Tensor, x2: Tensor, w2: Tensor, *, first: int
+) -> Tensor:
+    """base, with `grouped_linear_pair` of the experts of w, from `first` on, in their rows."""
+    experts, rows, own = _part(w, ends, base.shape[1], first)
+    y = grouped_linear_pair(x[rows], w, own, x2[rows], _matrices(w2, ends, experts))
+    return _replaced(base, rows, y)
+
+
+def grouped_linear_dgrad_pair_part(
+    base: Tensor, dy: Tensor, w: Tensor, ends: Tensor, dy2: Tensor, w2: Tensor, *, first: int
+) -> Tensor:
+    """base, with `grouped_linear_dgrad_pair` of the experts of w, from `first` on, in their rows."""
+    experts, rows, own = _part(w, ends, dy.shape[1], first)
+    dx = grouped_linear_dgrad_pair(dy[rows], w, own, dy2[rows], _matrices(w2, ends, experts))
+    return _replaced(base, rows, dx)
+
+
 def grouped_linear_wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: str | None = None) -> Tensor:
     """`linear_wgrad` of the rows of each expert, one above another; zeros for an expert without rows."""
     return torch.cat([linear_wgrad(dy[rows], x[rows], dtype=dtype) for rows in _groups(ends)])

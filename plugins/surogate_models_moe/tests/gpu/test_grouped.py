@@ -162,11 +162,14 @@ def test_wrong_arguments_are_named() -> None:
 
     p = guarded((64,), torch.float32).pointer
     for arguments, message in (
-        ((p, p, p, p, 8, 8, 12, 1, 0, 1, False), "n and k must be multiples of 8, got 12"),
-        ((p, p, p, p, 8, 8, 8, 1, 0, 0, False), "results are bf16, or fp32 of wgrad, not fp32"),
-        ((p, p, p, p, 8, 8, 8, 1, 2, 1, True), "only fp32 accumulates"),
-        ((p, p, p, p, 8, 8, 8, 0, 0, 1, False), "experts must be 1 to 65535, got 0"),
-        ((p + 8, p, p, p, 8, 8, 8, 1, 0, 1, False), "a must be aligned to 16 bytes"),
+        ((p, p, p, 0, p, 8, 8, 12, 1, 0, 1, False, 0, 0), "n and k must be multiples of 8, got 12"),
+        ((p, p, p, 0, p, 8, 8, 8, 1, 0, 0, False, 0, 0), "results are bf16, or fp32 of wgrad, not fp32"),
+        ((p, p, p, 0, p, 8, 8, 8, 1, 2, 1, True, 0, 0), "only fp32 accumulates"),
+        ((p, p, p, 0, p, 8, 8, 8, 0, 0, 1, False, 0, 0), "experts must be 1 to 65535, got 0"),
+        ((p + 8, p, p, 0, p, 8, 8, 8, 1, 0, 1, False, 0, 0), "a must be aligned to 16 bytes"),
+        ((p, p, p, p, p, 8, 8, 8, 1, 1, 1, False, 0, 0), "only a forward product adds a bias"),
+        ((p, p, p, 0, p, 8, 8, 8, 2, 0, 1, False, 3, 4), "there are no 2 experts from 3 on of 4"),
+        ((p, p, p, 0, p, 8, 8, 8, 2, 2, 1, False, 0, 4), "only forward and dgrad are of some experts"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.grouped_mma(*arguments, 0)

@@ -112,9 +112,16 @@ def test_wrong_arguments_are_named() -> None:
 
     p = guarded((64,), torch.float32).pointer
     for arguments, message in (
-        ((p, p, p, p, p, p, p, 8, 8, 8, 1, 0, 1, False, 12), "terms2 must be a multiple of 8, and 0 in wgrad, got 12"),
-        ((p, p, p, p, p, p, p, 8, 8, 8, 1, 2, 1, False, 8), "terms2 must be a multiple of 8, and 0 in wgrad, got 8"),
-        ((p, p, p, p + 8, p, p, p, 8, 8, 8, 1, 0, 1, False, 8), "a2 must be aligned to 16 bytes"),
+        (
+            (p, p, p, p, p, p, p, 8, 8, 8, 1, 0, 1, False, 12, 0, 0, 0),
+            "terms2 must be a multiple of 8, and 0 in wgrad, got 12",
+        ),
+        (
+            (p, p, p, p, p, p, p, 8, 8, 8, 1, 2, 1, False, 8, 0, 0, 0),
+            "terms2 must be a multiple of 8, and 0 in wgrad, got 8",
+        ),
+        ((p, p, p, p + 8, p, p, p, 8, 8, 8, 1, 0, 1, False, 8, 0, 0, 0), "a2 must be aligned to 16 bytes"),
+        ((p, p, p, 0, 0, p, p, 8, 8, 8, 1, 1, 1, False, 0, p, 0, 0), "only a forward product of one pair adds a bias"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.GroupedGemm(*arguments)

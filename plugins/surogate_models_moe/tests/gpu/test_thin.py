@@ -68,4 +68,4 @@ def test_wrong_arguments_are_named() -> None:
         ((p, p, p, p + 8, p, 8, 8, 8, 1, False), "base must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):
-            _C.grouped_thin(*arguments, 0)
+            _C.grouped_thin(*arguments, 0, 0)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import OffloadDef, provides
 
-from .selection import gradients, masters, optimizer_states, quantized_weights, weights
+from .selection import embedding, gradients, masters, optimizer_states, quantized_weights, weights
 
 SUROGATE_API = {"offload_strategies": 1}
 
@@ -46,6 +46,14 @@ class QuantOptions(_Options):
 
     offload_quants: bool | int = Field(
         False, ge=0, description="Keep the quantized weights of all blocks (true), or of this many, in host memory."
+    )
+
+
+class EmbeddingOptions(_Options):
+    """Config keys of the strategy `embedding`."""
+
+    offload_embedding: bool = Field(
+        False, description="Keep a frozen embedding in host memory, of which the device reads the rows of its tokens."
     )
 
 
@@ -95,6 +103,13 @@ surogate_offload_strategies = provides(
             selected=lambda options: bool(options.offload_quants),
             proposed=[{"offload_quants": 4}, {"offload_quants": 9}, {"offload_quants": 18}, {"offload_quants": True}],
             on_host=quantized_weights,
+        ),
+        OffloadDef(
+            name="embedding",
+            summary="keeps a frozen embedding in host memory",
+            options=EmbeddingOptions,
+            selected=lambda options: options.offload_embedding,
+            on_host=embedding,
         ),
     ]
 )

@@ -65,6 +65,22 @@ def quantized_weights(programs: Programs, context: OffloadContext) -> Sequence[V
     return _of_blocks(found, context.options.offload_quants)
 
 
+def embedding(programs: Programs, context: OffloadContext) -> Sequence[Value]:
+    """Return the embedding, of which micro-steps read some rows alone."""
+    found = [p for p in context.params.values() if p.of_model and p.kind == "embedding"]
+    readers = [op for op in programs.micro.ops if not {p.param for p in found}.isdisjoint(op.ins)]
+    reason = ""
+    if any(p.grad is not None for p in found):
+        reason = "this run trains the embedding"
+    elif not readers:
+        reason = "the micro-steps of this run read no embedding, but what it is stored as (quantize_embedding)"
+    elif not all(context.builder.ops[op.kind].zero_copy for op in readers):
+        reason = "the LM head of this model is its embedding, which each micro-step reads as a whole"
+    if reason:
+        raise ConfigError(f"offload_embedding: true: {reason}. Remove the key.")
+    return [p.param for p in found]
+
+
 def _some(values: Iterable[Value], without: str) -> Sequence[Value]:
     """Return those of `values` that are worth a copy; all of them if none is, so that a config can be tried on a tiny
     model. Raises ConfigError with the text `without` if there are no values.

@@ -30,9 +30,11 @@ NEEDS = {"zero copy": {"grads", "master", "optimizer", "weights"}}
 ARRAY = settings([*STRATEGIES, *PARTS, *MODES], whole=("block",))
 
 
-def trained(*, graphs: bool = True, **given: Any) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+def trained(
+    *, graphs: bool = True, config: Any = DEEP, **given: Any
+) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
     """Return (loss, norm) of three steps, and all params, gradients and states after them."""
-    setup = Setup(DEEP, deterministic="true", **given)
+    setup = Setup(config, deterministic="true", **given)
     worker = setup.gpu(graphs=graphs)
     readings = [setup.step(worker, step, step=step) for step in (1, 2, 3)]
     worker.settle()
@@ -102,6 +104,12 @@ def test_weights_that_are_their_own_masters_are_updated_on_the_way_through(optim
     dtypes = BF16 if optimizer != "adamw_8bit" else BF16 | {"optimizer_state_dtype": "fp32"}
     held = trained(optimizer=optimizer, graphs=graphs, **dtypes, offload=("optimizer", "weights"))
     assert_same(trained(optimizer=optimizer, **dtypes), held)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_rows_of_a_frozen_embedding_are_read_in_host_memory(graphs: bool) -> None:
+    given = {"config": DEEP | {"tie_word_embeddings": False}, "adapter": {"lora_rank": 8}, "model_dtype": "bf16"}
+    assert_same(trained(**given), trained(**given, graphs=graphs, offload=("embedding",), zero_copy="auto"))
 
 
 @pytest.mark.parametrize("adapter", [None, {"lora_rank": 8}], ids=["full", "lora"])

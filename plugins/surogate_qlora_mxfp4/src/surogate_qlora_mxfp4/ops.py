@@ -56,5 +56,6 @@ STORAGE = MatrixStorage(
     states=_states,
     read=_read,
     attrs=_attrs,
+    apart=True,
 )
 OPS = STORAGE.ops

@@ -24,6 +24,7 @@ from ..program.opdef import (
     IN_OUTPUTS,
     Emitter,
     Gradients,
+    GroupWise,
     OpDef,
     OutSpec,
     ParamKind,
@@ -33,7 +34,7 @@ from ..program.opdef import (
     first_output,
 )
 from ..program.shards import Sharding, chunk_size, part_size
-from ..program.value import WEIGHT_LABEL, Init, Place, Shard, Value
+from ..program.value import UNFINISHED_LABEL, WEIGHT_LABEL, Init, Place, Shard, Value
 from .adapters import ADAPTER_LABEL, AdapterContext, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .bounded_pattern import check_pattern, match_groups, matches_whole
@@ -97,6 +98,7 @@ __all__ = [
     "DTYPES",
     "IMAGE_TEXT_TO_TEXT",
     "IN_OUTPUTS",
+    "UNFINISHED_LABEL",
     "WEIGHT_LABEL",
     "WRITES_TEXT",
     "AdapterContext",
@@ -126,6 +128,7 @@ __all__ = [
     "Finding",
     "GpuReport",
     "Gradients",
+    "GroupWise",
     "HFTensor",
     "Head",
     "Init",

@@ -79,6 +79,8 @@ class MatrixStorage(Generic[Options]):
                format cannot store.
     writing    options -> further attrs of `<kind>_quantize`
     reading    param -> further attrs of the other ops
+    apart      whether what is stored of some of several matrices is read and written by itself (`OpDef.apart`): no
+               further attribute depends on how many there are
     declares   {name: type} of what `attrs`, `writing` and `reading` return (`OpDef.attrs`), in this order
     """
 
@@ -90,6 +92,7 @@ class MatrixStorage(Generic[Options]):
     attrs: Callable[[ParamInfo, Options], Attrs]
     writing: Callable[[Options], Attrs] = lambda options: {}
     reading: Callable[[ParamInfo], Attrs] = lambda info: {}
+    apart: bool = False
     declares: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]] = ({}, {}, {})
 
     # ------------------------------------------------------------------------------------------------- weight format
@@ -138,8 +141,8 @@ class MatrixStorage(Generic[Options]):
     def ops(self) -> tuple[OpDef, ...]:
         """The four ops, in the order of this module's docstring."""
         return (
-            self._op("quantize", self._quantize, 20),
-            self._op("dequantize", self._dequantize, 2, always_recomputed=True),
+            self._op("quantize", self._quantize, 20, apart=self.apart),
+            self._op("dequantize", self._dequantize, 2, always_recomputed=True, apart=self.apart),
             self._op("amax", self._amax, 2),
             self._op("to_e4m3", self._to_e4m3, 4, always_recomputed=True),
         )

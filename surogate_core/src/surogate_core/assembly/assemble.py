@@ -20,6 +20,7 @@ from .passes.adapter import apply_adapters, fuse_by_adapters, start_adapters
 from .passes.build import build_model
 from .passes.chunks import run_in_chunks
 from .passes.dead_code import drop_dead_code
+from .passes.decode_some import decode_some_experts
 from .passes.derive import begin_derive
 from .passes.differentiate import append_backward
 from .passes.divide import divide_weights
@@ -63,6 +64,10 @@ def _tiles(draft: Draft) -> bool:
     return 0 < (draft.inputs.row_tiles or 0) < draft.inputs.tokens
 
 
+def _decodes_some(draft: Draft) -> bool:
+    return bool(draft.inputs.decoded_experts)
+
+
 def _stores(draft: Draft) -> bool:
     return draft.inputs.weight_format is not None
 
@@ -80,8 +85,8 @@ def _divides_weights(draft: Draft) -> bool:
 
 
 FORK: Final = Pass("fork", "", "from here on for each plan", lambda draft: draft)
-"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `row_tiles`, `offload`, `zero_copy`,
-`beside` and `host_memory`, as long as their `grouping` is the same."""
+"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `row_tiles`, `decoded_experts`, `offload`,
+`zero_copy`, `beside` and `host_memory`, as long as their `grouping` is the same."""
 
 PASSES: Final = (
     Pass("build", "forward", "the model records its ops", build_model),
@@ -123,6 +128,7 @@ PASSES: Final = (
     Pass("staged", "derive", "a program for the params of a block that nothing else reads", stage_params),
     Pass("divide", "all", "ranks divide weights", divide_weights, if_=_divides_weights),
     Pass("stream", "all", "copies what the host holds", stream_values),
+    Pass("decode some", "micro-steps, evaluate", "experts' weights in parts", decode_some_experts, if_=_decodes_some),
     Pass("in_place", "all", "outputs take the place of inputs", overwrite_inputs),
     Pass("documents", "micro-steps, evaluate", "variants for batches of few documents", vary_documents),
 )

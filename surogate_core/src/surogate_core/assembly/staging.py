@@ -10,16 +10,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ProgramError
+from ..program.builder import Builder
 from ..program.op import Op, Program
+from ..program.passes.decode_some import equal_parts, part_of_op
 from ..program.value import Value
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The part of `derive` that reads the staged params of one block. places: {param: its value in `program`}."""
+    """The part of `derive` that reads the staged params of one block, or some rows of one of them.
+
+    places  {param: its value in `program`}
+    row     of a param of which `program` reads some rows, the first one; None: it reads whole params
+    """
 
     program: Program
     places: Mapping[Value, Value]
+    row: int | None = None
 
     @property
     def divides(self) -> bool:
@@ -78,3 +85,46 @@ def _staged(derive: Program, block: int, ops: Sequence[Op]) -> Staged:
     places = {v: staged_place(v) for v in params}
     moved = tuple(op.on(places) for op in ops)
     return Staged(replace(derive, name=f"derive.{block}" if block >= 0 else "derive.outside", ops=moved), places)
+
+
+def in_parts(staged: Staged, most: int, builder: Builder) -> list[Staged]:
+    """Return programs that encode at most `most` bytes of a staged param at a time, or one matrix, in place of one.
+
+    A param stays whole if ops read it that cannot do so, or if the states are not in the device's memory.
+    """
+    readers, found, divided = staged.program.readers(), list[Staged](), set[Op]()
+    for param, place in staged.places.items():
+        op, *others = readers[place]
+        count = 0 if others or place.nbytes <= most or not _writes_states(op) else _at_a_time(op, most, builder)
+        for first in range(0, len(op.attrs["rows"]), count) if count else ():
+            found.append(_part(staged, f"{len(found)}", param, op, first, count, builder))
+            divided.add(op)
+    if not found:
+        return [staged]
+    kept = tuple(op for op in staged.program.ops if op not in divided)
+    places = {param: place for param, place in staged.places.items() if readers[place][0] not in divided}
+    return [*([replace(staged, program=replace(staged.program, ops=kept), places=places)] if places else []), *found]
+
+
+def _writes_states(op: Op) -> bool:
+    return all((v.role, v.place, v.shard) == ("state", "device", None) for v in op.outs)
+
+
+def _at_a_time(op: Op, most: int, builder: Builder) -> int:
+    """Return how many of the matrices that an op encodes take at most `most` bytes; 0: it cannot be divided."""
+    definition = builder.ops[op.kind]
+    return equal_parts(op, definition, len(op.attrs["rows"]), most) if definition.apart else 0
+
+
+def _part(staged: Staged, name: str, param: Value, op: Op, first: int, count: int, builder: Builder) -> Staged:
+    (place,), matrices = op.ins, len(op.attrs["rows"])
+    rows = place.shape[0] // matrices
+
+    def part(value: Value, row: int, height: int) -> Value:
+        if value is place:
+            return replace(place, name=f"{place.name}[{row}:{row + height}]", shape=(height, *place.shape[1:]))
+        return builder.rows(value, row, height)
+
+    one = part_of_op(op, matrices, first, min(count, matrices - first), part)
+    program = replace(staged.program, name=f"{staged.program.name}.{name}", ops=(one,))
+    return Staged(program, {param: one.ins[0]}, first * rows)

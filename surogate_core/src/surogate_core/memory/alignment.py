@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-ALIGNMENT = 256
-"""Every buffer begins at a multiple of this many bytes, as memory from cudaMalloc does. Enough for any vector load."""
+from ..program.value import ALIGNMENT
+
+__all__ = ["ALIGNMENT", "align"]
 
 
 def align(nbytes: int) -> int:

@@ -79,7 +79,7 @@ def op_cost(
     longest = max(arithmetic, moved / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     crossing = max(sum(v.nbytes for v in values if v.place == "host") for values in (op.ins, op.outs))  # each direction
-    host = crossing / link if traffic else 0.0
+    host = min(crossing, traffic) / link  # of what it reads in part, such as an embedding, the traffic has the rows
     waiting = max(0.0, host - longest)
     seconds = device.launch_seconds + longest + passes / bandwidth
     attention = seconds if definition.attention else 0.0

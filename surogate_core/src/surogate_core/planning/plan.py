@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from ..assembly.assemble import record, sketch
 from ..assembly.assembly import Assembly
 from ..assembly.draft import Draft
 from ..assembly.inputs import PlanInputs
+from ..assembly.passes.decode_some import decodes_experts
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
 from ..memory.cost import OpCosts, program_cost
@@ -23,6 +24,10 @@ from .step_kinds import StepWork, step_work
 
 _MOST_TILES = 16
 """More make a program longer, but hardly smaller: values of a stretch are then a small part of the whole ones."""
+
+DECODED_BYTES = 256 << 20
+"""Of a weight of experts that are decoded at a time. Products of fewer experts have too few tiles for all
+multiprocessors: with 256 rows each, 8 experts of gpt-oss 20B have 368 tiles for 132."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
@@ -69,6 +74,12 @@ class Plan:
         return f"row_tiles: {-(-tokens // rows)} tiles of {rows:,} of {tokens:,} rows" if rows else ""
 
     @property
+    def decoded_line(self) -> str:
+        """A line for the user about weights of experts that are decoded in parts; "": none are."""
+        most = self.inputs.decoded_experts
+        return f"decoded_experts: at most {most / (1 << 20):,.0f} MiB of a weight at a time" if most else ""
+
+    @property
     def kernels(self) -> KernelTable:
         return self.assembly.kernels
 
@@ -110,18 +121,27 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a plan that does not fit
     may count only live bytes (`at_least`). `recording`: of a plan that this one can be made from (`assemble.record`).
 
-    Of a run that does not fit and may have row tiles, this is the plan without them if it is expected to be faster and
-    can fit, else the one with them, which is the smaller one with everything recomputed.
+    Of a run that does not fit and may have row tiles, or decode weights of experts in parts, this is the plan without
+    them if it is expected to be faster and can fit, else the one with them, which is the smaller one with everything
+    recomputed.
     """
     plan = sketch_exactly(replace(inputs, recompute_chosen=None), recording)
     with plan.assembly.passed.finding_causes():
         levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
     plan = replace(plan, recompute_levels=levels if len(levels) > 1 else ())
-    if plan.report.missing_bytes <= 0 or inputs.row_tiles is not None or not (rows := tiles_of_long_rows(inputs)):
-        return plan
-    tiled = sketched(replace(inputs, row_tiles=rows), plan.recording)
-    is_faster = plan.expected.seconds <= tiled.expected.seconds
-    return plan if is_faster and _can_fit(plan) else tiled
+    for smaller in _smaller(inputs, plan.recording) if plan.report.missing_bytes > 0 else ():
+        divided = sketched(smaller, plan.recording)
+        is_faster = plan.expected.seconds <= divided.expected.seconds
+        plan = plan if is_faster and _can_fit(plan) else divided
+    return plan
+
+
+def _smaller(inputs: PlanInputs, recording: Draft) -> Iterator[PlanInputs]:
+    """Yield the inputs of plans of a run that divide what it may divide: row tiles, then weights of experts alone."""
+    if inputs.row_tiles is None and (rows := tiles_of_long_rows(inputs)):
+        yield replace(inputs, row_tiles=rows)
+    if inputs.decoded_experts is None and decodes_experts(recording):
+        yield replace(inputs, row_tiles=inputs.row_tiles or 0, decoded_experts=DECODED_BYTES)
 
 
 def _can_fit(plan: Plan) -> bool:

@@ -113,7 +113,7 @@ class Builder:
         return Value(name, tuple(shape), dtype, "act", label, self._block, place=place, room=room)
 
     def rows(self, value: Value, first: int, count: int) -> Value:
-        """Return `count` rows of an activation or input from row `first` on: one value, however often it is asked for.
+        """Return `count` rows of an activation, input or state from row `first` on: always the same value.
 
         Rows of rows are rows of the whole. All rows of a value are itself.
         """

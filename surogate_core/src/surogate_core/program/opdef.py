@@ -110,6 +110,21 @@ class RowWise(Declared):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupWise(Declared):
+    """An op whose rows are of groups, each of which meets one of the matrices in an input, all one above another.
+
+    weight  index of that input
+    groups  how many there are
+    kind    the kind with the inputs (base, *ins) and the attr `first`, whose weight holds the matrices of some groups
+            alone, from that one on. It writes the rows of these groups in the place of base, and leaves all others.
+    """
+
+    weight: int
+    groups: int
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpDef(Definition):
     """A kind of op.
 
@@ -169,6 +184,10 @@ class OpDef(Definition):
                 gather these (`assembly/passes/quantize_parts.py`)
     row_wise    op -> how it computes each row by itself; None: it does not. Of such ops plans may compute some rows at
                 a time (`row_tiles`).
+    group_wise  op -> how groups of its rows meet matrices; None: they do not. Of such ops plans may compute some groups
+                at a time (`decoded_experts`). The op has one output.
+    apart       its inputs and outputs hold matrices of `rows` (an attr) one above another: on some of these it does
+                what it does on the same ones of all
     param_kinds {index of an input, which may be an optional one: the kind of a param that the op reads there}; "matrix"
                 or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
@@ -209,6 +228,8 @@ class OpDef(Definition):
     positioned: bool = False
     elementwise: Callable[[Op], bool] = lambda op: False
     row_wise: Callable[[Op], RowWise | None] = lambda op: None
+    group_wise: Callable[[Op], GroupWise | None] = lambda op: None
+    apart: bool = False
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     group_ends: int | None = None

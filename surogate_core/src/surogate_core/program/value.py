@@ -40,9 +40,16 @@ act     an activation in the shared arena: lives from the op that writes it to t
 staged  a param in the shared arena during one program of `derive`; the loader writes it before that program runs
 """
 
+ALIGNMENT = 256
+"""Every buffer begins at a multiple of this many bytes, as memory from cudaMalloc does. Enough for any vector load."""
+
 WEIGHT_LABEL = "weight"
 """Label of a frozen weight that an op makes of its stored form, in front of the ops that read it. The backward pass
 makes it again, whatever the user chose to recompute."""
+
+UNFINISHED_LABEL = "unfinished"
+"""Label of an activation that later ops complete in its place (`OpDef.group_wise`): until then it holds anything in the
+rows that are missing."""
 
 Collects = Literal["", "sum", "max"]
 
@@ -201,7 +208,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rows(Value):
-    """Some rows of an activation or an input, in its memory: `shape[0]` of them, from row `row` of `whole` on.
+    """Some rows of an activation, an input or a state, in its memory: `shape[0]` of them, from row `row` of `whole` on.
 
     A program may write a value row by row. Then it is whole for later ops once each row has been written.
     """

@@ -251,6 +251,11 @@ def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
     return torch.full(tuple(shape), value, dtype=TORCH_DTYPES[dtype])
 
 
+def unwritten(*, shape: Sequence[int], dtype: str) -> Tensor:
+    """Memory whose contents later ops write. Kernels leave it as it is."""
+    return torch.zeros(tuple(shape), dtype=TORCH_DTYPES[dtype])
+
+
 def accumulate_rounded(
     addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int, firsts: Sequence[int] = (0,)
 ) -> Tensor:

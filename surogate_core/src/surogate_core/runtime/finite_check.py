@@ -20,7 +20,7 @@ from ..api import WeightMap
 from ..assembly.assembly import Assembly
 from ..errors import ConfigError, NonFiniteError
 from ..program.op import Op, Program, Stage
-from ..program.value import Value
+from ..program.value import UNFINISHED_LABEL, Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
 
@@ -120,9 +120,10 @@ class FiniteCheck:
             self._step, self._micro = (self._step + 1, 1) if program.first else (self._step, self._micro + 1)
         name, ops = program.name, program.ops
         op = ops[index]
-        if all_finite(self._buffers.view(out, name) for out in op.written):
+        whole = [out for out in op.written if out.label != UNFINISHED_LABEL]
+        if all_finite(self._buffers.view(out, name) for out in whole):
             return
-        found = {out: contents(self._buffers.view(out, name)) for out in op.written}
+        found = {out: contents(self._buffers.view(out, name)) for out in whole}
         written = {out: held for out, held in found.items() if not held.finite}
         gone = {*op.outs, *(op.ins[i] for i in op.in_place.values())}
         read = {v: self._buffers.view(v, name) for v in op.ins if v not in gone}
@@ -203,10 +204,11 @@ def refuse_nonfinite_weights(
     weights: Iterable[WeightMap],
     model_dir: Path,
     file_of: Callable[[Path, str], Path],
+    row: int = 0,
 ) -> None:
     """Raise ConfigError with the tensors of the checkpoint, and their files, that contain NaN or infinity.
 
-    Waits for the device once if there are none.
+    `params` hold the rows of the weights from `row` on, as far as they go. Waits for the device once if all are finite.
     """
     weights = list(weights)
     if all_finite(params[weight.param] for weight in weights):
@@ -215,11 +217,13 @@ def refuse_nonfinite_weights(
     for weight in weights:
         if all_finite([params[weight.param]]):
             continue
-        rows = [tensor.rows[0] for tensor in weight.tensors]
-        for tensor, part in zip(weight.tensors, params[weight.param].split(rows), strict=True):
-            held = contents(part)
+        begin = -row
+        for tensor in weight.tensors:
+            end = begin + tensor.rows[0]
+            held = contents(params[weight.param][max(begin, 0) : max(end, 0)])
             if not held.finite:
                 broken.append(f"{file_of(model_dir, tensor.name).name}: {tensor.name} {list(tensor.shape)}: {held}")
+            begin = end
     if broken:
         raise nonfinite_weights(model_dir, broken)
 

@@ -28,6 +28,11 @@ class Pieces:
     def of(cls, tensor: Tensor) -> Pieces:
         return cls(tuple(tensor.shape), 0, [tensor.view(-1)])
 
+    @classmethod
+    def of_rows(cls, shape: Sequence[int], row: int, tensor: Tensor) -> Pieces:
+        """Return those of a tensor of `shape` that are in `tensor`, its rows from `row` on."""
+        return cls(tuple(shape), row * prod(shape[1:]), [tensor.view(-1)])
+
     @property
     def count(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)

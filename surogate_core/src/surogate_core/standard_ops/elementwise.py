@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.value import UNFINISHED_LABEL
 from .definition import Attrs, Ins, define, elements, need, rows
 
 
@@ -30,6 +31,10 @@ def _cast_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
 
 def _fill(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("fill", tuple(attrs["shape"]), attrs["dtype"])]
+
+
+def _unwritten(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(UNFINISHED_LABEL, tuple(attrs["shape"]), attrs["dtype"])]
 
 
 def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -62,6 +67,7 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     define("add", _add, vjp=lambda b, op, grads: (grads[0], grads[0]), flops=elements(1), row_wise=rows((0, 1))),
     define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp, row_wise=rows((0,))),
     define("fill", _fill, attrs={"shape": tuple, "dtype": str, "value": float}),
+    define("unwritten", _unwritten, attrs={"shape": tuple, "dtype": str}, traffic=lambda op: 0),
     define("accumulate_rounded", _accumulate_rounded, attrs={"stream": int}, flops=elements(1), positioned=True),
     define("copy", _copy, row_wise=rows((0,))),
     define("move", _copy, uses_host=True),

@@ -118,6 +118,7 @@ KERNELS: tuple[KernelDef, ...] = (
         for x, y in product(FLOATS, FLOATS)
     ),
     *(KernelDef(op="fill", dtypes=(dtype,), supports=supports_write, bind=_bind_fill) for dtype in FLOATS),
+    KernelDef(op="unwritten", dtypes=("*",), supports=supports_write, bind=lambda op, ctx: ()),
     KernelDef(op="copy", dtypes=("*", "*"), supports=supports_write, bind=_bind_copy),
     KernelDef(op="commit", dtypes=("fp32", "*", "*", "*"), supports=_commit_supports, bind=_bind_commit),
     *(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.compiled import groups_bytes
 
 from ..ops import MOST_THIN
@@ -19,29 +19,66 @@ from .support import supports
 _KINDS = {"grouped_linear": 0, "grouped_linear_dgrad": 1, "grouped_linear_wgrad": 2}
 """Kinds of ops, and their codes in `csrc/grouped_gemm.h`."""
 
+_PART = "_part"
+
+
+def _operands(op: Op) -> tuple[Value, ...]:
+    """Return the inputs of the product: of a part without its base."""
+    return op.ins[1:] if op.kind.endswith(_PART) else op.ins
+
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
-    """Return rows, n, k and the number of experts: a weight is [n, k], of a pair the first one."""
-    a, b, ends = op.ins[:3]
+    """Return rows, n, k and the number of experts of the weight: each is [n, k], of a pair those of the first one."""
+    a, b, ends = _operands(op)[:3]
     rows, columns = a.shape
     if op.kind == "grouped_linear_wgrad":
         return rows, columns, b.shape[1], ends.size
-    return rows, b.shape[0] // ends.size, b.shape[1], ends.size
+    n = columns if "dgrad" in op.kind else op.outs[0].shape[1]
+    return rows, n, b.shape[1], b.shape[0] // n
 
 
 def _second_terms(op: Op) -> int:
     """Return the terms of the second product of a pair, or 0."""
-    return op.ins[3].shape[1] if op.kind.endswith("_pair") else 0
+    return _operands(op)[3].shape[1] if "_pair" in op.kind else 0
 
 
 def _result(op: Op) -> tuple[int, int, bool]:
     """Return the codes of the kind of op and of the dtype that it writes, and whether it adds."""
-    return _KINDS[op.kind.removesuffix("_pair")], DTYPES[op.outs[0].dtype].code, 0 in op.accumulate
+    kind = op.kind.removesuffix(_PART).removesuffix("_pair")
+    return _KINDS[kind], DTYPES[op.outs[0].dtype].code, 0 in op.accumulate
+
+
+def _some(op: Op) -> tuple[int, int]:
+    """Return the first expert of a part and the number of all, or (0, 0)."""
+    return (op.attrs["first"], _operands(op)[2].size) if op.kind.endswith(_PART) else (0, 0)
+
+
+def _second(op: Op, ctx: BindContext) -> tuple[int, int]:
+    """Return the addresses of the second operands of a pair, its weight from the first expert on; or zeros."""
+    if not _second_terms(op):
+        return 0, 0
+    x, w = _operands(op)[3:]
+    begin, of = _some(op)
+    return ctx.pointer(x), ctx.pointer(w) + (w.nbytes // of * begin if of else 0)
+
+
+def _bias(op: Op, ctx: BindContext) -> int:
+    """Return the address of the biases of all experts, or 0."""
+    others = _operands(op)[3:]
+    return ctx.pointer(others[0]) if len(others) == 1 else 0
+
+
+def _in_place(op: Op) -> Support:
+    """A part is written in the place of its base: no kernel copies the rows of other experts."""
+    if op.kind.endswith(_PART) and op.in_place != {0: 0}:
+        return Support(False, "writes some rows, in the place of a base alone")
+    return Support(True)
 
 
 def _portable_supports(op: Op, target: Target) -> Support:
     _, n, k, _ = _sizes(op)
-    return supports(op, target, n, k, accumulate=op.outs[0].dtype == "fp32")
+    support = _in_place(op)
+    return supports(op, target, n, k, accumulate=op.outs[0].dtype == "fp32") if support.ok else support
 
 
 def _cutlass_supports(op: Op, target: Target) -> Support:
@@ -53,20 +90,20 @@ def _cutlass_supports(op: Op, target: Target) -> Support:
 def _bind_cutlass(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    others = [ctx.pointer(value) for value in op.ins[3:]] or [0, 0]
-    operands = (*(ctx.pointer(value) for value in op.ins[:3]), *others, ctx.pointer(op.outs[0]))
-    product = _C.GroupedGemm(*operands, ctx.workspace, *_sizes(op), *_result(op), _second_terms(op))
+    operands = (*map(ctx.pointer, _operands(op)[:3]), *_second(op, ctx), ctx.pointer(op.outs[0]), ctx.workspace)
+    product = _C.GroupedGemm(*operands, *_sizes(op), *_result(op), _second_terms(op), _bias(op, ctx), *_some(op))
     return ctx.call(product.run)
 
 
 def _cutlass_workspace(op: Op, target: Target) -> int:
-    return groups_bytes(op.ins[2].size)
+    return groups_bytes(_sizes(op)[3])
 
 
 def _bind_portable(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.grouped_mma, *op.ins, *op.outs, *_sizes(op), *_result(op))
+    operands = (*_operands(op)[:3], _bias(op, ctx), *op.outs)
+    return ctx.call(_C.grouped_mma, *operands, *_sizes(op), *_result(op), *_some(op))
 
 
 MOST_NARROW = 32
@@ -140,18 +177,7 @@ def _thin_supports(op: Op, target: Target) -> Support:
 def _bind_thin(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.grouped_thin, *op.ins, *op.outs, *_thin_sizes(op), op.kind == "grouped_linear_dgrad_add")
-
-
-def _single(op: Op) -> Op:
-    """Return the first product of a pair."""
-    return replace(op, kind=op.kind.removesuffix("_pair"), ins=op.ins[:3])
-
-
-def _thin(op: Op) -> Op:
-    """Return the second product of a pair, which adds to the first one in its place."""
-    _, _, ends, x2, w2 = op.ins
-    return replace(op, kind=op.kind.removesuffix("_pair") + "_add", ins=(x2, w2, ends, op.outs[0]))
+    return ctx.call(_C.grouped_thin, *op.ins, *op.outs, *_thin_sizes(op), op.kind == "grouped_linear_dgrad_add", 0)
 
 
 def _one_kernel_supports(op: Op, target: Target) -> Support:
@@ -160,24 +186,20 @@ def _one_kernel_supports(op: Op, target: Target) -> Support:
 
 
 def _two_kernels_support(op: Op, target: Target) -> Support:
-    support = _portable_supports(op, target)
-    return _thin_supports(_thin(op), target) if support.ok else support
+    support, terms = _portable_supports(op, target), _second_terms(op)
+    if support.ok and terms > MOST_THIN:
+        return Support(False, f"at most {MOST_THIN} terms, got {terms}")
+    return supports(op, target, terms) if support.ok else support
 
 
 def _bind_two_kernels(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
-    return Launch(_bind_portable(_single(op), ctx)), Launch(_bind_thin(_thin(op), ctx))
-
-
-def _without_bias(op: Op) -> Op:
-    return replace(op, ins=op.ins[:3])
-
-
-def _bind_bias(op: Op, ctx: BindContext) -> Launch:
-    """Add the bias to the product in its place."""
+    """The second product is added to the first one in its place."""
     from .. import _C
 
-    (_, _, ends, bias), (y,) = op.ins, op.outs
-    return Launch(ctx.call(_C.grouped_bias, bias, ends, y, *y.shape, ends.size))
+    (y,), ends, (x2, w2) = op.outs, _operands(op)[2], _second(op, ctx)
+    sizes = (*y.shape, _second_terms(op), _sizes(op)[3])
+    thin = ctx.call(_C.grouped_thin, x2, w2, ends, y, y, *sizes, "dgrad" in op.kind, _some(op)[0])
+    return Launch(_bind_portable(op, ctx)), Launch(thin)
 
 
 _BIASED = ("bf16", "bf16", "int32", "bf16", "bf16")
@@ -187,8 +209,8 @@ BIASED_CUTLASS = KernelDef(
     dtypes=_BIASED,
     takes=("bias",),
     arithmetic=("bf16", _SHARES["grouped_linear"]),
-    supports=lambda op, target: _cutlass_supports(_without_bias(op), target),
-    bind=lambda op, ctx: (Launch(_bind_cutlass(_without_bias(op), ctx)), _bind_bias(op, ctx)),
+    supports=_cutlass_supports,
+    bind=_bind_cutlass,
     workspace=_cutlass_workspace,
 )
 BIASED_PORTABLE = KernelDef(
@@ -196,11 +218,10 @@ BIASED_PORTABLE = KernelDef(
     dtypes=_BIASED,
     takes=("bias",),
     arithmetic=("bf16", 0.4),
-    supports=lambda op, target: _portable_supports(_without_bias(op), target),
-    bind=lambda op, ctx: (Launch(_bind_portable(_without_bias(op), ctx)), _bind_bias(op, ctx)),
+    supports=_portable_supports,
+    bind=_bind_portable,
 )
-"""Products that add a bias: rounded, and rounded again with the bias. An epilogue of the product would save the second
-pass over its rows."""
+"""Products that add a bias to the sums in fp32, and round once."""
 
 _PAIR = ("bf16", "bf16", "int32", "bf16", "bf16", "bf16")
 _PAIRS = ("grouped_linear_pair", "grouped_linear_dgrad_pair")
@@ -227,8 +248,20 @@ THIN: tuple[KernelDef, ...] = tuple(
     for kind in ("grouped_linear_add", "grouped_linear_dgrad_add")
 )
 
+
+def part_of(definition: KernelDef) -> KernelDef:
+    """Return the kernel of a product for the part of some experts: it is the same, on a base of the result's dtype."""
+    return replace(definition, op=f"{definition.op}{_PART}", dtypes=("bf16", *definition.dtypes))
+
+
+PARTS: tuple[KernelDef, ...] = tuple(
+    part_of(kernel)
+    for kernel in (*CUTLASS, *PORTABLE, BIASED_CUTLASS, BIASED_PORTABLE, *ONE_KERNEL, *TWO_KERNELS)
+    if kernel.op != "grouped_linear_wgrad"
+)
+
 KERNELS: tuple[KernelDef, ...] = (
     *(*NARROW, *CUTLASS, *PORTABLE, BIASED_CUTLASS, BIASED_PORTABLE),
-    *(*ONE_KERNEL, *TWO_KERNELS, *THIN),
+    *(*ONE_KERNEL, *TWO_KERNELS, *THIN, *PARTS),
 )
 """In order of preference."""

@@ -31,6 +31,9 @@ Adapters of experts multiply by stacks of thin matrices [E r, K] and [E N, r]. P
 to a base, in place of an `add`: grouped_linear_add and grouped_linear_dgrad_add (the same inputs, base). If the base is
 such a product too, one op computes both: grouped_linear_pair and grouped_linear_dgrad_pair (x, w, ends, x2, w2).
 
+A run may have the weights of some experts at a time (`decoded_experts`). Then a product is several of `<kind>_part`
+(base, *the same inputs; first), each of which writes the rows of its experts in the place of the base.
+
 router_load collects what is reported of the tokens with a label (`targets` >= 0). Row `layer` has the routes of each
 expert, and last the sum of the entropies in nats of the router's softmax over all experts; the others are those of
 `before`, or 0. Numbers of routes are exact up to 2^24 a layer and expert.
@@ -46,10 +49,11 @@ from __future__ import annotations
 from surogate_core.api import OpDef
 
 from .gate import GATE
+from .parts import PARTS
 from .products import MOST_THIN, PRODUCTS
 from .routes import ROUTES
 from .rows import ROWS
 
 __all__ = ["MOST_THIN", "OPS"]
 
-OPS: tuple[OpDef, ...] = (*ROUTES, *ROWS, *PRODUCTS, *GATE)
+OPS: tuple[OpDef, ...] = (*ROUTES, *ROWS, *PRODUCTS, *PARTS, *GATE)

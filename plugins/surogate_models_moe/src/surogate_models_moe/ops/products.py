@@ -8,6 +8,7 @@ from surogate_core.api import (
     IN_OUTPUTS,
     Emitter,
     Gradients,
+    GroupWise,
     Op,
     OpDef,
     OutSpec,
@@ -101,6 +102,10 @@ def _paired(product: Any) -> Any:
     return infer
 
 
+def _some_experts(op: Op) -> GroupWise:
+    return GroupWise(weight=1, groups=op.ins[2].size, kind=f"{op.kind}_part")
+
+
 def _grouped_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return *_grouped_vjp(b, op.changed(ins=op.ins[:3]), grads), grads[0]
 
@@ -126,6 +131,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         group_ends=2,
         param_kinds={3: "vector"},
         rewrites=Rewrites(add_kind=_adding),
+        group_wise=_some_experts,
     ),
     define(
         "grouped_linear_add",
@@ -141,6 +147,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         product=Product(of="dgrad"),
         group_ends=2,
         rewrites=Rewrites(add_kind=_adding),
+        group_wise=_some_experts,
     ),
     define(
         "grouped_linear_dgrad_add",
@@ -148,8 +155,8 @@ PRODUCTS: tuple[OpDef, ...] = (
         flops=_grouped_flops,
         may_overwrite=lambda op: {0: 3},
     ),
-    define("grouped_linear_pair", _paired(_grouped), flops=_pair_flops),
-    define("grouped_linear_dgrad_pair", _paired(_grouped_dgrad), flops=_pair_flops),
+    define("grouped_linear_pair", _paired(_grouped), flops=_pair_flops, group_wise=_some_experts),
+    define("grouped_linear_dgrad_pair", _paired(_grouped_dgrad), flops=_pair_flops, group_wise=_some_experts),
     define(
         "grouped_linear_wgrad",
         _grouped_wgrad,
