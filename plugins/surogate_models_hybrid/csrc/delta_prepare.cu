@@ -182,15 +182,16 @@ __global__ void __launch_bounds__(threads, 4) prepare_kernel(Inputs inputs, Prep
             float total = 0.0f, decay[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int i = half * 32 + lane;
+                const int i = half * 32 + lane, document = shared.document[i];
                 const T* row = inputs.ba + static_cast<int64_t>(first + i) * 2 * sizes.v_heads;
                 float sum = decay_of(__bfloat162float(row[sizes.v_heads + head]), a_log, dt_bias).g;
 #pragma unroll
-                for (int offset = 1; offset < 32; offset *= 2) {
+                for (int offset = 1; offset < 32; offset *= 2) {  // of the tokens of the document alone
                     const float other = __shfl_up_sync(full_warp, sum, offset);
-                    sum += lane >= offset ? other : 0.0f;
+                    const int of_other = __shfl_up_sync(full_warp, document, offset);
+                    sum += lane >= offset && document == of_other ? other : 0.0f;
                 }
-                decay[half] = total + sum;
+                decay[half] = half == 1 && document == shared.document[31] ? total + sum : sum;
                 total = __shfl_sync(full_warp, decay[half], 31);
                 shared.decay[warp][i] = decay[half];
                 shared.beta[warp][i] = 1.0f / (1.0f + expf(-__bfloat162float(row[head])));
