@@ -141,11 +141,13 @@ __device__ __forceinline__ void count_documents(int (&document)[chunk], const in
 template <int Columns, int Rows, int Threads>
 __device__ __forceinline__ void copy_rows(T* to, int row, const T* from, int64_t from_row) {
     constexpr int words = Columns / 8;
-    static_assert(Rows * words % Threads == 0);
+    static_assert(Rows * words % Threads == 0 || Rows * words < Threads);
 #pragma unroll
-    for (int i = 0; i < Rows * words / Threads; ++i) {
+    for (int i = 0; i < (Rows * words + Threads - 1) / Threads; ++i) {
         const int word = static_cast<int>(threadIdx.x) + i * Threads, r = word / words, c = word % words * 8;
-        copy_async(to + r * row + c, from + r * from_row + c, true);
+        if (Rows * words >= Threads || word < Rows * words) {
+            copy_async(to + r * row + c, from + r * from_row + c, true);
+        }
     }
 }
 
@@ -184,6 +186,16 @@ __device__ __forceinline__ void load_b(uint32_t (&out)[4], const T* tile, int ro
 __device__ __forceinline__ void load_b_transposed(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
     const int lane = threadIdx.x % 32;
     load_matrices<true>(out, tile + (k + lane % 8 + lane / 8 % 2 * 8) * row + n + lane / 16 * 8);
+}
+
+// B of 8 columns and terms k to k + 31: two operands, of 16 terms each, of a tile [n][k].
+__device__ __forceinline__ void load_b_of_8(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
+    const int lane = threadIdx.x % 32;
+    load_matrices<false>(out, tile + (n + lane % 8) * row + k + lane / 8 * 8);
+}
+// The same of a tile [k][n].
+__device__ __forceinline__ void load_b_transposed_of_8(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
+    load_matrices<true>(out, tile + (k + static_cast<int>(threadIdx.x) % 32) * row + n);
 }
 
 // Adds a product with 16 columns to two sums.
