@@ -218,7 +218,8 @@ __global__ void __launch_bounds__(threads, W <= 4 ? 4 : 2)
             for (int i = 0; i < at_once; ++i) {
                 const int64_t t = begin + i;
                 window.push(here.x[i]);
-                float d[N], sums[N];
+                float d[N];
+                [[maybe_unused]] float sums[N];
                 here.dy[i].to_float(d);
                 if constexpr (Silu) {
                     convolve<whole.value>(taps, window, here.places[i], sums);
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(threads, W <= 4 ? 4 : 2)
 #pragma unroll
                 for (int b = W - 1; b >= 0; --b) {
                     const bool same = whole.value || b <= here.places[i];
-                    float past[N];
+                    [[maybe_unused]] float past[N];
                     if constexpr (Weights) {
                         window.rows[b].to_float(past);
                     }
