@@ -138,13 +138,14 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
         load_stage<Values, slices>(shared.stages[0], shared.heads[0], from, place);
         commit_copies();
     }
+    Rows rows;
+    rows.load(from, place.item);
     while (place.item < items) {
         const int at = place.item / sizes.k_heads, key_head = place.item % sizes.k_heads, first = at * chunk;
-        const T* queries = from.inputs.qkv + first * row + key_head * dim;
-        norm_rows(queries, row, shared.q, shared.factors[0], scale);
-        norm_rows(queries + of_keys, row, shared.k, shared.factors[1], 1.0f);
+        norm_rows(rows.words[0], shared.q, shared.factors[0], scale);
+        norm_rows(rows.words[1], shared.k, shared.factors[1], 1.0f);
         if (my.warp == 0) {
-            count_documents(shared.document, from.inputs.positions + first);
+            count_documents(shared.document, rows.positions);
         }
         float dq[keys / 8][4], dk[keys / 8][4];
         clear(dq);
@@ -212,6 +213,9 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
             head_at = (head_at + 1) % Stages;
         }
 
+        if (place.item < items) {
+            rows.load(from, place.item);
+        }
         differentiate_norms(my, shared, dq, dk, scale);
         T* to = gradients.qkv + first * row + key_head * dim;  // a lane writes what it will norm next
         for_rows([&](int, int r, int c) {

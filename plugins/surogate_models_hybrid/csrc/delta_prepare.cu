@@ -152,7 +152,8 @@ __global__ void __launch_bounds__(threads, 4) prepare_kernel(Inputs inputs, Prep
     norm_rows(queries, sizes.qkv_row(), shared.q, prepared.q + of_keys, rsqrtf(static_cast<float>(dim)));
     norm_rows(queries + static_cast<int64_t>(sizes.k_heads) * dim, sizes.qkv_row(), shared.k, prepared.k + of_keys, 1.0f);
     if (warp == 0) {
-        count_documents(shared.document, inputs.positions + first);
+        const int positions[2] = {inputs.positions[first + lane], inputs.positions[first + 32 + lane]};
+        count_documents(shared.document, positions);
     }
     __syncthreads();
 

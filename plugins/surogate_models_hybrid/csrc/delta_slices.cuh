@@ -112,10 +112,27 @@ __device__ __forceinline__ void for_rows(Use use) {
     }
 }
 
+// Rows of queries and keys of a chunk as they are in memory, and positions: of the warp, which loads them ahead of their use.
+struct Rows {
+    uint2 words[2][chunk / warps];
+    int positions[2];
+
+    __device__ __forceinline__ void load(const Operands& from, int item) {
+        const Sizes& sizes = from.sizes;
+        const int first = item / sizes.k_heads * chunk, lane = threadIdx.x % 32;
+        const T* queries = from.inputs.qkv + first * sizes.qkv_row() + item % sizes.k_heads * dim;
+        for_rows([&](int i, int r, int c) {
+            const T* row = queries + r * sizes.qkv_row() + c;
+            words[0][i] = *reinterpret_cast<const uint2*>(row);
+            words[1][i] = *reinterpret_cast<const uint2*>(row + static_cast<int64_t>(sizes.k_heads) * dim);
+        });
+        positions[0] = from.inputs.positions[first + lane];
+        positions[1] = from.inputs.positions[first + 32 + lane];
+    }
+};
+
 // Norms 64 rows, as prepare.cu does, in their own order.
-__device__ __forceinline__ void norm_rows(const T* from, int64_t from_row, T* tile, float (&factors)[chunk], float scale) {
-    uint2 words[chunk / warps];
-    for_rows([&](int i, int r, int c) { words[i] = *reinterpret_cast<const uint2*>(from + r * from_row + c); });
+__device__ __forceinline__ void norm_rows(const uint2 (&words)[chunk / warps], T* tile, float (&factors)[chunk], float scale) {
     for_rows([&](int i, int r, int c) {
         const float2 a = unpack(words[i].x), b = unpack(words[i].y);
         const float root = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) + 1e-6f), factor = root * scale;

@@ -125,13 +125,14 @@ __device__ __forceinline__ void store_state(T* to, const uint32_t (&state)[dim /
     }
 }
 
-// Writes, for each of the 64 tokens at `positions`, the number of documents that begin in the chunk up to it. Of a whole warp.
-__device__ __forceinline__ void count_documents(int (&document)[chunk], const int* positions) {
+// Writes, for each of 64 tokens, the number of documents that begin in the chunk up to it. Of a whole warp: a lane has the
+// positions of tokens lane and 32 + lane.
+__device__ __forceinline__ void count_documents(int (&document)[chunk], const int (&positions)[2]) {
     const int lane = threadIdx.x % 32;
     int before = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const unsigned begins = __ballot_sync(full_warp, positions[half * 32 + lane] == 0);
+        const unsigned begins = __ballot_sync(full_warp, positions[half] == 0);
         document[half * 32 + lane] = before + __popc(begins & (full_warp >> (31 - lane)));
         before += __popc(begins);
     }
