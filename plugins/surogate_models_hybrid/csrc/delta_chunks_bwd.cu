@@ -128,20 +128,19 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
     constexpr int slices = dim / Values;
     const Sizes& sizes = from.sizes;
     const Lane my;
-    const int items = sizes.chunks * sizes.k_heads;
     const int64_t row = sizes.qkv_row(), of_keys = static_cast<int64_t>(sizes.k_heads) * dim;
     const float scale = rsqrtf(static_cast<float>(dim));
 
-    Place place{static_cast<int>(blockIdx.x), 0, 0};
+    Place place = Place::of_item(static_cast<int>(blockIdx.x), sizes);
     int stage_at = 0, head_at = 0;
     if constexpr (Stages == 2) {
         load_stage<Values, slices>(shared.stages[0], shared.heads[0], from, place);
         commit_copies();
     }
     Rows rows;
-    rows.load(from, place.item);
-    while (place.item < items) {
-        const int at = place.item / sizes.k_heads, key_head = place.item % sizes.k_heads, first = at * chunk;
+    rows.load(from, place);
+    while (place.exists(sizes)) {
+        const int at = place.at, key_head = place.key_head, first = at * chunk;
         norm_rows(rows.words[0], shared.q, shared.factors[0], scale);
         norm_rows(rows.words[1], shared.k, shared.factors[1], 1.0f);
         if (my.warp == 0) {
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
 #pragma unroll 1
             for (int slice = 0; slice < slices; ++slice) {
                 Stage<Values>& stage = shared.stages[stage_at];
-                const Place next = place.next<slices>(sizes.share);
+                const Place next = place.next<slices>(sizes);
                 if constexpr (Stages == 1) {
                     __syncthreads();  // nobody reads the last slice, or what is of the last head
                     load_stage<Values, slices>(stage, head, from, place);
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
                 wait_copies<0>();
                 __syncthreads();  // this slice is here, and nobody reads the last one
                 if constexpr (Stages == 2) {
-                    if (next.item < items) {
+                    if (next.exists(sizes)) {
                         load_stage<Values, slices>(shared.stages[1 - stage_at], shared.heads[1 - head_at], from, next);
                     }
                     commit_copies();
@@ -213,8 +212,8 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
             head_at = (head_at + 1) % Stages;
         }
 
-        if (place.item < items) {
-            rows.load(from, place.item);
+        if (place.exists(sizes)) {
+            rows.load(from, place);
         }
         differentiate_norms(my, shared, dq, dk, scale);
         T* to = gradients.qkv + first * row + key_head * dim;  // a lane writes what it will norm next

@@ -48,17 +48,25 @@ struct Operands {
     const T *states, *d_rest, *d_states;
 };
 
-// What a stage has: a slice of the values of a value head, of a chunk of a key head (`item`).
+// What a stage has: a slice of the values of a value head, of a chunk of a key head.
 struct Place {
-    int item, of_share, slice;
+    int at, key_head, of_share, slice;
 
-    template <int Slices>
-    __device__ __forceinline__ Place next(int share) const {
-        if (slice + 1 < Slices) {
-            return {item, of_share, slice + 1};
-        }
-        return of_share + 1 < share ? Place{item, of_share + 1, 0} : Place{item + static_cast<int>(gridDim.x), 0, 0};
+    __device__ __forceinline__ static Place of_item(int item, const Sizes& sizes) {
+        return {item / sizes.k_heads, item % sizes.k_heads, 0, 0};
     }
+    // Items are chunks and key heads; a block has every gridDim.x-th of them.
+    template <int Slices>
+    __device__ __forceinline__ Place next(const Sizes& sizes) const {
+        if (slice + 1 < Slices) {
+            return {at, key_head, of_share, slice + 1};
+        }
+        if (of_share + 1 < sizes.share) {
+            return {at, key_head, of_share + 1, 0};
+        }
+        return of_item(at * sizes.k_heads + key_head + static_cast<int>(gridDim.x), sizes);
+    }
+    __device__ __forceinline__ bool exists(const Sizes& sizes) const { return at < sizes.chunks; }
 };
 
 // What a thread has of results: rows `row_of`, and the columns `column` and the next of each 8 columns of its warp.
@@ -117,10 +125,10 @@ struct Rows {
     uint2 words[2][chunk / warps];
     int positions[2];
 
-    __device__ __forceinline__ void load(const Operands& from, int item) {
+    __device__ __forceinline__ void load(const Operands& from, const Place& place) {
         const Sizes& sizes = from.sizes;
-        const int first = item / sizes.k_heads * chunk, lane = threadIdx.x % 32;
-        const T* queries = from.inputs.qkv + first * sizes.qkv_row() + item % sizes.k_heads * dim;
+        const int first = place.at * chunk, lane = threadIdx.x % 32;
+        const T* queries = from.inputs.qkv + first * sizes.qkv_row() + place.key_head * dim;
         for_rows([&](int i, int r, int c) {
             const T* row = queries + r * sizes.qkv_row() + c;
             words[0][i] = *reinterpret_cast<const uint2*>(row);
@@ -145,9 +153,9 @@ template <int Values, int Slices>
 __device__ __forceinline__ void load_stage(Stage<Values>& stage, Head& of_head, const Operands& from, const Place& place) {
     constexpr int row = Stage<Values>::row;
     const Sizes& sizes = from.sizes;
-    const int first = place.item / sizes.k_heads * chunk, column = place.slice * Values;
-    const int head = place.item % sizes.k_heads * sizes.share + place.of_share;
-    const int64_t of_state = (static_cast<int64_t>(first / chunk) * sizes.v_heads + head) * dim * dim + column * dim;
+    const int first = place.at * chunk, column = place.slice * Values;
+    const int head = place.key_head * sizes.share + place.of_share;
+    const int64_t of_state = (static_cast<int64_t>(place.at) * sizes.v_heads + head) * dim * dim + column * dim;
     const int64_t of_values = first * sizes.values_row() + head * dim + column;
     copy_rows<dim, Values, threads>(stage.state, wide, from.states + of_state, dim);
     copy_rows<dim, Values, threads>(stage.d_state, wide, from.d_states + of_state, dim);
@@ -158,7 +166,7 @@ __device__ __forceinline__ void load_stage(Stage<Values>& stage, Head& of_head, 
         from.inputs.qkv + first * sizes.qkv_row() + static_cast<int64_t>(2 * sizes.k_heads + head) * dim + column,
         sizes.qkv_row());
     if (place.slice == 0) {
-        const int64_t of_chunk = (static_cast<int64_t>(head) * sizes.chunks + first / chunk) * chunk * chunk;
+        const int64_t of_chunk = (static_cast<int64_t>(head) * sizes.chunks + place.at) * chunk * chunk;
         const int64_t of_tokens = static_cast<int64_t>(head) * sizes.tokens + first;
         copy_rows<chunk, chunk, threads>(of_head.solve, narrow, from.prepared.solve + of_chunk, chunk);
         if (threadIdx.x < chunk) {
