@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surogate_core.api import Op, ProgramError, Target, Value
-from surogate_core.machine.devices import device
+from surogate_core.testing.devices import device
 from surogate_core.testing.ops import as_inputs, check_op
 from surogate_models_hybrid import reference
 from surogate_models_hybrid.kernels import KERNELS
