@@ -24,7 +24,7 @@ __device__ __forceinline__ void compute_rest(const Lane& my, Stage<Values>& stag
             const int column = columns * my.part + 8 * n + my.column;
             const float2 v = pair_of(stage.values, row_size, row, column), d = pair_of(stage.d_rest, row_size, row, column);
             const float x = v.x - reads * sums[n][2 * i], y = v.y - reads * sums[n][2 * i + 1];
-            of_beta[i] += d.x * x + d.y * y;
+            of_beta[i] = add_products(of_beta[i], d, x, y);
             store_pair(stage.values, row_size, row, column, beta * x, beta * y);
         }
     }
@@ -61,8 +61,8 @@ __device__ __forceinline__ void add_through_state(const Lane& my, const Stage<Va
         for (int n = 0; n < keys / 8; ++n) {
             const int column = keys * my.part + 8 * n + my.column;
             const float2 of_row_q = pair_of(q, wide, row, column), of_row_k = pair_of(k, wide, row, column);
-            of_q += of_row_q.x * of_out[n][2 * i] + of_row_q.y * of_out[n][2 * i + 1];
-            of_k += of_row_k.x * of_rest[n][2 * i] + of_row_k.y * of_rest[n][2 * i + 1];
+            of_q = add_products(of_q, of_row_q, of_out[n][2 * i], of_out[n][2 * i + 1]);
+            of_k = add_products(of_k, of_row_k, of_rest[n][2 * i], of_rest[n][2 * i + 1]);
             dq[n][2 * i] += reads * of_out[n][2 * i];
             dq[n][2 * i + 1] += reads * of_out[n][2 * i + 1];
             dk[n][2 * i] -= factor * of_rest[n][2 * i];
@@ -100,7 +100,7 @@ __device__ __forceinline__ float carried(const Stage<Values>& stage) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
             const float2 x = unpack(of_s[w]), y = unpack(of_ds[w]);
-            sum += x.x * y.x + x.y * y.y;
+            sum = add_products(sum, x, y.x, y.y);
         }
     }
     return sum;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void add_through_d_state(const Lane& my, const Stage<
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
             const float2 of_row = pair_of(k, wide, my.row_of[i], keys * my.part + 8 * n + my.column);
-            product += of_row.x * sums[n][2 * i] + of_row.y * sums[n][2 * i + 1];
+            product = add_products(product, of_row, sums[n][2 * i], sums[n][2 * i + 1]);
             dk[n][2 * i] += left * sums[n][2 * i];
             dk[n][2 * i + 1] += left * sums[n][2 * i + 1];
         }

@@ -95,8 +95,8 @@ __device__ __forceinline__ void differentiate_norms(const Lane& my, Memory& shar
         for (int n = 0; n < keys / 8; ++n) {
             const int column = keys * my.part + 8 * n + my.column;
             const float2 q = pair_of(shared.q, wide, my.row_of[i], column), k = pair_of(shared.k, wide, my.row_of[i], column);
-            of_q += q.x * dq[n][2 * i] + q.y * dq[n][2 * i + 1];
-            of_k += k.x * dk[n][2 * i] + k.y * dk[n][2 * i + 1];
+            of_q = add_products(of_q, q, dq[n][2 * i], dq[n][2 * i + 1]);
+            of_k = add_products(of_k, k, dk[n][2 * i], dk[n][2 * i + 1]);
         }
         store_row_sum(shared.norms[0][my.part], my.row_of[i], of_q);
         store_row_sum(shared.norms[1][my.part], my.row_of[i], of_k);

@@ -90,6 +90,9 @@ __device__ __forceinline__ float2 pair_of(const T* tile, int tile_row, int row, 
     return unpack(*reinterpret_cast<const uint32_t*>(tile + row * tile_row + column));
 }
 
+// sum + a.x x + a.y y, by two instructions.
+__device__ __forceinline__ float add_products(float sum, float2 a, float x, float y) { return fmaf(a.y, y, fmaf(a.x, x, sum)); }
+
 // Adds over the four lanes that share a row, and stores the sum of this part of the columns.
 __device__ __forceinline__ void store_row_sum(float (&of_part)[chunk], int row, float sum) {
     sum = warp_sum<4>(sum);
