@@ -166,12 +166,16 @@ def test_gradients_match_fp64_with_less_shared_memory(
 
 @BLOCKS
 def test_no_bit_of_a_document_depends_on_the_tokens_of_another(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the reference: decays begin anew in each document, and all that is masked adds zeros."""
+    """As in the reference: decays begin anew in each document, and all that is masked adds zeros.
+
+    The others' gradients are large, so that a sum of decays over documents would show in bf16.
+    """
     monkeypatch.setattr(kernels, "SHARED_MEMORY", block * 1024)
     lengths, sizes, cut = [30, 77, 149], sizes_of(2, 4), slice(30, 107)
     qkv, ba, *others = inputs(lengths, 2, 4, slow=True)
     rows = [qkv, ba, drawn(256, 4 * 128)]
     changed = [torch.cat((2 * x[:30].flip(0), x[cut], x[107:].flip(0) - 1)) for x in rows]
+    changed[2][:30], changed[2][107:] = 1024 * rows[2][:30], 1024 * rows[2][107:]
     results = []
     for *ins, dout in (rows, changed):
         out, states = run("gated_delta_rule", *ins, *others, **sizes)
