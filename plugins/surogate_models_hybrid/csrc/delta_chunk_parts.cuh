@@ -91,9 +91,10 @@ __device__ __forceinline__ void compute_new_values(const Lane& my, const Stage<V
 template <int Values>
 __device__ __forceinline__ float carried(const Stage<Values>& stage) {
     float sum = 0.0f;
+    const int thread = thread_anew();
 #pragma unroll
     for (int i = 0; i < Values * dim / 8 / threads; ++i) {
-        const int word = static_cast<int>(threadIdx.x) + i * threads, at = word / (dim / 8) * wide + word % (dim / 8) * 8;
+        const int word = thread + i * threads, at = word / (dim / 8) * wide + word % (dim / 8) * 8;
         const uint4 s = *reinterpret_cast<const uint4*>(stage.state + at);
         const uint4 ds = *reinterpret_cast<const uint4*>(stage.d_state + at);
         const uint32_t of_s[4] = {s.x, s.y, s.z, s.w}, of_ds[4] = {ds.x, ds.y, ds.z, ds.w};
@@ -109,8 +110,8 @@ __device__ __forceinline__ float carried(const Stage<Values>& stage) {
 // dV = beta dR. `to`: of the first row.
 template <int Values>
 __device__ __forceinline__ void write_dv(const Stage<Values>& stage, const Head& head, T* to, int64_t to_row) {
-    if (threadIdx.x < chunk * Values / 8) {
-        const int row = static_cast<int>(threadIdx.x) / (Values / 8), column = threadIdx.x % (Values / 8) * 8;
+    if (const int thread = thread_anew(); thread < chunk * Values / 8) {
+        const int row = thread / (Values / 8), column = thread % (Values / 8) * 8;
         const uint4 d = *reinterpret_cast<const uint4*>(stage.d_rest + row * Stage<Values>::row + column);
         const float beta = head.beta[row];
         const auto scaled = [beta](uint32_t pair) { return pack(beta * unpack(pair).x, beta * unpack(pair).y); };

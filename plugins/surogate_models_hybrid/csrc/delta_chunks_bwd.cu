@@ -127,39 +127,39 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
     auto& shared = *reinterpret_cast<Shared<Values, Stages>*>(memory);
     constexpr int slices = dim / Values;
     const Sizes& sizes = from.sizes;
-    const Lane my;
     const int64_t row = sizes.qkv_row(), of_keys = static_cast<int64_t>(sizes.k_heads) * dim;
     const float scale = rsqrtf(static_cast<float>(dim));
 
     Place place = Place::of_item(static_cast<int>(blockIdx.x), sizes);
-    int stage_at = 0, head_at = 0;
+    int head_at = 0;
     if constexpr (Stages == 2) {
         load_stage<Values, slices>(shared.stages[0], shared.heads[0], from, place);
         commit_copies();
     }
-    Rows rows;
-    rows.load(from, place);
+#pragma unroll 1
     while (place.exists(sizes)) {
-        const int at = place.at, key_head = place.key_head, first = at * chunk;
+        const int first = place.at * chunk;
+        Rows rows;
+        rows.load(from, place);
         norm_rows(rows.words[0], shared.q, shared.factors[0], scale);
         norm_rows(rows.words[1], shared.k, shared.factors[1], 1.0f);
-        if (my.warp == 0) {
+        if (threadIdx.x < 32) {
             count_documents(shared.document, rows.positions);
         }
         float dq[keys / 8][4], dk[keys / 8][4];
         clear(dq);
         clear(dk);
-        for (int of_share = 0; of_share < sizes.share; ++of_share) {
-            const int index = key_head * sizes.share + of_share;
+#pragma unroll 1
+        for (place.of_share = 0; place.of_share < sizes.share; ++place.of_share) {
+            const int index = place.key_head * sizes.share + place.of_share;
             Head& head = shared.heads[head_at];
             float of_beta[2] = {}, of_decay[2] = {}, of_last = 0.0f;
             float d_scores[tokens / 8][4], d_lower[tokens / 8][4];
             clear(d_scores);
             clear(d_lower);
 #pragma unroll 1
-            for (int slice = 0; slice < slices; ++slice) {
-                Stage<Values>& stage = shared.stages[stage_at];
-                const Place next = place.next<slices>(sizes);
+            for (place.slice = 0; place.slice < slices; ++place.slice) {
+                Stage<Values>& stage = shared.stages[place.slice % Stages];
                 if constexpr (Stages == 1) {
                     __syncthreads();  // nobody reads the last slice, or what is of the last head
                     load_stage<Values, slices>(stage, head, from, place);
@@ -168,32 +168,32 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
                 wait_copies<0>();
                 __syncthreads();  // this slice is here, and nobody reads the last one
                 if constexpr (Stages == 2) {
-                    if (next.exists(sizes)) {
-                        load_stage<Values, slices>(shared.stages[1 - stage_at], shared.heads[1 - head_at], from, next);
+                    if (const Place next = place.next<slices>(sizes); next.exists(sizes)) {
+                        load_stage<Values, slices>(shared.stages[1 - place.slice % 2], shared.heads[1 - head_at], from, next);
                     }
                     commit_copies();
                 }
-                place = next;
+                const Lane my;
+                compute_rest(my, stage, head, shared.k, of_beta);
+                add_through_state(my, stage, head, shared.q, shared.k, dq, dk, of_decay);
+                __syncthreads();  // R is complete
                 float a = 0.0f;
-                if (slice == 0 && threadIdx.x < chunk) {
+                if (place.slice == 0 && threadIdx.x < chunk) {
                     const T* of_token = from.inputs.ba + static_cast<int64_t>(first + threadIdx.x) * 2 * sizes.v_heads;
                     a = __bfloat162float(of_token[sizes.v_heads + index]);
                 }
-                compute_rest(my, stage, head, shared.k, of_beta);
-                add_through_state(my, stage, head, shared.q, shared.k, dq, dk, of_decay);
-                if (slice == 0 && threadIdx.x < chunk) {
-                    head.a[threadIdx.x] = a;
-                }
-                __syncthreads();  // R is complete
                 compute_new_values(my, stage, head, shared.new_values);
                 of_last += head.reads[chunk - 1] * carried(stage);
-                write_dv(stage, head, gradients.qkv + first * row + 2 * of_keys + index * dim + slice * Values, row);
+                write_dv(stage, head, gradients.qkv + first * row + 2 * of_keys + index * dim + place.slice * Values, row);
+                if (place.slice == 0 && threadIdx.x < chunk) {
+                    head.a[threadIdx.x] = a;
+                }
                 __syncthreads();  // V' is complete
                 add_scores(my, stage, shared.new_values, d_scores, d_lower);
                 add_through_d_state(my, stage, head, shared.new_values, shared.k, dk, of_decay, of_last);
-                stage_at = (stage_at + 1) % Stages;
             }
 
+            const Lane my;
             mask_scores(my, shared, head, d_scores, d_lower, of_beta, of_decay);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -207,16 +207,15 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
             __syncthreads();  // dP * D, E and the sums are complete
             add_inside_of_chunk(my, shared, head, dq, dk);
             if (my.warp == 0) {
-                finish_head(shared, head, from, gradients, at, index);
+                finish_head(shared, head, from, gradients, place.at, index);
             }
             head_at = (head_at + 1) % Stages;
         }
 
-        if (place.exists(sizes)) {
-            rows.load(from, place);
-        }
-        differentiate_norms(my, shared, dq, dk, scale);
-        T* to = gradients.qkv + first * row + key_head * dim;  // a lane writes what it will norm next
+        T* to = gradients.qkv + first * row + place.key_head * dim;
+        place = place.next_item(sizes);
+        differentiate_norms(Lane(), shared, dq, dk, scale);
+        // a lane writes what it will norm next
         for_rows([&](int, int r, int c) {
             *reinterpret_cast<uint2*>(to + r * row + c) = *reinterpret_cast<const uint2*>(shared.q + r * wide + c);
             *reinterpret_cast<uint2*>(to + r * row + of_keys + c) = *reinterpret_cast<const uint2*>(shared.k + r * wide + c);

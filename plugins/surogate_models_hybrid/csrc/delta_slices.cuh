@@ -56,6 +56,9 @@ struct Place {
         return {item / sizes.k_heads, item % sizes.k_heads, 0, 0};
     }
     // Items are chunks and key heads; a block has every gridDim.x-th of them.
+    __device__ __forceinline__ Place next_item(const Sizes& sizes) const {
+        return of_item(at * sizes.k_heads + key_head + static_cast<int>(gridDim.x), sizes);
+    }
     template <int Slices>
     __device__ __forceinline__ Place next(const Sizes& sizes) const {
         if (slice + 1 < Slices) {
@@ -64,7 +67,7 @@ struct Place {
         if (of_share + 1 < sizes.share) {
             return {at, key_head, of_share + 1, 0};
         }
-        return of_item(at * sizes.k_heads + key_head + static_cast<int>(gridDim.x), sizes);
+        return next_item(sizes);
     }
     __device__ __forceinline__ bool exists(const Sizes& sizes) const { return at < sizes.chunks; }
 };
@@ -75,8 +78,9 @@ struct Lane {
     bool below_diagonal;  // of its tokens as columns: else its rows read none of them
 
     __device__ __forceinline__ Lane() {
-        lane = threadIdx.x % 32;
-        warp = static_cast<int>(threadIdx.x) / 32;
+        const int thread = thread_anew();
+        lane = thread % 32;
+        warp = thread / 32;
         part = warp / 4;
         rows = 16 * (part % 2 == 0 ? warp % 4 : 3 - warp % 4);
         row_of[0] = rows + lane / 4;
@@ -117,9 +121,10 @@ __device__ __forceinline__ float sum_of_parts(const float (&of_parts)[parts][chu
 // A warp's rows of a tile [64, D] in turn: `use` gets the row and the first of a lane's four columns.
 template <class Use>
 __device__ __forceinline__ void for_rows(Use use) {
+    const int thread = thread_anew();
 #pragma unroll
     for (int i = 0; i < chunk / warps; ++i) {
-        use(i, static_cast<int>(threadIdx.x) / 32 + i * warps, 4 * static_cast<int>(threadIdx.x % 32));
+        use(i, thread / 32 + i * warps, thread % 32 * 4);
     }
 }
 
@@ -156,24 +161,24 @@ template <int Values, int Slices>
 __device__ __forceinline__ void load_stage(Stage<Values>& stage, Head& of_head, const Operands& from, const Place& place) {
     constexpr int row = Stage<Values>::row;
     const Sizes& sizes = from.sizes;
-    const int first = place.at * chunk, column = place.slice * Values;
+    const int first = place.at * chunk, column = place.slice * Values, thread = thread_anew();
     const int head = place.key_head * sizes.share + place.of_share;
     const int64_t of_state = (static_cast<int64_t>(place.at) * sizes.v_heads + head) * dim * dim + column * dim;
     const int64_t of_values = first * sizes.values_row() + head * dim + column;
-    copy_rows<dim, Values, threads>(stage.state, wide, from.states + of_state, dim);
-    copy_rows<dim, Values, threads>(stage.d_state, wide, from.d_states + of_state, dim);
-    copy_rows<Values, chunk, threads>(stage.d, row, from.dout + of_values, sizes.values_row());
-    copy_rows<Values, chunk, threads>(stage.d_rest, row, from.d_rest + of_values, sizes.values_row());
+    copy_rows<dim, Values, threads>(stage.state, wide, from.states + of_state, dim, thread);
+    copy_rows<dim, Values, threads>(stage.d_state, wide, from.d_states + of_state, dim, thread);
+    copy_rows<Values, chunk, threads>(stage.d, row, from.dout + of_values, sizes.values_row(), thread);
+    copy_rows<Values, chunk, threads>(stage.d_rest, row, from.d_rest + of_values, sizes.values_row(), thread);
     copy_rows<Values, chunk, threads>(
         stage.values, row,
         from.inputs.qkv + first * sizes.qkv_row() + static_cast<int64_t>(2 * sizes.k_heads + head) * dim + column,
-        sizes.qkv_row());
+        sizes.qkv_row(), thread);
     if (place.slice == 0) {
         const int64_t of_chunk = (static_cast<int64_t>(head) * sizes.chunks + place.at) * chunk * chunk;
         const int64_t of_tokens = static_cast<int64_t>(head) * sizes.tokens + first;
-        copy_rows<chunk, chunk, threads>(of_head.solve, narrow, from.prepared.solve + of_chunk, chunk);
-        if (threadIdx.x < chunk) {
-            const int which = static_cast<int>(threadIdx.x) / (chunk / 4), i = threadIdx.x % (chunk / 4) * 4;
+        copy_rows<chunk, chunk, threads>(of_head.solve, narrow, from.prepared.solve + of_chunk, chunk, thread);
+        if (thread < chunk) {
+            const int which = thread / (chunk / 4), i = thread % (chunk / 4) * 4;
             const Prepared& p = from.prepared;
             const float* numbers = which == 0 ? p.decay : which == 1 ? p.reads : which == 2 ? p.left : p.beta;
             float* to = which == 0 ? of_head.decay : which == 1 ? of_head.reads : which == 2 ? of_head.left : of_head.beta;
