@@ -156,8 +156,9 @@ __device__ __forceinline__ void add_through_d_state(const Lane& my, const Stage<
             dk[n][2 * i] += left * sums[n][2 * i];
             dk[n][2 * i + 1] += left * sums[n][2 * i + 1];
         }
-        of_decay[i] -= left * product;
-        of_last += left * product;
+        const float d_left = my.row_of[i] < chunk - 1 ? left * product : 0.0f;  // that of the last token cancels
+        of_decay[i] -= d_left;
+        of_last += d_left;
     }
 }
 
@@ -201,7 +202,9 @@ __device__ __forceinline__ void mask_scores(const Lane& my, Memory& shared, Head
                 const float of_keys_pair = below * keys_keys[n][2 * i + e];
                 into_scores[e] = d_scores[n][2 * i + e] * between;
                 into_system[e] = beta * below;
-                const float x = into_scores[e] * queries_keys[n][2 * i + e] + beta * of_keys_pair;
+                // On the diagonal X is large where decays are fast, and its sums over rows and columns cancel: 0 is exact.
+                const float of_pair = j + e < row ? into_scores[e] * queries_keys[n][2 * i + e] : 0.0f;
+                const float x = of_pair + beta * of_keys_pair;
                 of_beta[i] += of_keys_pair;
                 of_decay[i] += x;
                 of_column[e] += x;

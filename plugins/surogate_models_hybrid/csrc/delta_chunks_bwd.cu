@@ -6,8 +6,8 @@
 //   dQ = reads (dO S^T) + (dP * D) K
 //   dK = -beta reads (dR S^T) + left (V' dS^T) + (dP * D)^T Q + (E + E^T) K     E = beta dL * D
 //   dreads = rowsum(Q * dO S^T) - beta rowsum(K * dR S^T)     dleft = rowsum(K * V' dS^T)     dcarry = sum(S * dS)
-//   X = dP * P + dL * L     dG = reads dreads + rowsum(X) - colsum(X) - left dleft, and of the last token also
-//   sum(left dleft) + carry dcarry     dg = reversed cumsum(dG), of the tokens of the document
+//   X = dP * P + dL * L, strictly lower     dG = reads dreads + rowsum(X) - colsum(X) - left dleft, and of the last token instead
+//   of its left dleft the sum of the others' + carry dcarry     dg = reversed cumsum(dG), of the tokens of the document
 // dQ and dK are summed over the value heads of the key head in registers, in order, then go through the norms.
 //
 // Grid: as many blocks as the device has multiprocessors, which take the chunks of key heads in turn. Sixteen warps: four times
