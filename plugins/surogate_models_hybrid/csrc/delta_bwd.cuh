@@ -14,8 +14,8 @@ struct Gradients {
     float* partial;
 };
 
-// Computes everything else, a chunk by itself.
+// Computes everything else, a chunk by itself. shared_memory: see gated_delta_rule_bwd().
 void chunks_bwd(const T* dout, const Inputs& inputs, const Prepared& prepared, const Sizes& sizes, const T* states,
-                const T* d_rest, const T* d_states, const Gradients& gradients, cudaStream_t stream);
+                const T* d_rest, const T* d_states, const Gradients& gradients, int64_t shared_memory, cudaStream_t stream);
 
 }  // namespace surogate::delta

@@ -125,27 +125,43 @@ __device__ __forceinline__ void store_state(T* to, const uint32_t (&state)[dim /
     }
 }
 
-// Writes, for each of the 64 tokens at `positions`, the number of documents that begin in the chunk up to it. Of a whole warp.
-__device__ __forceinline__ void count_documents(int (&document)[chunk], const int* positions) {
+// Writes, for each of 64 tokens, the number of documents that begin in the chunk up to it. Of a whole warp: a lane has the
+// positions of tokens lane and 32 + lane.
+__device__ __forceinline__ void count_documents(int (&document)[chunk], const int (&positions)[2]) {
     const int lane = threadIdx.x % 32;
     int before = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const unsigned begins = __ballot_sync(full_warp, positions[half * 32 + lane] == 0);
+        const unsigned begins = __ballot_sync(full_warp, positions[half] == 0);
         document[half * 32 + lane] = before + __popc(begins & (full_warp >> (31 - lane)));
         before += __popc(begins);
     }
 }
 
+// The index of the thread, of which the compiler knows nothing: so what is computed from it is computed where it is used, and not
+// kept in registers, of which loops with many addresses have too few.
+__device__ __forceinline__ int thread_anew() {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return static_cast<int>(thread);
+}
+
 // Copies rows of `Columns` elements to shared memory. `from`: of the first row.
 template <int Columns, int Rows, int Threads>
-__device__ __forceinline__ void copy_rows(T* to, int row, const T* from, int64_t from_row) {
+__device__ __forceinline__ void copy_rows(T* to, int row, const T* from, int64_t from_row,
+                                          int thread = threadIdx.x) {
     constexpr int words = Columns / 8;
-    static_assert(Rows * words % Threads == 0);
+    static_assert(Rows * words % Threads == 0 || Rows * words < Threads);
+    static_assert(Threads % words == 0);
+    const int first = thread / words, c = thread % words * 8;
+    to += first * row + c;
+    from += first * from_row + c;
 #pragma unroll
-    for (int i = 0; i < Rows * words / Threads; ++i) {
-        const int word = static_cast<int>(threadIdx.x) + i * Threads, r = word / words, c = word % words * 8;
-        copy_async(to + r * row + c, from + r * from_row + c, true);
+    for (int i = 0; i < (Rows * words + Threads - 1) / Threads; ++i) {
+        const int r = i * (Threads / words);
+        if (Rows * words >= Threads || thread < Rows * words) {
+            copy_async(to + r * row, from + r * from_row, true);
+        }
     }
 }
 
@@ -184,6 +200,16 @@ __device__ __forceinline__ void load_b(uint32_t (&out)[4], const T* tile, int ro
 __device__ __forceinline__ void load_b_transposed(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
     const int lane = threadIdx.x % 32;
     load_matrices<true>(out, tile + (k + lane % 8 + lane / 8 % 2 * 8) * row + n + lane / 16 * 8);
+}
+
+// B of 8 columns and terms k to k + 31: two operands, of 16 terms each, of a tile [n][k].
+__device__ __forceinline__ void load_b_of_8(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
+    const int lane = threadIdx.x % 32;
+    load_matrices<false>(out, tile + (n + lane % 8) * row + k + lane / 8 * 8);
+}
+// The same of a tile [k][n].
+__device__ __forceinline__ void load_b_transposed_of_8(uint32_t (&out)[4], const T* tile, int row, int n, int k) {
+    load_matrices<true>(out, tile + (k + static_cast<int>(threadIdx.x) % 32) * row + n);
 }
 
 // Adds a product with 16 columns to two sums.

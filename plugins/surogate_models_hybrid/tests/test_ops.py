@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surogate_core.api import Op, ProgramError, Value
+from surogate_core.api import Op, ProgramError, Target, Value
+from surogate_core.testing.devices import device
 from surogate_core.testing.ops import as_inputs, check_op
 from surogate_models_hybrid import reference
+from surogate_models_hybrid.kernels import KERNELS
 from surogate_models_hybrid.ops import OPS
 
 KINDS = {definition.kind: definition for definition in OPS}
@@ -253,6 +255,8 @@ def test_costs_are_those_of_the_algorithm_by_chunks() -> None:
     given = tuple(Value(s.label, s.shape, s.dtype, "act") for s in backward.infer(taken, sizes))
     reverse = Op("gated_delta_rule_bwd", taken, given, sizes, phase="backward")
     assert backward.flops(reverse) / tokens == pytest.approx(12.7e6, rel=0.01)
+    for card in ("h200", "a100", "rtx4090"):  # blocks of which have 227, 163 and 99 KiB
+        assert all(kernel.supports(reverse, Target(device(card))).ok for kernel in KERNELS if kernel.op == reverse.kind)
     states = Op("gated_delta_states", ins, outs[1:], sizes, phase="recompute")
     assert KINDS["gated_delta_states"].flops(states) / forward.flops(op) == pytest.approx(0.62, abs=0.02)
 

@@ -18,8 +18,11 @@ NORM_DIMS = (64, 128, 256)
 
 _CONV_RUN, _NORM_BLOCKS = 128, 1024
 """Tokens, and blocks, of which a thread block of a backward pass sums the gradient of weights."""
-_LEAST_SHARED_MEMORY = (86, 89, 120, 121)
-"""SMs whose blocks have at most 99 KiB. The backward pass of the delta rule takes 143."""
+SHARED_MEMORY = 0
+"""Bytes of shared memory that a block of the backward pass of the delta rule takes; 0: as many as the device has.
+
+It computes slices of the values: 64 of them with 227 KiB, 32 with 163 or 99.
+"""
 
 
 def _supports(op: Op, *widths: int, adds_to: tuple[int, ...] = ()) -> Support:
@@ -83,10 +86,6 @@ def _delta_supports(op: Op, target: Target) -> Support:
     if sizes := [op.attrs[name] for name in ("k_dim", "v_dim") if op.attrs[name] != DELTA_DIM]:
         return Support(False, f"heads must have {DELTA_DIM} elements, got {sizes[0]}")
     if op.kind == "gated_delta_rule_bwd":
-        if target.device.sm in _LEAST_SHARED_MEMORY:
-            return Support(
-                False, f"its backward pass takes 143 KiB of shared memory, more than {target.device.title} has"
-            )
         return _supports(op, adds_to=(2, 3))
     return _supports(op)
 
@@ -104,7 +103,7 @@ def _bind_delta_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
     adds = (2 in op.accumulate, 3 in op.accumulate)
-    return ctx.call(_C.gated_delta_rule_bwd, *op.ins, *op.outs, ctx.workspace, *_delta_sizes(op), *adds)
+    return ctx.call(_C.gated_delta_rule_bwd, *op.ins, *op.outs, ctx.workspace, *_delta_sizes(op), *adds, SHARED_MEMORY)
 
 
 def _rounded(*sizes: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from surogate_core.api import Op, Value
 from surogate_core.testing.binding import run_kernel, run_op
 from surogate_core.testing.kernels import assert_close, relative_error, same_bits
-from surogate_models_hybrid import reference
+from surogate_models_hybrid import kernels, reference
 from surogate_models_hybrid.kernels import KERNELS
 from surogate_models_hybrid.ops import OPS
 
@@ -141,9 +141,78 @@ def test_the_delta_rule_and_its_gradients_match_fp64(
     x = ba[:, heads:].double() + dt_bias.double()
     of_dt_bias = true[1][:, heads:]
     of_a_log = of_dt_bias * F.softplus(x) / x.sigmoid()
-    for sums, truths, terms in zip(found[2:], true[2:], (of_a_log, of_dt_bias), strict=True):
-        of_chunks = torch.stack([chunk.abs().sum(0) for chunk in terms.split(64)])
-        assert ((sums.double() - truths).abs() <= 2.0**-5 * of_chunks.norm(dim=0)).all()
+    terms = torch.stack([of_a_log, of_dt_bias])
+    bounds = 2.0**-5 * torch.stack([chunk.abs().sum(1) for chunk in terms.split(64, dim=1)]).norm(dim=0)
+    differences = (torch.stack(found[2:]).double() - torch.stack(true[2:])).abs()
+    if not (differences <= bounds).all():
+        bounds += 2.0**4 * change_by_rounding(dout, ins, given, true[2:], sizes)
+    assert (differences <= bounds).all(), differences / bounds
+
+
+def change_by_rounding(
+    dout: Tensor, ins: Sequence[Tensor], states: Tensor, sums: Sequence[Tensor], sizes: dict[str, int]
+) -> Tensor:
+    """Return how much da_log and ddt_bias change if operands are rounded, by 2^-9 of their size: of two trials.
+
+    Where decays are fast, few pairs of tokens count, and the products of vectors of which their terms are made may
+    themselves be sums that cancel.
+    """
+    qkv, *others = ins
+    changes = []
+    for _ in range(2):
+        rounded = [x.double() * (1 + 2.0**-9 * torch.randn(x.shape).double()) for x in (dout, qkv, states)]
+        _, _, *changed = truth("gated_delta_rule_bwd", rounded[0], rounded[1], *others, rounded[2], **sizes)
+        changes.append((torch.stack(changed) - torch.stack(list(sums))).abs())
+    return torch.stack(changes).amax(dim=0)
+
+
+def test_fast_decays_get_gradients_although_pairs_of_a_token_with_itself_are_large() -> None:
+    """A token keeps e^-15 to e^-30 of the state: sums over rows and columns of the diagonal must cancel, to the bit."""
+    qkv, ba, a_log, dt_bias, positions = inputs([128], 2, 8)
+    ins, sizes = (qkv, ba, torch.full_like(a_log, 16.0).log(), torch.ones_like(dt_bias), positions), sizes_of(2, 8)
+    dout, states = drawn(128, 8 * 128), truth("gated_delta_rule", *ins, **sizes)[1].to(BF16)
+    found = run("gated_delta_rule_bwd", dout, *ins, states, **sizes)[1][:, 8:]
+    true = truth("gated_delta_rule_bwd", dout, *ins, states, **sizes)[1][:, 8:]
+    assert relative_error(found, true) < 2.0**-4
+
+
+BLOCKS = pytest.mark.parametrize("block", [0, 163, 99], ids=["all", "163 KiB", "99 KiB"])
+"""Shared memory of a block of the backward pass: that of this device, of an A100, and of RTX cards."""
+
+
+@BLOCKS
+@pytest.mark.parametrize("lengths", [[64], [1, 2, 63, 64, 65, 129, 60]], ids=lambda lengths: f"{len(lengths)}")
+def test_gradients_match_fp64_with_less_shared_memory(
+    lengths: list[int], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SHARED_MEMORY", block * 1024)
+    ins, sizes = inputs(lengths, 2, 6, slow=True), sizes_of(2, 6)
+    dout, states = drawn(sum(lengths), 6 * 128), drawn(sum(lengths) // 64, 6, 128, 128)
+    found = run("gated_delta_rule_bwd", dout, *ins, states, **sizes)
+    true = truth("gated_delta_rule_bwd", dout, *ins, states, **sizes)
+    for x, y in zip(found[:2], true[:2], strict=True):
+        assert relative_error(x, y) < 2.0**-5
+
+
+@BLOCKS
+def test_no_bit_of_a_document_depends_on_the_tokens_of_another(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the reference: decays begin anew in each document, and all that is masked adds zeros.
+
+    The others' gradients are large, so that a sum of decays over documents would show in bf16.
+    """
+    monkeypatch.setattr(kernels, "SHARED_MEMORY", block * 1024)
+    lengths, sizes, cut = [30, 77, 149], sizes_of(2, 4), slice(30, 107)
+    qkv, ba, *others = inputs(lengths, 2, 4, slow=True)
+    rows = [qkv, ba, drawn(256, 4 * 128)]
+    changed = [torch.cat((2 * x[:30].flip(0), x[cut], x[107:].flip(0) - 1)) for x in rows]
+    changed[2][:30], changed[2][107:] = 1024 * rows[2][:30], 1024 * rows[2][107:]
+    results = []
+    for *ins, dout in (rows, changed):
+        out, states = run("gated_delta_rule", *ins, *others, **sizes)
+        dqkv, dba, *_ = run("gated_delta_rule_bwd", dout, *ins, *others, states, **sizes)
+        results.append((out, dqkv, dba))
+    assert all(same_bits(x[cut], y[cut]) for x, y in zip(*results, strict=True))
+    assert not any(same_bits(x, y) for x, y in zip(*results, strict=True))
 
 
 def test_documents_have_the_bits_that_they_have_alone() -> None:
