@@ -113,7 +113,7 @@ MODELS: Mapping[str, Tiny] = {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "sliding_window": 64,
-            "rope_parameters": rope(150000.0, "yarn", **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False),
+            "rope_parameters": rope(150000.0, "yarn", **YARN, beta_fast=32.0, beta_slow=1.0),
         },
     ),
     "gemma2": Tiny("gemma2", "gemma", "gemma-2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64}),
