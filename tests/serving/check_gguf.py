@@ -54,8 +54,10 @@ KL_BOUNDS = {
 KERNEL_BOUNDS = {"bf16": 6e-4, "f16": 6e-6}
 KERNEL_BOUND = 6e-3
 """On the mean KL to the model with the matrices of the file: llama.cpp rounds activations too."""
-MIXTURES = ("qwen3-moe", "olmoe", "gpt-oss")
-ROUTED = {"f16": 1e-2, "bf16": 1e-1, "q8_0": 1e-1, "q5_1": 5e-1, "q5_0": 5e-1}
+PRECISE = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight", "_bias")
+"""Ends of the names of what no type rounds."""
+MIXTURES = ("qwen3-moe", "olmoe", "gpt-oss", "qwen2-moe", "glm4-moe", "qwen3.5-moe")
+ROUTED = {"f16": 1e-2, "bf16": 1e-1, "q8_0": 3e-1, "q5_1": 5e-1, "q5_0": 5e-1}
 """Bounds of mixtures: experts that nearly tie in a random router change places."""
 
 SORTS = ("texts", "chats", "random texts")
@@ -118,7 +120,7 @@ def round_matrices(model: PreTrainedModel, kind: str) -> None:
     """Give a model the matrices that the file of a type holds, by the package `gguf`."""
     form = values.FORMS[kind]
     for name, x in model.named_parameters():
-        if x.ndim < 2 or "vis" in name or name.endswith(("mlp.gate.weight", "router.weight", "_bias")):
+        if x.ndim < 2 or "vis" in name or name.endswith(PRECISE):
             continue
         wanted, experts = form.type, ".experts." in name
         if "embed_tokens" in name or "lm_head" in name:
