@@ -78,6 +78,7 @@ test-serving: install
 	$(BIN)/python tests/serving/check_gguf_lora.py
 	$(BIN)/python tests/serving/check_modelfiles.py
 	$(BIN)/python tests/serving/check_llama_server.py
+	$(BIN)/python tests/serving/reach.py
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from end_to_end.product import contents
-from end_to_end.test_export_formats import exported, tensors_in
+from end_to_end.test_export_formats import draw, exported, tensors_in
 from end_to_end.test_exported_towers import WIDE
+from models.test_supported import config_of
 from outer_models import LOADER, OUTER, STACKED, write_outer
 
 from surogate import run
@@ -66,6 +67,19 @@ def test_transformers_loads_the_experts_in_blocks(models: Callable[[str], Path],
             "experts" in name or name.endswith(("_proj.weight", "_qkv.weight", "_z.weight"))
         )
         assert distance < (0.05 if rounded else 1e-9), name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_stacks_of_a_family_that_servers_read_in_one_form_are_refused_by_name(format: str, tmp_path: Path) -> None:
+    """gpt-oss is published with stacks alone. Which formats hold it is tested where they are."""
+    sizes = {"hidden_size": 256, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = draw(tmp_path / "model", config_of("gpt_oss") | sizes | {"intermediate_size": 256})
+    with pytest.raises(ConfigError) as raised:
+        run.export(model, tmp_path / "out", format=format)
+    line = str(raised.value)
+    assert "layers.0.mlp.experts.gate_up_proj is a stack of matrices, each transposed, which servers do not" in line
+    assert "Use --format hf or mxfp4; for runs, `surogate quantize`" in line and "\n" not in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_of_stacked_experts_is_merged_first(models: Callable[[str], Path], tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Exports tiny models of every family, reads each file with the program that defines its format, and compares
 matrices with the references of this project, and the distributions at 200 positions with the model as it was trained.
-Token ids of conversations are those of training. Prints the table of docs/export.md. Ends with status 1 if a matrix or
-an id differs, or a number is above its bound.
+Token ids of conversations are those of training. Prints its part of the table of docs/serving.md, with `nf4`. Ends with
+status 1 if a matrix or an id differs, or a number is above its bound.
 
 The readers: transformers for `hf` and `fp8-blocks`, which it dequantizes; compressed-tensors for `fp8-channel` and
 `nvfp4:compressed-tensors`; bitsandbytes for `nf4`.
@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.check_gguf import POSITIONS, Logs, kl, load, log_probs, tokenizer_of, version
+from serving.check_gguf import POSITIONS, Logs, kl, load, log_probs, same_of, tokenizer_of, version
+from serving.reach import cell_of, keep
 from serving.texts import CHATS, TEXTS
 from serving.tiny_models import rope, write_model
 
@@ -85,7 +86,7 @@ class Cell:
     rounding: float | None
 
     def __str__(self) -> str:
-        return f"{self.kl:.0e}, {self.same:.3f}" + ("" if self.rounding is None else f" ({self.rounding:.0e})")
+        return cell_of(self.kl, self.same, self.rounding)
 
 
 # --------------------------------------------------------------------------------------------------------- references
@@ -210,7 +211,7 @@ def compare(format: str, name: str, model: Path, before: Logs, ids: list[int], w
     if not decoded and (differing := unlike(theirs, ours)):
         wrong.append(f"{name} {format}: transformers reads other values of {differing}")
     wanted, found = log_probs(ours, ids), log_probs(theirs, ids)
-    same = float((found.argmax(-1) == wanted.argmax(-1)).mean())
+    same = same_of(found, wanted)
     cell = Cell(kl(found, wanted), same, kl(found, before) if few else None)
     bound = (ROUTED if name in (*MIXTURES, "qwen3.5-moe") else BOUNDS)[format]
     if not (abs(cell.kl) <= READER_BOUND and same == 1):
@@ -310,12 +311,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/serving/formats"))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    start, every = time.perf_counter(), []
+    start, every, reach = time.perf_counter(), [], {}
     print("| model | ids |", " | ".join(f"`{format}`" for format in chosen.formats), "|")
     print("|---|---|", "|".join("---" for _ in chosen.formats), "|", sep="")
     for name, found, cells, wrong in rows(chosen.models, chosen.formats, chosen.work.resolve()):
         print(f"| {name} | {found} |", " | ".join(map(str, cells)), "|", flush=True)
+        reach[name] = {"transformers": str(found), **dict(zip(chosen.formats, map(str, cells), strict=True))}
         every += wrong
+    keep("formats", reach)
     packages = ("transformers", "compressed-tensors", "bitsandbytes", "torch")
     print("\n" + ", ".join(f"{package} {version(package)}" for package in packages), end="; ")
     print(f"{len(chosen.models)} models, {time.perf_counter() - start:.0f} s")

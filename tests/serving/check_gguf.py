@@ -2,7 +2,8 @@
 
 Writes tiny models of every family in every type, loads them in the llama.cpp of the npm package node-llama-cpp, and
 compares with transformers in fp32: the tokens of texts and conversations, and the log probabilities of 200 positions.
-Prints the table of docs/gguf.md. Ends with status 1 if a number is above its bound or a difference is not explained.
+Prints the table of docs/gguf.md, and keeps its part of that of docs/serving.md. Ends with status 1 if a number is above
+its bound or a difference is not explained.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.contexts import context_of
+from serving.reach import cell_of, keep
 from serving.texts import TEXTS, rendered
 from serving.tiny_models import MODELS, write_model
 
@@ -38,13 +40,27 @@ NODE_PACKAGES = ("node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1")
 POSITIONS = 200
 F32_BOUND, GELU_BOUND = 2e-5, 5e-3
 """On log probabilities. llama.cpp reads GELU from a table of F16 values."""
-KL_BOUNDS = {"bf16": 2e-3, "f16": 2e-5, "q8_0": 1.5e-2, "q5_1": 3e-1, "q5_0": 3e-1, "q4_1": 1.0, "q4_0": 1.0}
+KL_BOUNDS = {
+    "bf16": 2e-3,
+    "f16": 2e-5,
+    "q8_0": 1.5e-2,
+    "q5_1": 3e-1,
+    "q5_0": 3e-1,
+    "q4_1": 1.0,
+    "q4_0": 1.0,
+    "mxfp4": 1.0,
+}
 """On the mean KL to the model that was not rounded. Random weights are far more sensitive than trained ones."""
 KERNEL_BOUNDS = {"bf16": 6e-4, "f16": 6e-6}
 KERNEL_BOUND = 6e-3
 """On the mean KL to the model with the matrices of the file: llama.cpp rounds activations too."""
-ROUTED = {"f16": 1e-2, "bf16": 1e-1, "q8_0": 1e-1, "q5_1": 5e-1, "q5_0": 5e-1}
+PRECISE = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight", "_bias")
+"""Ends of the names of what no type rounds."""
+MIXTURES = ("qwen3-moe", "olmoe", "gpt-oss", "qwen2-moe", "glm4-moe", "qwen3.5-moe")
+ROUTED = {"f16": 1e-2, "bf16": 1e-1, "q8_0": 3e-1, "q5_1": 5e-1, "q5_0": 5e-1}
 """Bounds of mixtures: experts that nearly tie in a random router change places."""
+
+SORTS = ("texts", "chats", "random texts")
 
 Logs = NDArray[np.float64]
 
@@ -104,12 +120,20 @@ def round_matrices(model: PreTrainedModel, kind: str) -> None:
     """Give a model the matrices that the file of a type holds, by the package `gguf`."""
     form = values.FORMS[kind]
     for name, x in model.named_parameters():
-        if x.ndim > 1 and not name.endswith("mlp.gate.weight") and "vis" not in name:
-            outer = "embed_tokens" in name or "lm_head" in name
-            wanted = form.outer if outer else form.type
-            if wanted not in (gguf.GGMLQuantizationType.F32,):
-                stored = gguf.quants.quantize(x.detach().numpy(), wanted)
-                x.data = torch.from_numpy(gguf.quants.dequantize(stored, wanted).reshape(x.shape).copy())
+        if x.ndim < 2 or "vis" in name or name.endswith(PRECISE):
+            continue
+        wanted, experts = form.type, ".experts." in name
+        if "embed_tokens" in name or "lm_head" in name:
+            wanted = form.outer
+        elif experts and form.experts is not None:
+            wanted = form.experts
+        if wanted is gguf.GGMLQuantizationType.F32:
+            continue
+        across = experts and model.config.model_type == "gpt_oss"  # whose stacks have columns before rows
+        rows = x.detach().transpose(1, 2).contiguous() if across else x.detach()
+        stored = gguf.quants.quantize(rows.numpy(), wanted)
+        found = torch.from_numpy(gguf.quants.dequantize(stored, wanted).reshape(rows.shape).copy())
+        x.data = found.transpose(1, 2).contiguous() if across else found
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -126,7 +150,7 @@ def prepare(names: list[str], kinds: list[str], work: Path) -> tuple[dict[str, C
     for name in names:
         folder = write_model(name, work / "models" / name)
         case = cases[name] = case_of(folder, load(folder))
-        for kind in kinds:
+        for kind in (kind for kind in kinds if name in MIXTURES or values.FORMS[kind].experts is None):
             model = load(folder)
             round_matrices(model, kind)
             case.rounded[kind] = log_probs(model, case.ids)
@@ -173,6 +197,11 @@ def kl(of: Logs, to: Logs) -> float:
     return float((np.exp(to) * (to - of)).sum(-1).mean())
 
 
+def same_of(one: Logs, other: Logs) -> float:
+    """Return the share of positions with the same most probable token."""
+    return float((one.argmax(-1) == other.argmax(-1)).mean())
+
+
 def largest(of: Logs, to: Logs, ids: list[int]) -> float:
     """Return the largest difference of the log probabilities of the text itself."""
     at = np.arange(len(ids) - 1), ids[1:]
@@ -180,27 +209,32 @@ def largest(of: Logs, to: Logs, ids: list[int]) -> float:
 
 
 def compare(cases: dict[str, Case], jobs: list[dict[str, Any]], kinds: list[str]) -> Iterator[str]:
-    """Print the table. Yields what is wrong."""
-    print("| model | texts | chats | random texts |", " | ".join(kinds), "|")
+    """Print the table, and keep a part of that of docs/serving.md. Yields what is wrong."""
+    reach = dict[str, dict[str, str]]()
+    print("| model |", " | ".join(SORTS), "|", " | ".join(kinds), "|")
     print("|---|---|---|---|", "|".join("---" for _ in kinds), "|", sep="")
     for name, case in cases.items():
-        cells, tokens = [], "| | | "
+        cells, tokens, reach[name] = dict[str, str](), "| | | ", {}
         for job in (job for job in jobs if job["name"] == name):
             found, kind = json.loads(Path(job["out"]).read_text()), job["kind"]
             if "error" in found:
                 yield f"{name} {kind}: {found['error']}"
-                cells.append("not loaded")
+                cells[kind] = "not loaded"
                 continue
             if job["texts"]:
                 tokens = ""
-                for label, part in compare_tokens(case, found["tokens"]):
+                for what, (label, part) in zip(SORTS, compare_tokens(case, found["tokens"]), strict=True):
                     tokens += f"| {label} "
+                    reach[name] |= {"llama.cpp": label} if what == "chats" else {}
                     yield from (f"{name}: other tokens of {text!r}" for text in part)
             logs = np.fromfile(f"{job['out']}.f32", np.float32).reshape(case.logs.shape).astype(np.float64)
-            cell, wrong = compare_logs(name, kind, case, logs)
-            cells.append(cell)
+            cells[kind], wrong = compare_logs(name, kind, case, logs)
+            ours = case.rounded[kind]
+            rounding = None if kind == "f32" else kl(logs, case.logs)
+            reach[name][f"gguf:{kind}"] = cell_of(kl(logs, ours), same_of(logs, ours), rounding)
             yield from wrong
-        print(f"| {name} {tokens}|", " | ".join(cells), "|")
+        print(f"| {name} {tokens}|", " | ".join(cells.get(kind, "") for kind in kinds), "|")
+    keep("gguf", reach)
 
 
 def compare_tokens(case: Case, served: list[list[int]]) -> Iterator[tuple[str, list[str]]]:
@@ -223,7 +257,7 @@ def compare_logs(name: str, kind: str, case: Case, logs: Logs) -> tuple[str, lis
         found = largest(logs, case.logs, case.ids)
         return f"{found:.1e}", [f"{name} f32: {found:.1e}, bound {bound:.0e}"] if not found <= bound else []
     bounds = KL_BOUNDS[kind], KERNEL_BOUNDS.get(kind, KERNEL_BOUND)
-    if "moe" in name:
+    if name in MIXTURES:
         bounds = (ROUTED.get(kind, 1.0),) * 2
     wrong = [
         f"{name} {kind}: mean KL to the model {what} {found:.1e}, bound {bound:.0e}"

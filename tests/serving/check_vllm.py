@@ -27,7 +27,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.check_formats import ANSWER, FORMATS, HF, MORE_SIZES, SIZES, tensors_in
-from serving.check_gguf import POSITIONS, Logs, kl, largest, load, log_probs, tokenizer_of, version
+from serving.check_gguf import POSITIONS, Logs, kl, largest, load, log_probs, same_of, tokenizer_of, version
+from serving.reach import cell_of, keep
 from serving.texts import CHATS, TEXTS
 from serving.tiny_models import write_model
 from transformers import PreTrainedTokenizerFast
@@ -58,8 +59,11 @@ def python_of_vllm(work: Path) -> Path:
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-compile", *PACKAGES], check=True)
-        # PyPI has torchvision compiled for CUDA alone. Beside torch for CPUs it cannot load its ops, which nothing here
-        # needs, and its import fails where it describes them.
+        # PyPI has these and torchvision compiled for CUDA alone. Beside torch for CPUs they cannot load their ops, that
+        # nothing here needs. transformers does without the first two; classes with towers need torchvision, whose
+        # import fails where it describes its ops.
+        unneeded = ("torchaudio", "torchcodec")
+        subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *unneeded], check=True)
         (described,) = folder.glob("lib/python*/site-packages/torchvision/_meta_registrations.py")
         described.write_text("")
         ready.touch()
@@ -108,6 +112,7 @@ def engine_job(name: str, work: Path) -> tuple[dict[str, Any], Logs, list[list[i
 
 def compare_engine(jobs: list[tuple[dict[str, Any], Logs, list[list[int]]]]) -> Iterator[str]:
     """Print the table. Yields what is wrong."""
+    reach = {}
     print("| model | ids | largest difference | mean KL | equal argmax |\n|---|---|---|---|---|")
     for job, logs, wanted in jobs:
         name = Path(job["folder"]).parent.name
@@ -115,13 +120,15 @@ def compare_engine(jobs: list[tuple[dict[str, Any], Logs, list[list[int]]]]) -> 
         theirs = np.fromfile(f"{job['out']}.f32", np.float32).reshape(-1, logs.shape[1]).astype(np.float64)
         ours = logs[: len(theirs)]  # the last position predicts what is not in the text
         difference = largest(np.concatenate([theirs, logs[-1:]]), logs, job["ids"])
-        same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+        same = same_of(ours, theirs)
         equal = sum(one == other for one, other in zip(found, wanted, strict=True))
         print(f"| {name} | {equal}/{len(wanted)} | {difference:.1e} | {abs(kl(theirs, ours)):.0e} | {same:.3f} |")
+        reach[name] = {"vLLM": f"{equal}/{len(wanted)}", "hf in vLLM": cell_of(kl(theirs, ours), same)}
         if not difference <= BOUND:
             yield f"{name}: {difference:.1e} from transformers, bound {BOUND:.0e}"
         if equal < len(wanted):
             yield f"{name}: vLLM has other ids in {len(wanted) - equal} conversations"
+    keep("vllm", reach)
 
 
 # --------------------------------------------------------------------------------------------------------------- names
@@ -193,13 +200,11 @@ def main() -> int:
     loaded = [engine_job(name, models) for name in chosen.models]
     (work / "vllm-jobs.json").write_text(json.dumps([*(job for job, _ in named), *(job for job, _, _ in loaded)]))
     with (work / "vllm.txt").open("w") as log:
-        subprocess.run(
-            [str(python), str(HERE / "in_vllm.py"), str(work / "vllm-jobs.json")],
-            env=os.environ | ENVIRONMENT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=True,
-        )
+        command = [str(python), str(HERE / "in_vllm.py"), str(work / "vllm-jobs.json")]
+        done = subprocess.run(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+    if done.returncode:
+        print(f"wrong: vLLM ended with {done.returncode}. It said: {log.name}")
+        return 1
     wrong = [*compare_engine(loaded), *(compare_names(named) if named else [])]
     if loaded:
         wrong += check_over_http(python, chosen.models[0], work)

@@ -48,6 +48,18 @@ LONG = {"long_factor": [1.0 + 0.5 * i for i in range(12)], "short_factor": [1.0 
 BY_LAYER = {"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(2e4)}
 
 
+DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A model.
@@ -113,8 +125,19 @@ MODELS: Mapping[str, Tiny] = {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "sliding_window": 64,
-            "rope_parameters": rope(150000.0, "yarn", **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False),
+            "rope_parameters": rope(150000.0, "yarn", **YARN, beta_fast=32.0, beta_slow=1.0),
         },
+    ),
+    "qwen2-moe": Tiny(
+        "qwen2_moe", "qwen", "qwen2.5", {**SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8}
+    ),
+    "glm4-moe": Tiny("glm4_moe", "qwen", "qwen2.5", {**SHARED, "head_dim": 64, "n_routed_experts": 8}),
+    "qwen3.5": Tiny("qwen3_5_text", "qwen", "qwen3", DELTA),
+    "qwen3.5-moe": Tiny(
+        "qwen3_5_moe_text",
+        "qwen",
+        "qwen3",
+        {**DELTA, **SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8},
     ),
     "gemma2": Tiny("gemma2", "gemma", "gemma-2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64}),
     "gemma3": Tiny(
@@ -202,31 +225,6 @@ MODELS: Mapping[str, Tiny] = {
     ),
 }
 
-DELTA = {
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "head_dim": 64,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
-SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
-OTHERS: Mapping[str, Tiny] = {
-    "qwen2-moe": Tiny(
-        "qwen2_moe", "qwen", "qwen2.5", {**SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8}
-    ),
-    "glm4-moe": Tiny("glm4_moe", "qwen", "qwen2.5", {**SHARED, "head_dim": 64, "n_routed_experts": 8}),
-    "qwen3.5": Tiny("qwen3_5_text", "qwen", "qwen3", DELTA),
-    "qwen3.5-moe": Tiny(
-        "qwen3_5_moe_text",
-        "qwen",
-        "qwen3",
-        {**DELTA, **SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8},
-    ),
-}
-"""Families of which no GGUF file is written."""
-
 
 def config_of(tiny: Tiny, size: int, eos: int, **sizes: Any) -> Any:
     """Return the config of a model with so many tokens. sizes: keys of the text in place of its own."""
@@ -254,11 +252,14 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
             x.data = torch.randn_like(x) * (x.shape[-1] ** -0.5 if gemma else 0.25)
         else:
             x.data = torch.randn_like(x) * x.shape[-1] ** -0.5 * (2.0 if "lm_head" in name else 1.0)
+    for name, x in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            x.copy_(0.25 * torch.randn_like(x))
 
 
 def write_model(name: str, folder: Path, dtype: torch.dtype = torch.float32, **sizes: Any) -> Path:
     """Write a model as a run writes it, and return its folder."""
-    tiny = {**MODELS, **OTHERS}[name]
+    tiny = MODELS[name]
     tokenizer, roles = tokenizer_of(tiny.tokenizer)
     size = -(-tokenizer.get_vocab_size() // 32) * 32  # padded, as published models are
     by = AutoModelForImageTextToText if tiny.vision else AutoModelForCausalLM

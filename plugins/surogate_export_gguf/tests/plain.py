@@ -22,6 +22,8 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert{s}.{x}_proj": f"ffn_{x}_shexp" for s in ("", "s") for x in ("gate", "up", "down")},
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -31,6 +33,19 @@ AFTER = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 """In families with a norm after attention and MLP."""
+LINEAR = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+}
+KEYS, VALUES, WIDTH = 2, 4, 64
+"""Heads of the linear layers, and their width."""
 OUTSIDE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
@@ -56,6 +71,13 @@ def file_of(
         if part == "self_attn" and kind == "sinks":
             found[f"blk.{layer}.attn_sinks.weight"] = x
             continue
+        if part.startswith("linear_attn"):
+            whole = f"{part}.{kind}".removeprefix("linear_attn.")
+            found[f"blk.{layer}.{LINEAR[whole]}"] = linear(whole, x)
+            continue
+        if kind == "e_score_correction_bias":
+            found[f"blk.{layer}.exp_probs_b.bias"] = x
+            continue
         if part == "mlp.experts":
             which, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
             of = {"gate": (0, 2), "up": (1, 2)} if which == "gate_up_proj" else {"down": (0, 1)}
@@ -73,6 +95,25 @@ def file_of(
         found[f"blk.{layer}.{ours}.{kind}"] = x + offset if part.endswith("norm") else x
     found |= {name: torch.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}
     return found | ({"output.weight": found["token_embd.weight"]} if own_head and tied else {})
+
+
+def linear(name: str, x: Tensor) -> Tensor:
+    """Put heads of values in the order of llama.cpp: head i of the file reads head i % KEYS of the keys."""
+    order = [i % KEYS * (VALUES // KEYS) + i // KEYS for i in range(VALUES)]
+    of_heads = [head * WIDTH + row for head in order for row in range(WIDTH)]
+    of_all = [*range(2 * KEYS * WIDTH), *(2 * KEYS * WIDTH + row for row in of_heads)]
+    match name:
+        case "in_proj_qkv.weight":
+            return torch.stack([x[row] for row in of_all])
+        case "conv1d.weight":
+            return torch.stack([x[row][0] for row in of_all])
+        case "in_proj_z.weight":
+            return torch.stack([x[row] for row in of_heads])
+        case "out_proj.weight":
+            return torch.stack([x[:, column] for column in of_heads], dim=1)
+        case "norm.weight":
+            return x
+    return torch.stack([-x[head].exp() if name == "A_log" else x[head] for head in order])
 
 
 def moved(x: Tensor, heads: int) -> Tensor:

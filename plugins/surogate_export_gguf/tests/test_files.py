@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from surogate_export_gguf import plugin, values, writer
 from .plain import file_of, served
 
 PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision"}
-OWN_HEAD = {"olmo2", "olmo3", "olmoe", "gpt-oss"}
+OWN_HEAD = {"olmo2", "olmo3", "olmoe", "gpt-oss", "qwen2-moe"}
 TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-windows", "gemma3-vision"}
 OUTER = ("token_embd.weight", "output.weight")
 
@@ -38,8 +39,8 @@ def wanted_of(name: str, folder: Path) -> dict[str, Tensor]:
     return file_of(
         load_file(folder / "model.safetensors"),
         heads={"q_proj": 4, "k_proj": 2} if name in PAIRED else {},
-        offset=1.0 if name.startswith("gemma") else 0.0,
-        after=name.startswith(("gemma", "olmo2", "olmo3", "gpt-oss")),
+        offset=1.0 if name.startswith(("gemma", "qwen3.5")) else 0.0,
+        after=name.startswith(("gemma", "olmo2", "olmo3", "gpt-oss", "qwen3.5", "glm4")),
         tied=name in TIED,
         own_head=name in OWN_HEAD,
     )
@@ -106,6 +107,37 @@ def test_mxfp4_is_refused_for_a_model_without_experts(models: Any) -> None:
         writer.prepare(context_of(models("llama3"), "mxfp4"))
 
 
+def test_stacks_of_experts_give_the_file_of_a_matrix_for_each(models: Any, tmp_path: Path) -> None:
+    """Qwen3.5 mixtures are published with gate before up in a tensor for all experts of a layer."""
+    context = context_of(models("qwen3.5-moe"), "q8_0")
+    stacked = {name: x for name, x in context.tensors.items() if ".experts." not in name}
+    for layer in range(4):
+        mlp = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            torch.stack([context.tensors[f"{mlp}.{i}.{part}_proj.weight"][...] for i in range(8)])
+            for part in ("gate", "up", "down")
+        )
+        for name, x in ((f"{mlp}.gate_up_proj", torch.cat([gate, up], dim=1)), (f"{mlp}.down_proj", down)):
+            stacked[name] = Narrow(name, x)
+    writer.write_model(context, tmp_path / "each.gguf")
+    writer.write_model(replace(context, tensors=stacked), tmp_path / "stacks.gguf")
+    one, other = (read(tmp_path / f"{name}.gguf") for name in ("each", "stacks"))
+    assert one[1].keys() == other[1].keys() and all(torch.equal(x, other[1][name]) for name, x in one[1].items())
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("qwen3.5", "mtp.layers.0.mlp.up_proj.weight"), ("glm4-moe", "model.layers.4.enorm.weight")]
+)
+def test_what_predicts_further_tokens_is_left_out_by_name(models: Any, model: str, name: str) -> None:
+    told: list[str] = []
+    context = context_of(models(model), "bf16", told.append)
+    tensors = {**context.tensors, name: Narrow(name, torch.zeros(128, 128))}
+    prepared = writer.prepare(replace(context, tensors=tensors))
+    assert all(name not in target.sources for target in prepared.targets)
+    part = "mtp" if model == "qwen3.5" else "model.layers.4"
+    assert any(line.startswith(f"{part} is left out: it predicts further tokens") for line in told)
+
+
 def test_a_stack_of_another_number_of_experts_is_refused(models: Any) -> None:
     context = context_of(models("gpt-oss"), "f32")
     name = "model.layers.1.mlp.experts.down_proj"
@@ -115,8 +147,11 @@ def test_a_stack_of_another_number_of_experts_is_refused(models: Any) -> None:
 
 
 def test_yarn_that_llama_cpp_rounds_is_told(models: Any) -> None:
+    """Published files of gpt-oss say `truncate: false`."""
     told: list[str] = []
-    writer.prepare(context_of(models("gpt-oss"), "f32", told.append))
+    context = context_of(models("gpt-oss"), "f32", told.append)
+    rope = {**context.config["rope_parameters"], "truncate": False}
+    writer.prepare(replace(context, config={**context.config, "rope_parameters": rope}))
     assert any("llama.cpp rounds where YaRN begins and ends" in line for line in told)
 
 

@@ -46,7 +46,11 @@ SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 BAD: list[tuple[str, Mapping[str, Any], str]] = [
     ("qwen3", {"model_type": "acme"}, "model_type: acme is not known to transformers"),
-    ("qwen3", {"model_type": "gpt2"}, "model_type: the form of llama.cpp is known for gemma2, gemma3_text, gpt_oss"),
+    (
+        "qwen3",
+        {"model_type": "gpt2"},
+        "model_type: the form of llama.cpp is known for gemma2, gemma3_text, glm4_moe, gpt_oss",
+    ),
     ("gpt-oss", {"swiglu_alpha": 1.5}, "swiglu_alpha: llama.cpp computes the gate with 1.702 (got 1.5)"),
     ("gpt-oss", {"swiglu_limit": 10.0}, "swiglu_limit: llama.cpp computes the gate with 7.0 (got 10.0)"),
     ("gpt-oss", {"layer_types": ["full_attention"] * 4}, "layer_types: llama.cpp has windows in each second layer"),
@@ -69,6 +73,11 @@ BAD: list[tuple[str, Mapping[str, Any], str]] = [
     ("qwen3-moe", {"norm_topk_prob": False}, "always normalizes the weights of the chosen experts (got False)"),
     ("qwen3-moe", {"mlp_only_layers": [1]}, "mlp_only_layers: llama.cpp has experts in every layer"),
     ("qwen3-moe", {"num_experts": 16, "num_local_experts": 16}, "there are 8 experts, config.json says 16"),
+    ("qwen2-moe", {"norm_topk_prob": True}, "never normalizes the weights of the chosen experts (got True)"),
+    ("qwen2-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: llama.cpp has experts in every layer"),
+    ("glm4-moe", {"n_group": 2, "topk_group": 1}, "n_group: llama.cpp chooses from all experts in this family (got 2)"),
+    ("qwen3.5", {"linear_value_head_dim": 32}, "linear_value_head_dim: llama.cpp takes values as wide as keys, 64"),
+    ("qwen3.5", {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2}, "attention in each n-th layer"),
     ("olmoe", {"norm_topk_prob": True}, "never normalizes the weights of the chosen experts (got True)"),
     ("olmoe", {"clip_qkv": 3.0}, "clip_qkv: llama.cpp does not clip queries, keys and values (got 3.0)"),
     ("olmoe", {"num_key_value_heads": 2}, "num_key_value_heads: llama.cpp takes as many as query heads, 4 (got 2)"),

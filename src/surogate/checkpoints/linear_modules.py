@@ -45,9 +45,11 @@ def modules_of(
     matrices = {name: tensor for name, tensor in matrices.items() if name not in of_experts}
     if moved := [tensor for tensor in matrices.values() if tensor.layout]:
         keys = " or ".join(f"{format.key}=true" for format in run.registry.weight_formats().values())
+        others = [format.name for format in run.registry.export_formats().values() if format.stacks]
         raise ConfigError(
-            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which servers read in no format of few bits. Use "
-            f"--format hf; for runs, `surogate quantize` writes a matrix for each: --set {keys}."
+            f"{run.model_dir}: {moved[0].name} is {moved[0].layout}, which servers do not read in this format. Use "
+            f"--format {' or '.join(['hf', *others])}; for runs, `surogate quantize` writes a matrix for each: "
+            f"--set {keys}."
         )
     others = [] if _HEAD + _MODULE in stored else [_HEAD]  # a tied one is not among the tensors
     others += [t.name for t in tensors if len(t.shape) > 1 and t.name.endswith(_MODULE) and t.name not in stored]

@@ -23,10 +23,10 @@ from .tensor_file import Stored, Writable, nbytes, write_safetensors
 
 HELD_BYTES = 1 << 30
 """Bytes of computed tensors in memory, after which a file is written, in addition to the files of the model."""
-AHEAD_BYTES = 3 << 28
-"""Bytes of tensors that are read to be computed."""
-AT_ONCE = 4
-"""Groups of tensors that are computed at the same time. The ops of each use several threads."""
+AHEAD_BYTES = 5 << 28
+"""Bytes of tensors that are read to be computed. A larger group is computed alone."""
+AT_ONCE = 16
+"""Groups of tensors that are computed at the same time, at most: each has intermediate results of some 40 MiB."""
 
 Parts = Mapping[str, Tensor]
 
@@ -109,20 +109,32 @@ class _Shards:
 
 
 def _computed(groups: Sequence[Rewritten], tensors: Mapping[str, ModelTensor], threads: int) -> Iterator[Parts]:
-    """Yield the parts of each group, in order."""
-    workers = max(1, min(AT_ONCE, threads, len(groups)))
+    """Yield the parts of each group, in order.
+
+    A group is computed by one thread: threads that share ops of a millisecond wait for each other longer than they
+    compute. Large groups, of which few are in memory at a time, get more.
+    """
+    workers = max(1, min(AT_ONCE, threads))
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "export", torch.set_num_threads, (max(1, threads // workers),))
+    pool = ThreadPoolExecutor(workers, "export", torch.get_num_threads)  # else a thread's first op sets its number
     queue = deque[tuple[Future[Parts], int]]()
     waiting = deque((group, sum(map(_bytes_of, map(tensors.__getitem__, group.tensors)))) for group in groups)
+
+    def compute(group: Rewritten, size: int) -> Parts:
+        torch.set_num_threads(max(1, min(threads, threads * size // AHEAD_BYTES)))  # of ops of this thread
+        return group.parts()
+
     try:
         while waiting or queue:
             while waiting and len(queue) <= workers:
                 if queue and sum(size for _, size in queue) + waiting[0][1] > AHEAD_BYTES:
                     break
                 group, size = waiting.popleft()
-                queue.append((pool.submit(group.parts), size))
-            yield queue.popleft()[0].result()
+                queue.append((pool.submit(compute, group, size), size))
+            done = queue[0][0].result()
+            queue.popleft()
+            yield done
+            del done
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)

@@ -23,6 +23,7 @@ class Family:
     norm_offset    what a norm adds to its weight here, and the file has added
     head           own: a tied embedding is stored a second time as the head; tied: there is no other; either
     frequencies    reads a factor for each frequency of RoPE, as the rescaled RoPE of Llama 3 needs
+    partial        RoPE may rotate a part of each head
     full_every     layers have windows, but for each of this number; 0: all tokens see all before them
     square         all heads together are as wide as the model
     biases         parts that may have a bias
@@ -35,6 +36,7 @@ class Family:
     norm_offset: float = 0.0
     head: Literal["either", "own", "tied"] = "either"
     frequencies: bool = False
+    partial: bool = False
     full_every: int = 0
     square: bool = False
     biases: tuple[str, ...] = ()
@@ -83,9 +85,44 @@ def normalized(text: Any) -> None:
     """Refuse a Qwen3-MoE whose chosen experts are not weighted to a sum of 1, or that has dense layers."""
     if not text.norm_topk_prob:
         raise refused("norm_topk_prob", "llama.cpp always normalizes the weights of the chosen experts", False)
+    experts_everywhere(text)
+
+
+def experts_everywhere(text: Any) -> None:
+    """Refuse layers without experts."""
     for key, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
         if getattr(text, key) != only:
             raise refused(key, f"llama.cpp has experts in every layer, so it must be {only}", getattr(text, key))
+
+
+def qwen2_moe(text: Any) -> None:
+    """Refuse what llama.cpp leaves out of a Qwen2-MoE."""
+    if text.norm_topk_prob:
+        raise refused("norm_topk_prob", "llama.cpp never normalizes the weights of the chosen experts", True)
+    experts_everywhere(text)
+
+
+def glm4_moe(text: Any) -> None:
+    """Refuse a GLM-4-MoE whose experts are chosen by groups."""
+    if text.n_group != 1:
+        raise refused("n_group", "llama.cpp chooses from all experts in this family", text.n_group)
+
+
+def qwen3_5(text: Any) -> None:
+    """Refuse a Qwen3.5 with other heads or layers than llama.cpp has."""
+    if text.linear_key_head_dim != text.linear_value_head_dim:
+        reason = f"llama.cpp takes values as wide as keys, {text.linear_key_head_dim}"
+        raise refused("linear_value_head_dim", reason, text.linear_value_head_dim)
+    every = full_interval(text)
+    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(text.num_hidden_layers)]
+    if list(text.layer_types) != kinds:
+        raise refused("layer_types", "llama.cpp has attention in each n-th layer", text.layer_types)
+
+
+def full_interval(text: Any) -> int:
+    """Return n: each n-th layer of a Qwen3.5 has attention."""
+    kinds = [*text.layer_types, "full_attention"]
+    return kinds.index("full_attention") + 1
 
 
 def olmoe(text: Any) -> None:
@@ -119,6 +156,8 @@ def every_fourth_without_rope(text: Any) -> None:
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LINEAR = (*QKV, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
+QWEN35: Mapping[str, Any] = {"norm_offset": 1.0, "partial": True, "refuse": (qwen3_5,)}
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(arch=ARCH.LLAMA, paired=True, frequencies=True, biases=LINEAR),
     "mistral": Family(arch=ARCH.LLAMA, paired=True, frequencies=True),
@@ -129,10 +168,14 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl_text": Family(arch=ARCH.QWEN2VL, square=True, biases=QKV),
     "qwen3": Family(arch=ARCH.QWEN3),
     "qwen3_vl_text": Family(arch=ARCH.QWEN3VL),
+    "qwen2_moe": Family(arch=ARCH.QWEN2MOE, head="own", square=True, biases=QKV, refuse=(qwen2_moe,)),
     "qwen3_moe": Family(arch=ARCH.QWEN3MOE, refuse=(normalized,)),
+    "qwen3_5_text": Family(arch=ARCH.QWEN35, **QWEN35),
+    "qwen3_5_moe_text": Family(arch=ARCH.QWEN35MOE, **QWEN35),
+    "glm4_moe": Family(arch=ARCH.GLM4_MOE, partial=True, biases=QKV, refuse=(glm4_moe,)),
     "gemma2": Family(arch=ARCH.GEMMA2, norm_offset=1.0, head="tied", full_every=2, refuse=(gemma2,)),
     "gemma3_text": Family(arch=ARCH.GEMMA3, norm_offset=1.0, full_every=6, refuse=(gemma3,)),
-    "phi3": Family(arch=ARCH.PHI3, square=True),
+    "phi3": Family(arch=ARCH.PHI3, square=True, partial=True),
     "olmo2": Family(arch=ARCH.OLMO2, head="own", square=True),
     "olmo3": Family(arch=ARCH.OLMO2, head="own", square=True, full_every=4),
     "gpt_oss": Family(
@@ -152,6 +195,8 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "Mistral3ForConditionalGeneration": ("vision_tower", "multi_modal_projector"),
     "Qwen2_5_VLForConditionalGeneration": ("visual",),
     "Qwen3VLForConditionalGeneration": ("visual",),
+    "Qwen3_5ForConditionalGeneration": ("visual",),
+    "Qwen3_5MoeForConditionalGeneration": ("visual",),
 }
 """Classes around a text, and the parts of them that a GGUF file of the text does not have."""
 
@@ -183,6 +228,12 @@ def family_of(text: Any) -> Family:
     for refuse in family.refuse:
         refuse(text)
     return family
+
+
+def experts_of(text: Any) -> int:
+    """Return how many experts a layer has, by the key of the family."""
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(count) for key in keys if (count := getattr(text, key, None))), 0)
 
 
 def head_width(text: Any) -> int:

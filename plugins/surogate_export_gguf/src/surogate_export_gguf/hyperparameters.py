@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gguf import MODEL_ARCH as ARCH
-from gguf import GGUFWriter, RopeScalingType
+from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
 
-from .families import Family, head_width, refused
+from .families import Family, experts_of, full_interval, head_width, refused
 from .rope import Rotation, rotation_of
 
 Notice = Callable[[str], None]
+QWEN35_SECTIONS = (11, 11, 10)
+"""Of the positions of images, where config.json does not say them. In a text all positions are the same."""
 
 
 def describe(writer: GGUFWriter, config: Mapping[str, Any], text: Any, family: Family, notice: Notice) -> Rotation:
@@ -31,7 +33,8 @@ def describe_sizes(writer: GGUFWriter, text: Any, family: Family) -> None:
     writer.add_context_length(text.max_position_embeddings)
     writer.add_embedding_length(text.hidden_size)
     writer.add_block_count(text.num_hidden_layers)
-    writer.add_feed_forward_length(text.intermediate_size)
+    if width := getattr(text, "intermediate_size", None):  # mixtures without dense layers have none
+        writer.add_feed_forward_length(width)
     writer.add_head_count(text.num_attention_heads)
     writer.add_head_count_kv(text.num_key_value_heads or text.num_attention_heads)
     writer.add_key_length(head_width(text))
@@ -99,16 +102,29 @@ def describe_windows(
 
 def describe_family(writer: GGUFWriter, config: Mapping[str, Any], text: Any, family: Family) -> None:
     """Add what one family alone has."""
+    if experts := experts_of(text):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(text.num_experts_per_tok)
+        if family.arch is not ARCH.OLMOE:
+            writer.add_expert_feed_forward_length(getattr(text, "moe_intermediate_size", text.intermediate_size))
+    if shared := getattr(text, "shared_expert_intermediate_size", None):
+        writer.add_expert_shared_feed_forward_length(shared)
     match family.arch:
-        case ARCH.QWEN3MOE | ARCH.OLMOE:
-            writer.add_expert_count(text.num_experts)
-            writer.add_expert_used_count(text.num_experts_per_tok)
-            if family.arch is ARCH.QWEN3MOE:
-                writer.add_expert_feed_forward_length(text.moe_intermediate_size)
-        case ARCH.GPT_OSS:
-            writer.add_expert_count(text.num_local_experts)
-            writer.add_expert_used_count(text.num_experts_per_tok)
-            writer.add_expert_feed_forward_length(text.intermediate_size)
+        case ARCH.GLM4_MOE:
+            writer.add_expert_shared_count(text.n_shared_experts)
+            writer.add_leading_dense_block_count(text.first_k_dense_replace)
+            writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+            writer.add_expert_weights_scale(text.routed_scaling_factor)
+            writer.add_expert_weights_norm(text.norm_topk_prob)
+        case ARCH.QWEN35 | ARCH.QWEN35MOE:
+            sections = text.rope_parameters.get("mrope_section", QWEN35_SECTIONS)
+            writer.add_rope_dimension_sections([*sections, 0, 0, 0, 0][:4])
+            writer.add_ssm_conv_kernel(text.linear_conv_kernel_dim)
+            writer.add_ssm_state_size(text.linear_key_head_dim)
+            writer.add_ssm_group_count(text.linear_num_key_heads)
+            writer.add_ssm_time_step_rank(text.linear_num_value_heads)
+            writer.add_ssm_inner_size(text.linear_value_head_dim * text.linear_num_value_heads)
+            writer.add_full_attention_interval(full_interval(text))
         case ARCH.GEMMA2:
             writer.add_attn_logit_softcapping(text.attn_logit_softcapping)
             writer.add_final_logit_softcapping(text.final_logit_softcapping)

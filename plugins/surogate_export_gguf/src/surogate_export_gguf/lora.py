@@ -43,9 +43,10 @@ def prepare(context: ExportContext, path: Path | None = None) -> Prepared:
     for key in sorted(file.keys()):
         module, part = module_of(key, folder)
         base = of_base.get(text_name(f"{module}.weight"))
-        if base is None:
+        if base is None or base.taken is not None:
             raise ConfigError(
-                f"{folder}: adapts {module}, which is no matrix by itself in the file of its base. {MERGE}"
+                f"{folder}: adapts {module}, which is no matrix by itself in the file of its base, or has another "
+                f"order there. {MERGE}"
             )
         shape = tuple(file.get_slice(key).get_shape())
         heads, letter = (base.heads, "b") if part == "B" else (0, "a")

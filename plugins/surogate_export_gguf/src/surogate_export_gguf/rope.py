@@ -47,7 +47,7 @@ def rotation_of(text: Any, family: Family, layer_type: str | None = None) -> Rot
         "base": float(rope["rope_theta"]),
         "width": int(head_width(text) * rope.get("partial_rotary_factor", 1.0)),
     }
-    if plain["width"] != head_width(text) and family.arch.name != "PHI3":
+    if plain["width"] != head_width(text) and not family.partial:
         reason = f"llama.cpp rotates whole heads of {head_width(text)} in its {family.arch.name.lower()}"
         raise refused("partial_rotary_factor", reason, rope["partial_rotary_factor"])
     if kind in ("default", "dynamic"):  # dynamic changes nothing up to max_position_embeddings

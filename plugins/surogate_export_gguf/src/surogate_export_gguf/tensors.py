@@ -12,7 +12,8 @@ from gguf import TensorNameMap, get_tensor_name_map
 
 from surogate_core.api import ConfigError, ExportContext
 
-from .families import TOWERS, Family, refused
+from . import delta
+from .families import TOWERS, Family, experts_of, refused
 from .rope import Floats, Rotation
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
 SINKS = ".sinks"
+RENAMED = {".dt_bias": ".dt_proj.bias", ".e_score_correction_bias": ".e_score_correction.bias"}
+"""Ends of names, as the map of the package `gguf` has them."""
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+FURTHER = "mtp"
+"""Part of a model that predicts further tokens."""
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -82,13 +88,19 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
 def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
     """Return {name in the class of the text: stored name} in the order of the layers, and tell what is left out."""
     architecture = (context.config.get("architectures") or [""])[0]
-    found, left = {}, set()
+    found, left, further = {}, set(), set()
     for name in context.tensors:
-        part = name.removeprefix("model.").split(".")[0]
+        part, layer = name.removeprefix("model.").split(".")[0], LAYER.match(text_name(name))
         if part in TOWERS.get(architecture, ()):
             left.add(part)
+        elif part == FURTHER:
+            further.add(part)
+        elif layer and int(layer[1]) >= text.num_hidden_layers:
+            further.add(layer[0].removesuffix("."))
         else:
             found[text_name(name)] = name
+    if further:
+        context.notice(f"{' and '.join(sorted(further))} is left out: it predicts further tokens, for speculation")
     if left:
         line = f"the file holds the text of {architecture}, without {' and '.join(sorted(left))}:"
         context.notice(f"{line} for images, give llama.cpp the mmproj file of the base (--mmproj)")
@@ -124,36 +136,46 @@ def joined(names: Iterable[str]) -> dict[str, list[str]]:
 def of_stack(
     found: re.Match[str], source: str, shape: tuple[int, ...], names: TensorNameMap, text: Any
 ) -> list[Target]:
-    """Return the tensors that are made of a stack of experts, [experts, columns, rows], or of their biases.
+    """Return the tensors that are made of a stack of experts, [experts, rows, columns], or of their biases.
 
-    Rows of gate and up alternate in it. Raises ConfigError if it is of another number of experts than the config says.
+    Gate stands before up. In gpt-oss rows of gate and up alternate, and columns stand before rows. Raises ConfigError
+    if it is of another number of experts than the config says.
     """
-    experts, which, bias = found[1], found[2], found[3]
-    if shape[0] != text.num_local_experts:
+    experts, which, bias = found[1], found[2], bool(found[3])
+    if shape[0] != experts_of(text):
         raise ConfigError(
-            f"{source}: there are {shape[0]} experts, config.json says {text.num_local_experts}. Is it the model's?"
+            f"{source}: there are {shape[0]} experts, config.json says {experts_of(text)}. Is it the model's?"
         )
-    cuts = {"gate": slice(0, None, 2), "up": slice(1, None, 2)} if which == "gate_up" else {which: slice(None)}
+    alternate = text.model_type == "gpt_oss"
+    across = alternate and not bias
+    rows = shape[2] if across else shape[1]
+    cuts = {which: slice(None)}
+    if which == "gate_up":
+        half = rows // 2
+        cuts = {"gate": slice(0, half), "up": slice(half, None)}
+        if alternate:
+            cuts = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
     targets = []
     for part, cut in cuts.items():
-        named = names.get_name(f"{experts}.{part}_proj")
-        rows = len(range(*cut.indices(shape[-1])))
-        kind, whole = ("bias", (shape[0], rows)) if bias else ("weight", (shape[0], rows, shape[1]))
-        targets.append(Target(name=f"{named}.{kind}", shape=whole, sources=(source,), taken=partial(rows_of, cut=cut)))
+        named, count = names.get_name(f"{experts}.{part}_proj"), len(range(*cut.indices(rows)))
+        kind, rest = ("bias", ()) if bias else ("weight", (shape[1] if across else shape[2],))
+        taken = partial(rows_of, cut=cut, across=across)
+        targets.append(Target(name=f"{named}.{kind}", shape=(shape[0], count, *rest), sources=(source,), taken=taken))
     return targets
 
 
-def rows_of(stack: Tensor, cut: slice) -> Tensor:
-    """Return rows of each matrix of a stack that is transposed, or of biases."""
-    rows = stack[..., cut]
-    return rows if rows.dim() == 2 else rows.transpose(1, 2)
+def rows_of(stack: Tensor, cut: slice, across: bool) -> Tensor:
+    """Return rows of each matrix of a stack, or numbers of each bias. across: it holds columns before rows."""
+    return (stack.transpose(1, 2) if across else stack)[:, cut]
 
 
 def target(
     name: str, sources: list[str], shape: tuple[int, ...], names: TensorNameMap, text: Any, family: Family
 ) -> Target:
     """Return the tensor of the file for a name of transformers."""
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    end = next((end for end in RENAMED if name.endswith(end)), "")
+    known = name.removesuffix(end) + RENAMED.get(end, "")
+    found = names.get_name(known, try_suffixes=(".weight", ".bias"))
     if found is not None and name.endswith(SINKS):
         found = f"{found}.weight"
     part = name.removesuffix(".weight").removesuffix(".bias")
@@ -164,29 +186,42 @@ def target(
             f"{sources[0]}: llama.cpp has no such tensor in its {arch}. Export this model with --format hf."
         )
     several = ".experts." in name
-    if several and len(sources) != text.num_experts:
+    if several and len(sources) != experts_of(text):
         raise ConfigError(
-            f"{name}: there are {len(sources)} experts, config.json says {text.num_experts}. Is it the model's?"
+            f"{name}: there are {len(sources)} experts, config.json says {experts_of(text)}. Is it the model's?"
         )
     heads = {"q_proj": text.num_attention_heads, "k_proj": text.num_key_value_heads or text.num_attention_heads}
+    plain = part.endswith("norm") and delta.LAYER not in part
+    if len(shape) == 3:  # a convolution of each channel by itself
+        shape = shape[0], shape[2]
     return Target(
         name=found,
         shape=(len(sources), *shape) if several else shape,
         sources=tuple(sources),
         heads=heads.get(part.rsplit(".", 1)[-1], 0) if family.paired else 0,
-        offset=family.norm_offset if part.endswith("norm") else 0.0,
+        offset=family.norm_offset if plain else 0.0,
+        taken=delta.taken(name, text),
     )
 
 
 def check_complete(targets: Iterable[Target], text: Any) -> None:
-    """Raise ConfigError if a layer lacks what the others have: llama.cpp would not load the file."""
+    """Raise ConfigError if a layer lacks what others of its kind have: llama.cpp would not load the file."""
     layers: list[set[str]] = [set() for _ in range(text.num_hidden_layers)]
     for found in targets:
         if found.name.startswith("blk."):
-            _, layer, kind = found.name.split(".", 2)
-            layers[int(layer)].add(kind)
-    every = set[str]().union(*layers)
-    for number, kinds in enumerate(layers):
-        if kinds != every:
-            lacks = ", ".join(sorted(every - kinds))
-            raise ConfigError(f"layer {number} of the model has no tensor for {lacks}. Are all of its files there?")
+            _, layer, part = found.name.split(".", 2)
+            layers[int(layer)].add(part)
+    every: dict[tuple[str, bool], set[str]] = {}
+    for number, parts in enumerate(layers):
+        every.setdefault(layer_kind(text, number), set()).update(parts)
+    for number, parts in enumerate(layers):
+        if lacks := every[layer_kind(text, number)] - parts:
+            raise ConfigError(
+                f"layer {number} of the model has no tensor for {', '.join(sorted(lacks))}. Are all of its files there?"
+            )
+
+
+def layer_kind(text: Any, number: int) -> tuple[str, bool]:
+    """Return what layers that have the same tensors have in common: their attention, and whether they are dense."""
+    linear = (getattr(text, "layer_types", None) or {number: ""})[number] == "linear_attention"
+    return "linear" if linear else "", number < (getattr(text, "first_k_dense_replace", 0) or 0)

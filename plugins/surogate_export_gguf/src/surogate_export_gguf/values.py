@@ -49,13 +49,13 @@ FORMS = {
 """The types that the package `gguf` quantizes, as `gguf:NAME`. The first is the default."""
 
 OUTER = ("token_embd.weight", "output.weight")
-PRECISE = ("ffn_gate_inp.weight", "_exps.bias")
+PRECISE = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_exps.bias", "ssm_conv1d.weight")
 EXPERTS = "_exps.weight"
 LARGEST_F16 = 65504.0
 
 
 def type_of(target: Target, form: Form) -> Type:
-    """Return the type of a tensor. Vectors and routers are in F32, rows that blocks do not divide in F16."""
+    """Return the type of a tensor. Rows that blocks do not divide are in F16; vectors, routers, convolutions in F32."""
     if len(target.shape) == 1 or target.name.endswith(PRECISE):
         return Type.F32
     wanted = form.outer if target.name in OUTER else form.type

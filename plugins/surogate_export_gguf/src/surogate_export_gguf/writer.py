@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -102,7 +103,7 @@ def write_numbers(file: IO[bytes], context: ExportContext, prepared: Prepared) -
     """Write all tensors. Each is read once and converted by threads, a few rows in each."""
     alignment = prepared.writer.data_alignment
     pad(file, alignment)
-    with ThreadPoolExecutor(context.threads) as pool:
+    with converters(context.threads) as pool:
         waiting: deque[Future[Bytes]] = deque()
         for done, (target, kind) in enumerate(zip(prepared.targets, prepared.types, strict=True)):
             context.progress(done, len(prepared.targets))
@@ -114,6 +115,17 @@ def write_numbers(file: IO[bytes], context: ExportContext, prepared: Prepared) -
                 file.write(waiting.popleft().result().data)
             pad(file, alignment)
     context.progress(len(prepared.targets), len(prepared.targets))
+
+
+@contextmanager
+def converters(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield threads whose ops of torch do not start threads of their own."""
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, "gguf", torch.set_num_threads, (1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def pad(file: IO[bytes], alignment: int) -> None:
