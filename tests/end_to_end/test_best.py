@@ -306,6 +306,7 @@ def test_a_run_without_a_finite_evaluation_writes_no_output_and_keeps_its_last_w
     [
         ({"metric_for_best_model": "accuracy"}, ["do not measure accuracy", "Use loss"]),
         ({"eval_steps": 30}, ["early_stopping_patience", "evaluated after the last one alone", "eval_steps is 30"]),
+        ({"eval_delay": 30}, ["evaluated after the last one alone (eval_delay is 30)", "Set a smaller eval_delay"]),
         ({"evals_per_epoch": 3, "eval_steps": None}, ["evals_per_epoch: is 3, but an epoch of this data has 2 steps"]),
         ({"saves_per_epoch": 3}, ["saves_per_epoch: is 3, but an epoch of this data has 2 steps"]),
         ({"early_stopping_threshold": -1}, ["early_stopping_threshold", "at least 0"]),
