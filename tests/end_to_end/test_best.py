@@ -196,6 +196,7 @@ def test_a_run_that_was_killed_ends_alike_from_any_of_its_checkpoints(place: Wor
     assert results(place.out) == before and told(place.out) == records_before
 
 
+@pytest.mark.slow
 def test_samples_follow_the_step_after_which_the_run_ends(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"sample_prompts": ["a", "b"], "sample_every": 0, "sample_max_new_tokens": 3}
     go(place, **keys, output_dir=str(place.root / "straight"))
