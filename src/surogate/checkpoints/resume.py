@@ -58,6 +58,7 @@ _REPORTS = (
     "sample_prompts",
     "sample_every",
     "sample_max_new_tokens",
+    "sample_batch_size",
     "sample_temperature",
     "sample_top_p",
     "sample_as",
