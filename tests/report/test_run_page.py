@@ -131,7 +131,9 @@ def lower(record: Json) -> Json:
 def test_samples_are_shown_by_prompt_with_the_last_first(tmp_path: Path) -> None:
     found = [sample(step, prompt, f"{prompt} at {step}") for step in (10, 20) for prompt in ("A king", "A queen")]
     odd = [{"kind": "sample", "step": 30, "prompt": "A king", "text": "of another form"}, {"log": "sample", "step": 30}]
+    odd.append(sample(5, "A king", "\n \n"))
     text = page_of(write_run(tmp_path / "run", chain(records(30), found, odd))).text
+    assert "(nothing that can be seen)" in text
     assert (
         text.index("of another form") < text.index("A king at 20") < text.index("A king at 10") < text.index("A queen")
     )
