@@ -57,9 +57,10 @@ class Asked:
 class Answer:
     """A text that a model has written after `prompt_tokens` tokens.
 
-    text    without special tokens
-    tokens  with the one that ended it
-    finish  stop: the model has ended it; length: it has all the tokens that it may have; interrupted: `stopped` said so
+    text     without special tokens
+    tokens   with the one that ended it
+    finish   stop: the model has ended it; length: it has all tokens that it may have; interrupted: `stopped` said so
+    seconds  each of several prompts that were answered at once has its share
     """
 
     text: str
@@ -116,11 +117,11 @@ class LoadedModel:
         began, tokenizer, wanted = time.perf_counter(), self.files.tokenizer, sampling.max_new_tokens
         rooms = [self.files.room(len(asked.ids), wanted, asked.where) for asked in batch]
         written = self._generate([asked.ids for asked in batch], max(rooms), sampling, stops, batch[0].where)
-        found = []
+        found, share = [], (time.perf_counter() - began) / len(batch)
         for asked, room, tokens in zip(batch, rooms, written, strict=True):
             text = StreamedText(tokenizer, visible=asked.visible)
             text.extend(_up_to_stop(tokens[:room], stops))
-            found.append(_answered(text, len(asked.ids), room, stops, time.perf_counter() - began))
+            found.append(_answered(text, len(asked.ids), room, stops, share))
         return found
 
     def _generate(
