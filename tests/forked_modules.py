@@ -2,7 +2,7 @@
 
 `Server.install` writes `surogate` into a virtual environment, and a Python for the processes that it starts. What they
 run has the arguments, folder, variables, files, signals and exit status of these programs, and the packages of the
-environment. What is not `python -m surogate_core...` is started as always.
+environment. What is not `python -m` with a module of core or of the program is started as always.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import json, os, signal, socket, sys
 words = {words} + sys.argv[1:]
 safe = words[:1] == ["-P"]
 words = words[safe:]
-if words[:1] != ["-m"] or not words[1].startswith("surogate_core"):
+if words[:1] != ["-m"] or words[1].split(".")[0] not in ("surogate", "surogate_core"):
     os.execv({python!r}, [{python!r}, *["-P"] * safe, *words])
 here = os.getcwd()
 asked = [words[1], words[2:], {first!r} or (here if not safe else ""), here, dict(os.environ), {root!r}]

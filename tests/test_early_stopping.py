@@ -14,7 +14,7 @@ from surogate.checkpoints.best import Best
 from surogate.checkpoints.folders import list_checkpoints, prune_checkpoints, save_checkpoint, step_folder
 from surogate.runs.plan import refuse_unmeasured
 from surogate.training.best_rule import BestRule
-from surogate.training.cadence import Cadence, cadence_of, steps_of
+from surogate.training.cadence import Cadence, cadence_of, evaluations_of, steps_of
 from surogate_core.errors import ConfigError, RunStopped
 
 
@@ -121,11 +121,30 @@ def test_steps_are_whole_or_a_part_of_the_run_as_transformers_rounds_it() -> Non
     assert list(Cadence(4).within(12)) == [4, 8] and list(Cadence().within(12)) == []
 
 
+@pytest.mark.parametrize(("delay", "keys", "evaluated"), [
+    (0, {}, [20, 40, 60, 80]),
+    (40, {}, [40, 60, 80]),
+    (41, {}, [60, 80]),
+    (1, {"eval_strategy": "epoch"}, [30, 60, 90]),
+    (1.5, {"eval_strategy": "epoch"}, [60, 90]),
+    (0.5, {"evals_per_epoch": 3}, [20, 30, 40, 50, 60, 70, 80, 90]),
+    (100, {}, []),
+])  # fmt: skip
+def test_evaluations_begin_after_the_delay_in_steps_or_epochs(
+    delay: float, keys: dict[str, Any], evaluated: list[int]
+) -> None:
+    """100 steps, 30 an epoch. An evaluation at the delay itself is one, as in transformers."""
+    cadence = evaluations_of(config(**{"eval_steps": 20, "eval_delay": delay} | keys), 100, 30)
+    assert [*cadence.within(100)] == evaluated == [step for step in range(1, 100) if cadence.due(step)]
+
+
 def config(**keys: Any) -> Any:
     known = {
         f"{what}_{key}": value for what in ("eval", "save") for key, value in (("strategy", "steps"), ("steps", 50))
     }
-    return SimpleNamespace(**known | {"evals_per_epoch": None, "saves_per_epoch": None} | keys)
+    known |= {"evals_per_epoch": None, "saves_per_epoch": None} | keys
+    in_epochs = known["eval_strategy"] == "epoch" or known["evals_per_epoch"] is not None
+    return SimpleNamespace(**known, counts_epochs=in_epochs)
 
 
 def test_cadences_follow_from_the_keys() -> None:

@@ -132,6 +132,22 @@ def test_prompts_come_from_files_and_stdin(base: Path, tmp_path: Path) -> None:
     assert done.stderr.count("cut after 3 tokens") == 2
 
 
+def test_a_batch_has_the_answers_of_its_prompts_alone(base: Path, tmp_path: Path) -> None:
+    """Prompts of unequal lengths, of which one ends early, in batches of which the last is smaller."""
+    said = ["JULIET:", SAID, "A", "What is in a name? That which we call a rose", "Who?"]
+    stopping = Path(shutil.copytree(base, tmp_path / "stopping"))
+    words = [*(word for text in said for word in ("--prompt", text)), "--raw", "--max-new-tokens", "8"]
+    first = generated(base, *words)["answers"]
+    third = RowTokenizer(base).encode_ids(first[0]["text"])[2]
+    (stopping / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, third]}))
+    alone, together = (generated(stopping, *words, "--batch-size", size)["answers"] for size in ("1", "2"))
+    assert {answer["finish"] for answer in alone} == {"stop", "length"}
+    for one, other in zip(alone, together, strict=True):
+        assert one | {"seconds": 0} == other | {"seconds": 0}
+    printed = [invoke("generate", stopping, *words, "--batch-size", size) for size in ("1", "4")]
+    assert printed[0].stdout == printed[1].stdout and printed[0].stderr == printed[1].stderr
+
+
 def test_a_system_message_is_that_of_the_template(base: Path) -> None:
     words = ("--prompt", SAID, "--max-new-tokens", "3")
     with_system = generated(base, *words, "--system", "Be brief.")["answers"][0]

@@ -486,6 +486,19 @@ def test_the_curve_of_a_run_restarted_in_the_same_folder_is_that_of_the_new_run(
     assert [point.step for point in curve.evals] == [0, 10]
 
 
+@pytest.mark.usefixtures("pictures")
+def test_the_best_evaluation_is_marked_by_the_rule_of_the_run_or_by_the_loss(tmp_path: Path) -> None:
+    held = [evaluation(10, 2.0), evaluation(20, 3.0), evaluation(30, 2.5)]
+    path = record(tmp_path, [*run_of(30)[:30], *held])
+    assert read_curve(path).best_eval.step == 10
+    draw_loss(path, tmp_path / "by_loss.png")
+    path.unlink()
+    path = record(tmp_path, [*run_of(30)[:30], *(replace(one, best_step=20) for one in held)])
+    assert read_curve(path).best_eval.step == 20
+    draw_loss(path, tmp_path / "by_rule.png")
+    assert (tmp_path / "by_loss.png").read_bytes() != (tmp_path / "by_rule.png").read_bytes()
+
+
 def test_smoothing_ignores_a_spike_and_keeps_a_straight_line_to_its_ends() -> None:
     line = np.linspace(8.0, 2.0, 101)
     assert smooth(line, 9) == pytest.approx(line)
@@ -647,6 +660,8 @@ def test_samples_that_a_resumed_run_repeats_are_recorded_once(sampled: bool, tmp
 def test_a_sample_is_a_few_lines_that_no_terminal_obeys() -> None:
     text = "It is \x1b[2J I.\n" + "A word of a long line. " * 40
     how = {"tokens": 99, "finish": "length", "duration_ms": 1.0, "time": 0.0}
+    blank = sample_lines(SampleReport(step=3, index=0, prompt="Who", text="\n\n", **how))
+    assert blank == ["sample at step 3: Who", "  (nothing that can be seen)"]
     lines = sample_lines(SampleReport(step=3, index=0, prompt="Who\nis " + "it " * 40, text=text, **how))
     assert lines[0].startswith("sample at step 3: ...") and len(lines[0]) <= 80
     assert lines[1] == "  It is \\x1b[2J I." and lines[-1] == "  ..." and len(lines) == 8

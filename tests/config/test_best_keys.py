@@ -50,7 +50,7 @@ def test_patience_implies_the_best_weights_unless_the_key_says_no() -> None:
     "keys",
     [
         {"evals_per_epoch": 2, "saves_per_epoch": 4},
-        {"eval_strategy": "epoch", "save_strategy": "best"},
+        {"eval_strategy": "epoch", "save_strategy": "best", "eval_delay": 0.5},
         {"early_stopping_patience": 2, "early_stopping_threshold": 0.01, "num_epochs": 0.5},
         {"eval_strategy": "no", "save_strategy": "no"},
     ],
@@ -76,6 +76,8 @@ def test_a_resolved_config_loads_as_it_was(keys: dict[str, Any]) -> None:
         ({"save_strategy": "best", "eval_steps": 0}, "save_strategy: needs evaluations between steps, but"),
         ({"load_best_model_at_end": True, "save_strategy": "no"}, "load_best_model_at_end: needs the checkpoint of"),
         ({"early_stopping_threshold": 0.1}, "early_stopping_threshold: has no effect without early_stopping_patience"),
+        ({"eval_delay": 5, "eval_strategy": "no"}, "eval_delay: needs evaluations between steps, but"),
+        ({"eval_delay": 0.5}, "eval_delay: is 0.5, but counts steps; use a whole number, or eval_strategy: epoch"),
         ({"greater_is_better": True}, "greater_is_better: has no effect without metric_for_best_model"),
         ({"metric_for_best_model": "loss", "greater_is_better": True}, "greater_is_better: is true, but the metric is"),
     ],

@@ -184,6 +184,7 @@ def test_the_vllm_command_loads_only_what_vllm_can_serve(
     """vLLM refuses adapters with fully trained modules, and scales adapters with patterns wrongly."""
     keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
     found = load_commands(run.open_run(run.load(based.write(**keys, **options))))
+    assert found[0] == ("surogate", f"surogate generate {based.out} --raw --prompt 'Once upon a time'")
     lines = [line for program, line in found if program == "vLLM"]
     adapter, merged = based.out / "adapter", based.out / "merged"
     if options is PLAIN:

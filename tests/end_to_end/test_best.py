@@ -196,6 +196,7 @@ def test_a_run_that_was_killed_ends_alike_from_any_of_its_checkpoints(place: Wor
     assert results(place.out) == before and told(place.out) == records_before
 
 
+@pytest.mark.slow
 def test_samples_follow_the_step_after_which_the_run_ends(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"sample_prompts": ["a", "b"], "sample_every": 0, "sample_max_new_tokens": 3}
     go(place, **keys, output_dir=str(place.root / "straight"))
@@ -306,6 +307,7 @@ def test_a_run_without_a_finite_evaluation_writes_no_output_and_keeps_its_last_w
     [
         ({"metric_for_best_model": "accuracy"}, ["do not measure accuracy", "Use loss"]),
         ({"eval_steps": 30}, ["early_stopping_patience", "evaluated after the last one alone", "eval_steps is 30"]),
+        ({"eval_delay": 30}, ["evaluated after the last one alone (eval_delay is 30)", "Set a smaller eval_delay"]),
         ({"evals_per_epoch": 3, "eval_steps": None}, ["evals_per_epoch: is 3, but an epoch of this data has 2 steps"]),
         ({"saves_per_epoch": 3}, ["saves_per_epoch: is 3, but an epoch of this data has 2 steps"]),
         ({"early_stopping_threshold": -1}, ["early_stopping_threshold", "at least 0"]),

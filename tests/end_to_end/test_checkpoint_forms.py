@@ -249,7 +249,9 @@ def test_ministral_3_trains_with_its_tower(
     place: Workplace, ministral: tuple[Path, Path], lora: bool, tmp_path: Path
 ) -> None:
     keys = {"lora": lora, "verify_outputs": True, **({"merge_adapter": True} if lora else {})}
-    ours, theirs = (trained(place, str(tmp_path / model.name), model=str(model), **keys)[:2] for model in ministral)
+    ours = trained(place, str(tmp_path / ministral[0].name), model=str(ministral[0]), **keys)[:2]
+    keys["verify_outputs"] = False  # loading them takes seconds
+    theirs = trained(place, str(tmp_path / ministral[1].name), model=str(ministral[1]), **keys)[:2]
     assert ours[0] == theirs[0] and equal(ours[1], theirs[1])
     written, twin = (tensors_of(tmp_path / model.name / ("merged" if lora else "")) for model in ministral)
     assert equal(written, twin) and not any(name.endswith("scale") for name in written)

@@ -65,6 +65,7 @@ def weights(model: Path) -> int:
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_some_matrices_and_not_of_the_model(tmp_path: Path) -> None:
     """Bounds of 4 MiB in place of 1 GiB: a matrix has 1 MiB. What is written of the larger model has 32 and 18 more."""
     few = draw(tmp_path / "few", config_of("llama", layers=2) | WIDE)

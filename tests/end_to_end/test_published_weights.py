@@ -153,6 +153,7 @@ def test_a_checkpoint_of_the_text_class_is_refused_by_what_it_lacks(place: Workp
     assert losses(train(place, "as text", folder)) == losses(train(place, f"full {STACKED}", place.root / STACKED))
 
 
+@pytest.mark.slow
 def test_a_truncated_tower_is_refused_before_the_first_step(place: Workplace, tmp_path: Path) -> None:
     folder = shutil.copytree(place.root / STACKED, tmp_path / "truncated")
     held = {name: x for name, x in weights(folder).items() if name != "model.visual.blocks.0.norm2.bias"}

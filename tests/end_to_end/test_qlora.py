@@ -435,7 +435,9 @@ def test_a_matrix_that_is_half_quantized_is_refused_with_its_file(
         trained(place, "refused", **keys)
 
 
-@pytest.mark.parametrize(("key", "programs"), [("qlora_fp4", {"vLLM"}), ("qlora_bnb", {"PEFT", "vLLM", "lm-eval"})])
+@pytest.mark.parametrize(
+    ("key", "programs"), [("qlora_fp4", {"vLLM"}), ("qlora_bnb", {"surogate", "PEFT", "vLLM", "lm-eval"})]
+)
 def test_commands_are_those_of_programs_that_load_the_quantized_base(
     place: Workplace, key: str, programs: set[str]
 ) -> None:

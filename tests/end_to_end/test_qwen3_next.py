@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, losses, make_workplace, write_model
+from end_to_end.product import Workplace, invoke, losses, make_workplace, write_model
 from outer_models import EXPERTS, HYBRID, TEXT
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -70,7 +70,7 @@ def train(place: Workplace, name: str, **keys: Any) -> Path:
     ids=["fp32", "lora", "nf4", "fp8 base", "fp8-hybrid"],
 )
 def test_losses_and_every_gradient_are_those_of_transformers(place: Workplace, keys: dict[str, Any]) -> None:
-    done = place.surogate("verify", place.write(**keys), "--rows", "1")
+    done = invoke("verify", place.write(**keys), "--rows", "1")
     assert done.returncode == 0 and re.search(r"pass: all \d+ within bounds", done.stdout), done.stdout + done.stderr
 
 

@@ -24,6 +24,7 @@ SAMPLES: dict[str, Any] = {
     "sample_every": 2,
     "sample_max_new_tokens": 6,
     "sample_temperature": 1,
+    "sample_batch_size": 1,  # `surogate generate` draws as they do, then
 }
 
 
@@ -207,6 +208,16 @@ def test_the_plan_has_the_copy_where_it_is(here: Workplace) -> None:
     assert planned(None, **SAMPLES) == planned(None, **SAMPLES, sample_on="host") == (on_host, 0, 0)
 
 
+def test_the_plan_has_what_each_sample_of_a_batch_takes(here: Workplace) -> None:
+    def planned(prompts: Any, size: int) -> int:
+        keys = {**SHORT, **SAMPLES, "sample_prompts": prompts, "sample_batch_size": size}
+        return run.plan(run.load(here.write(**keys)), "h200").report.device_bytes["samples"]
+
+    one, two, three = (planned(["a"] * 3, size) for size in (1, 2, 3))
+    assert three - two == two - one > 0, "the cache of a row, and its logits"
+    assert planned(["a"] * 3, 8) == three and planned("file.txt", 8) == one + 7 * (two - one)
+
+
 def test_nobody_waits_for_samples_of_a_run_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from surogate.generation import sampler
     from surogate.generation.sample_process import SampleTask
@@ -217,7 +228,7 @@ def test_nobody_waits_for_samples_of_a_run_that_ends(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sampler.sys, "executable", str(program))
     task = SampleTask(
         base=None, loaded_by="", device="cpu", dtype="", prompts=[[1], [2]], stops=[], max_new_tokens=1, temperature=0,
-        top_p=1, seed=0,
+        top_p=1, seed=0, batch=1,
     )  # fmt: skip
     asked = []
     waiting = sampler.Sampler(task, "", cut=lambda: asked.append(0) is None and len(asked) > 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+from end_to_end.product import invoke
 
 from surogate import run
 
@@ -99,7 +100,7 @@ def test_a_plan_says_it_of_the_chat_template_alone(here: Workplace) -> None:
     assert run.unknown_turn_ends(run.open_run(run.load(chats(here, datasets=[text])))) is None
     (here.root / "model/chat_template.jinja").write_text("{{ 1 / 0 }}")
     assert run.unknown_turn_ends(opened) is None
-    printed = here.surogate("plan", chats(here)).stdout
+    printed = invoke("plan", chats(here)).stdout
     (here.root / "model/chat_template.jinja").write_text(CHATML)
-    assert "trained turns end with" in here.surogate("plan", chats(here)).stdout
+    assert "trained turns end with" in invoke("plan", chats(here)).stdout
     assert "trained turns end with" not in printed

@@ -278,6 +278,20 @@ def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() ->
     assert [path.name for path in sources if '#include "cudnn_graph.h"' in path.read_text()] == ["attention_cudnn.cpp"]
 
 
+def test_ci_compiles_for_each_gpu_whose_code_is_another() -> None:
+    """Code for later GPUs is that of the newest one that a source asks for. A folder csrc/sm<arch>/ is for one GPU."""
+    compiled = re.search(r"^export CUDAARCHS=\"(.*)\"$", (ROOT / ".ci/run").read_text(), re.M)
+    assert compiled
+    numbers = {int(target.removesuffix("-real")) for target in compiled[1].split(";")}
+    folders = [BUILD / "include", BUILD / "csrc", *(folder / "csrc" for folder in FOLDERS)]
+    sources = [path for folder in folders for path in folder.rglob("*.*")]
+    text = "".join(path.read_text() for path in sources)
+    asked = {int(number) // 10 for number in re.findall(r"__CUDA_ARCH__ *[<>=]+ *(\d+)", text)}
+    own = {int(found[1]) for path in sources if (found := re.fullmatch(r"sm(\d+)[af]?", path.parent.name))}
+    assert asked and own and numbers >= own and max(numbers) >= max(asked)
+    assert "__CUDA_ARCH_" not in text.replace("__CUDA_ARCH__", ""), "it asks for a GPU in another way"
+
+
 def test_the_page_about_building_lists_every_header() -> None:
     page = (ROOT / "docs/building.md").read_text()
     assert [

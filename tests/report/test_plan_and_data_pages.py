@@ -75,7 +75,9 @@ def test_a_run_leaves_its_plan_for_a_report_without_model_or_data(here: Workplac
     given = here.write(max_steps=2, warmup_steps=0, eval_steps=0, save_steps=0, verify_outputs=False)
     run.train(run.load(given), notice=lambda line: None)
     plan = json.loads((here.out / "plan.json").read_text())
-    assert [name for name, _ in plan["commands"]][:2] == ["transformers", "vLLM"] and plan["timeline"]["kind"]
+    assert [name for name, _ in plan["commands"]][:3] == ["surogate", "transformers", "vLLM"] and plan["timeline"][
+        "kind"
+    ]
     elsewhere = tmp_path / "laptop"
     elsewhere.mkdir()
     for name in ("metrics.jsonl", "plan.json"):

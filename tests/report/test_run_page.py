@@ -20,7 +20,7 @@ from report.made_up_run import HOSTILE, Json, gpu, numerics, preferences, record
 
 from surogate.report.curves import POINTS, curve, ranges
 from surogate.report.findings import findings
-from surogate.report.headline import state_text
+from surogate.report.headline import state_text, tiles
 from surogate.report.page import ASSETS, MARK
 from surogate.report.records import read_run
 from surogate.report.reports import opened, run_page
@@ -131,7 +131,9 @@ def lower(record: Json) -> Json:
 def test_samples_are_shown_by_prompt_with_the_last_first(tmp_path: Path) -> None:
     found = [sample(step, prompt, f"{prompt} at {step}") for step in (10, 20) for prompt in ("A king", "A queen")]
     odd = [{"kind": "sample", "step": 30, "prompt": "A king", "text": "of another form"}, {"log": "sample", "step": 30}]
+    odd.append(sample(5, "A king", "\n \n"))
     text = page_of(write_run(tmp_path / "run", chain(records(30), found, odd))).text
+    assert "(nothing that can be seen)" in text
     assert (
         text.index("of another form") < text.index("A king at 20") < text.index("A king at 10") < text.index("A queen")
     )
@@ -173,7 +175,15 @@ def test_validation_that_rises_names_its_best_step(tmp_path: Path) -> None:
 def test_a_run_that_stopped_early_is_finished_and_says_whose_weights_it_has(tmp_path: Path) -> None:
     end = {"log": "outputs", "step": 60, "weights_step": 40, "metric": "loss", "best_step": 40, "best_value": 1.5}
     end |= {"stop_reason": "early stopping: loss has not improved in 2 evaluations in a row", "time": 9.0}
-    run = opened(write_run(tmp_path / "out", iter([*records(60, total=200), end])))
+    marked = lambda r: r | ({"best_step": min(r["step"], 40)} if r["log"] == "eval" else {})  # noqa: E731
+    run = opened(write_run(tmp_path / "out", iter([*records(60, total=200, change=marked), end])))
+    held = {record["step"]: record["loss"] for record in run.evals}
+    (validation,) = (tile for tile in tiles(run) if tile.what == "validation loss")
+    assert validation.figure == f"{held[40]:.4f}" and validation.beside == (
+        f"of the outputs, step 40; {held[60]:.4f} at the end"
+    )
+    line = page_of(tmp_path / "out").drawn["charts"]["loss"]["lines"][1]
+    assert line["y"][line["best"]] == pytest.approx(held[40], rel=1e-4) and line["said"] == "step 40"
     (early, weights) = (finding.text for finding in findings(run) if finding.weight == "note")
     assert state_text(run) == "finished early, step 60 of 200"
     assert early == f"The run ended after step 60 of 200, by {end['stop_reason']}."

@@ -84,7 +84,8 @@ trainer = SFTTrainer(
     train_dataset=load_dataset("trl-lib/Capybara", split="train"),
     args=SFTConfig(output_dir="x", learning_rate=lr, num_train_epochs=2, load_best_model_at_end=True,
         metric_for_best_model="eval_loss", group_by_length=True, lr_scheduler_kwargs={"min_lr": 1e-6},
-        logging_first_step=True, eval_on_start=True, gradient_checkpointing_kwargs={"use_reentrant": False},
+        logging_first_step=True, eval_on_start=True, eval_delay=2,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         dataloader_persistent_workers=True, average_tokens_across_devices=True, made_up=3, **EXTRA),
     callbacks=[EarlyStoppingCallback(early_stopping_patience=3)], compute_metrics=measure,
 )
@@ -97,7 +98,7 @@ trainer.save_model("final")
     assert (done.config["learning_rate"], done.config["final_lr_fraction"]) == (1e-4, 0.01)
     assert done.config["resume_from_checkpoint"] is True
     missing = dict(done.missing)
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_on_start": True}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_on_start": True, "eval_delay": 2}
     assert best.items() <= done.config.items() and done.config["early_stopping_patience"] == 3
     assert {"made_up", "**EXTRA"} <= {*missing} and "callbacks" not in missing
     assert "losses alone" in missing["compute_metrics"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tracker_reports import gpu_report, run_info, step_report
 
-from surogate_core.api import ConfigError, EvalReport
+from surogate_core.api import ConfigError, EvalReport, SampleReport
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed: pip install surogate-log-mlflow")
 plugin = pytest.importorskip(
@@ -40,6 +40,8 @@ def report(output_dir: Path, address: str, done_steps: int, last: int, status: s
         logger.report(step_report(number, loss=10 - number, metrics={"rewards/margins": 0.5}, mfu=0.4))
     logger.report(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
     logger.report(gpu_report(last - 1))
+    how = {"tokens": 2, "finish": "stop", "duration_ms": 1.0, "time": 1e9}
+    logger.report(SampleReport(step=last, index=0, prompt="Who?", text=f"It is {last}.", **how))
     logger.close(status)
     client = mlflow.tracking.MlflowClient(tracking_uri=address)
     return client.get_run((output_dir / "mlflow/run_id").read_text().strip()), client
@@ -53,6 +55,8 @@ def test_a_run_has_the_reports_and_a_resumed_one_continues_it(tmp_path: Path, ad
     assert (last["train/rewards/margins"], last["train/mfu"], last["train/lr"]) == (0.5, 0.4, 3e-4)
     assert (last["eval/loss"], last["gpu/0/utilization"]) == (1.5, 0.75)
     assert run.data.params["learning_rate"] == "0.0003" and run.data.tags["surogate.device"] == "cpu"
+    name = client.download_artifacts(run.info.run_id, "samples/0/step_00000003.txt", str(tmp_path))
+    assert Path(name).read_text() == "Who?\n\nIt is 3.\n"
     assert run.info.status == "KILLED" and run.info.run_name == run_info(tmp_path, 0).run_name
     again, client = report(tmp_path, address, 2, 4)
     assert again.info.run_id == run.info.run_id and again.info.status == "FINISHED"

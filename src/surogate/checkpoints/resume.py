@@ -58,6 +58,7 @@ _REPORTS = (
     "sample_prompts",
     "sample_every",
     "sample_max_new_tokens",
+    "sample_batch_size",
     "sample_temperature",
     "sample_top_p",
     "sample_as",
@@ -68,7 +69,7 @@ _SAVES = (
     *("resume_from_checkpoint", KEY),
 )
 _EVALUATIONS = (
-    *("eval_strategy", "eval_steps", "evals_per_epoch", "eval_on_start", "eval_samples"),
+    *("eval_strategy", "eval_steps", "evals_per_epoch", "eval_delay", "eval_on_start", "eval_samples"),
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("early_stopping_patience", "early_stopping_threshold"),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from surogate_core.errors import ConfigError
 from surogate_core.plugins.discovery import load_registry
 
-from ..generation.answers import Answer, Sampling, checked, load
+from ..generation.answers import Answer, Asked, Sampling, checked, load
 from ..generation.calls import Call, CallForm, call_form
 from ..generation.model_files import ModelFiles, find_files
 from ..generation.prompts import Prompt, line_prompts, prompt_ids, read_prompts
@@ -21,7 +21,8 @@ from .written_text import written_text
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `generate`. chat: None: by the chat template, if the folder has one."""
+    """Arguments of `generate`. chat: None: by the chat template, if the folder has one. Answers of one at a time appear
+    as they are written."""
 
     folder: str
     base: str | None
@@ -30,6 +31,7 @@ class Request:
     system: str | None
     chat: bool | None
     sampling: Sampling
+    batch_size: int = 1
 
 
 def generate_command(request: Request, *, as_json: bool) -> int:
@@ -42,15 +44,24 @@ def generate_command(request: Request, *, as_json: bool) -> int:
     given = [prompt_ids(prompt, files.tokenizer, chat=chat, system=request.system) for prompt in prompts]
     for prompt, ids in zip(prompts, given, strict=True):
         files.room(len(ids), sampling.max_new_tokens, prompt.where)
+    forms = [_form(files, prompt) if chat else None for prompt in prompts]
+    asked = [
+        Asked(ids=ids, where=prompt.where, visible=visible_ids(files, form))
+        for prompt, ids, form in zip(prompts, given, forms, strict=True)
+    ]
     model, stops, answers = load(files), files.stops(chat=chat), []
-    for prompt, ids in zip(prompts, given, strict=True):
-        form = _form(files, prompt) if chat else None
+    together: list[Answer] = []
+    for place, (prompt, form) in enumerate(zip(prompts, forms, strict=True)):
+        if request.batch_size > 1 and not together:
+            together = model.answer_batch(asked[place : place + request.batch_size], sampling, stops)
         if not as_json and len(prompts) > 1:
             print(paint(f"# {prompt.where}: {written_text(prompt.shown)}", "dim"))
-        shows = not as_json and form is None
-        answer = model.answer(
-            ids, sampling, stops, prompt.where, _print if shows else _nothing, visible=visible_ids(files, form)
-        )
+        shows = not as_json and form is None and not together
+        if together:
+            answer = together.pop(0)
+        else:
+            of, print_piece = asked[place], _print if shows else _nothing
+            answer = model.answer(of.ids, sampling, stops, of.where, print_piece, visible=of.visible)
         text, calls = form.read(answer.text) if form else (answer.text, [])
         answers.append(_as_data(prompt, answer, text, calls))
         if not as_json:

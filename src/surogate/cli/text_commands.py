@@ -59,6 +59,10 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
+    batch_size: Annotated[
+        int,
+        typer.Option("--batch-size", min=1, metavar="N", help="Answer N prompts at once, instead of streaming each."),
+    ] = 1,
     base: BaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -68,7 +72,8 @@ def generate(
     from .generate import Request, generate_command
 
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    return generate_command(Request(folder, base, prompt or [], file, system, chat, sampling), as_json=as_json)
+    request = Request(folder, base, prompt or [], file, system, chat, sampling, batch_size)
+    return generate_command(request, as_json=as_json)
 
 
 def chat(

@@ -15,6 +15,10 @@ def apply_best_rules(config: TrainConfig, findings: Findings) -> dict[str, Any]:
     """Check the rules. Return the values that follow for keys that are null."""
     for what in ("eval", "save"):
         _check_cadence(config, what, findings)
+    if config.eval_delay % 1 and not config.counts_epochs:
+        findings.wrong(
+            "eval_delay", f"is {config.eval_delay:g}, but counts steps; use a whole number, or eval_strategy: epoch"
+        )
     _check_best(config, findings)
     implied: dict[str, Any] = {}
     if config.load_best_model_at_end is None:
@@ -70,5 +74,7 @@ def _that_evaluate(config: TrainConfig) -> Iterator[str]:
         yield "save_strategy"
     elif config.metric_for_best_model is not None:
         yield "metric_for_best_model"
+    if config.eval_delay:
+        yield "eval_delay"
     if config.eval_on_start:
         yield "eval_on_start"

@@ -24,6 +24,12 @@ class EvaluationKeys(Keys):
     evals_per_epoch: Annotated[Int, Field(ge=1)] | None = Field(
         None, description="Evaluate N times in each epoch, at equal distances, instead of every `eval_steps`."
     )
+    eval_delay: Number = Field(
+        0.0,
+        ge=0,
+        description="No evaluation between steps is earlier than after N steps, or, where `eval_strategy` is epoch or "
+        "`evals_per_epoch` is set, N epochs, which may be a part of one.",
+    )
     eval_on_start: Flag = Field(
         False, description="Evaluate before the first step too. This is never the best evaluation."
     )
@@ -90,6 +96,11 @@ class EvaluationKeys(Keys):
     def evaluates_between_steps(self) -> bool:
         """Whether a run with a validation set evaluates between steps."""
         return self.eval_strategy != "no" and bool(self.eval_steps or self.evals_per_epoch)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether evaluations are placed in epochs, and `eval_delay` is a number of them."""
+        return self.eval_strategy == "epoch" or self.evals_per_epoch is not None
 
     @property
     def looks_for_best(self) -> bool:

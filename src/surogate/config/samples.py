@@ -38,6 +38,9 @@ class SampleKeys(Keys):
     sample_max_new_tokens: Int = Field(
         64, ge=1, description="Longest sample, in tokens. With its prompt it must fit into `sequence_len`."
     )
+    sample_batch_size: Int = Field(
+        4, ge=1, description="Prompts that are answered at once. Each takes memory of its own, which is planned."
+    )
     sample_temperature: Number = Field(
         0.0, ge=0, le=100, description="0: samples are the most likely tokens. Higher: drawn, by `train_seed`."
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from surogate_core.errors import SurogateError
 
-from .answers import Answer, LoadedModel, Sampling, load, load_base, with_adapter
+from .answers import Answer, Asked, LoadedModel, Sampling, load, load_base, with_adapter
 from .model_files import ModelFiles
 
 
@@ -31,6 +31,7 @@ class SampleTask:
     device      of torch
     dtype       of torch, of the model
     prompts     the tokens of each
+    batch       prompts that are answered at once
     stops       tokens that end a text
     """
 
@@ -39,6 +40,7 @@ class SampleTask:
     device: str
     dtype: str
     prompts: Sequence[Sequence[int]]
+    batch: int
     stops: Sequence[int]
     max_new_tokens: int
     temperature: float
@@ -68,8 +70,10 @@ def serve(task: SampleTask, folders: Iterator[str], answer: Callable[[Any], None
             model = LoadedModel(ModelFiles(Path(task.base), task.loaded_by, path), with_adapter(base, path).eval())
         else:
             _replace_adapter(model.model, path)
-        for prompt in task.prompts:
-            answer(_as_data(model.answer(prompt, sampling, task.stops)))
+        for first in range(0, len(task.prompts), task.batch):
+            asked = [Asked(ids=ids) for ids in task.prompts[first : first + task.batch]]
+            for found in model.answer_batch(asked, sampling, task.stops):
+                answer(_as_data(found))
 
 
 def _replace_adapter(model: Any, folder: Path) -> None:

@@ -15,12 +15,22 @@ from ..runs.run import Run
 
 
 def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
-    """Return (program, line) for the model, or for the adapter and the merged model.
+    """Return (program, line) for the model, or for the adapter and the merged model, after one that tries them here.
 
     Empty if transformers does not have the model.
     """
     if not run.model.in_transformers:
         return ()
+    found = _loading(run)
+    if run.model.loaded_by not in WRITES_TEXT or (run.adapter is not None and "PEFT" not in dict(found)):
+        return found
+    words = ["surogate", "chat", run.config.output_dir]
+    if all(entry.type == "text" for entry in run.config.datasets):
+        words = ["surogate", "generate", run.config.output_dir, "--raw", "--prompt", "Once upon a time"]
+    return (("surogate", shlex.join(words)), *found)
+
+
+def _loading(run: Run) -> tuple[tuple[str, str], ...]:
     config = run.config
     output = Path(config.output_dir)
     if run.adapter is None:

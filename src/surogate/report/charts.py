@@ -26,7 +26,8 @@ class Chart:
     """A chart: `says` what it shows in a sentence, which is its name for screen readers; `drawn` is what it draws.
 
     drawn   lines, and: `log` if its heights may be logarithmic, `zero` if they begin at 0, `unit`, `tall`, `refs`
-            (horizontal lines), `marks` (steps that were not applied)
+            (horizontal lines), `marks` (steps that were not applied). Of a line: `best`, the index of the value with a
+            ring, which is `said` in the key
     """
 
     id: str
@@ -38,7 +39,11 @@ def loss_chart(runs: Sequence[RunRecords]) -> Chart:
     """Return the chart of the losses of training and validation."""
     run = runs[0]
     marks = [record["step"] for record in run.steps if record.get("skipped")][:200]
-    drawn = {"log": True, "tall": True, "marks": marks, "lines": list(lines(runs, "loss"))}
+    shown = list(lines(runs, "loss"))
+    drawn = {"log": True, "tall": True, "marks": marks, "lines": shown}
+    if (best := run.best_eval) is not None:
+        held = next(line for line in shown if line["x"] == "eval" and line["run"] == 0)
+        held |= {"best": best, "said": f"step {run.evals[best]['step']:,}"}
     return Chart("loss", _loss_says(run), drawn)
 
 

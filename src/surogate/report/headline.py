@@ -58,11 +58,15 @@ def tiles(run: RunRecords) -> Iterator[Tile]:
     known = np.flatnonzero(np.isfinite(losses))
     if len(known):
         best, last = known[np.argmin(losses[known])], known[-1]
-        beside = f"best: {losses[best]:.4f} at {run.evals[best]['step']:,}"
-        if best == last:
+        shown, beside = last, f"best: {losses[best]:.4f} at {run.evals[best]['step']:,}"
+        chosen = [index for index in known if run.evals[index]["step"] == run.outputs.get("weights_step")]
+        if chosen and chosen[-1] != last:
+            shown = chosen[-1]
+            beside = f"of the outputs, step {run.evals[shown]['step']:,}; {losses[last]:.4f} at the end"
+        elif best == last:
             first = f"{losses[known[0]]:.4f} at step {run.evals[known[0]]['step']:,}"
             beside = first if len(known) > 1 else f"at step {run.evals[last]['step']:,}"
-        yield Tile("validation loss", f"{losses[last]:.4f}", beside)
+        yield Tile("validation loss", f"{losses[shown]:.4f}", beside)
     last_steps = max(1, len(training) // 20)
     if np.isfinite(training[-last_steps:]).any():
         what = f"mean of the last {last_steps:,}" if last_steps > 1 else f"step {run.done:,}"

@@ -92,6 +92,15 @@ class RunRecords:
         return str(self.outputs.get("stop_reason") or "")
 
     @property
+    def best_eval(self) -> int | None:
+        """The index in `evals` of the best one: by the rule of the run, or by the loss if it has none. None: no loss is
+        a number."""
+        losses = of(self.evals, "loss")
+        known = [int(index) for index in np.flatnonzero(np.isfinite(losses))]
+        rule = self.evals[-1].get("best_step") if self.evals else None
+        return min(known, key=lambda index: (self.evals[index]["step"] != rule, losses[index]), default=None)
+
+    @property
     def in_nats(self) -> bool:
         """Whether losses are known to be nats per token."""
         return bool(self.evals) and all(record.get("in_nats", True) for record in self.evals)

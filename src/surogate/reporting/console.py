@@ -153,7 +153,8 @@ def sample_lines(report: SampleReport) -> list[str]:
     shown = prompt if len(prompt) <= _SHOWN_PROMPT else f"...{prompt[-_SHOWN_PROMPT:]}"
     lines = [line for part in _printable(report.text).splitlines() for line in textwrap.wrap(part, LINE_WIDTH - 2)]
     more = [] if len(lines) <= _SAMPLE_LINES else ["..."]
-    return [f"sample at step {report.step}: {shown}", *(f"  {line}" for line in [*lines[:_SAMPLE_LINES], *more])]
+    said = [*lines[:_SAMPLE_LINES], *more] or ["(nothing that can be seen)"]
+    return [f"sample at step {report.step}: {shown}", *(f"  {line}" for line in said)]
 
 
 def _printable(text: str) -> str:

@@ -48,14 +48,23 @@ class EvalPoint(NamedTuple):
 
 @dataclass
 class Curve:
-    """The data of the picture, from a metrics file. A loss that was not finite is None."""
+    """The data of the picture, from a metrics file. A loss that was not finite is None.
+
+    best  the step of the best evaluation, if the run looks for one
+    """
 
     title: str = ""
     parameters: int = 0
     device: str = ""
     train: list[TrainPoint] = field(default_factory=list)
     evals: list[EvalPoint] = field(default_factory=list)
+    best: int | None = None
     headlines: tuple[str, ...] = ()
+
+    @property
+    def best_eval(self) -> EvalPoint:
+        """The best evaluation of some: by the rule of the run, or by the loss if it has none."""
+        return min(self.evals, key=lambda point: (point.step != self.best, point.loss))
 
 
 class PictureLogger(Logger):
@@ -146,6 +155,7 @@ def read_curve(metrics: Path) -> Curve:
             curve.train.append(point)
         elif kind == "eval" and isinstance(step, int):
             _drop_evals(curve, step)
+            curve.best = record.get("best_step")
             if record.get("loss") is not None:
                 curve.evals.append(EvalPoint(step, record["loss"], _metrics(record)))
     return curve
@@ -203,7 +213,6 @@ def _draw(figure: Figure, curve: Curve) -> None:
     else:
         axes.plot(steps, losses, color=TRAIN, linewidth=1.8, marker="o", markersize=3, label="training")
     if curve.evals:
-        best = min(point.loss for point in curve.evals)
         axes.plot(
             [point.step for point in curve.evals],
             [point.loss for point in curve.evals],
@@ -213,13 +222,27 @@ def _draw(figure: Figure, curve: Curve) -> None:
             markersize=4.5,
             markeredgecolor="white",
             markeredgewidth=0.8,
-            label=f"validation (best {best:.3f})",
+            label="validation",
         )
+        _draw_best(axes, curve.best_eval)
     _draw_skipped(axes, curve)
     axes.plot([], [], color=LR, linewidth=1.0, label="learning rate (right)")  # last in the legend
     _limit_loss(axes, losses, [point.loss for point in curve.evals])
     _dress(axes, curve)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+
+
+def _draw_best(axes: Axes, best: EvalPoint) -> None:
+    axes.plot(
+        [best.step],
+        [best.loss],
+        color=VALIDATION,
+        linestyle="",
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        label=f"best: step {best.step:,} ({best.loss:.3f})",
+    )
 
 
 MOST_METRICS = 4
@@ -247,6 +270,7 @@ def _draw_metric(axes: Axes, curve: Curve, name: str) -> None:
     axes.plot(steps, values, color=TRAIN, linewidth=1.5)
     if held := _points(curve.evals, name):
         axes.plot(*zip(*held, strict=True), color=VALIDATION, linewidth=1.2, marker="o", markersize=4)
+        axes.axvline(curve.best_eval.step, color=VALIDATION, linewidth=0.8, linestyle=":")
     axes.set_title(name, loc="left", fontsize=10, color=INK, parse_math=False)
     axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
     axes.tick_params(colors=INK, labelsize=8, length=0)

@@ -40,14 +40,18 @@ def beside(run: Run, precision: Precision, device: DeviceInfo) -> Beside:
 
 
 def copy_bytes(run: Run, precision: Precision) -> int:
-    """Return the bytes of the model, without an adapter, and of what it needs to write a sample as long as a row."""
-    text, tokens, dtype = text_part(run.model_config), run.config.sequence_len, precision.model
+    """Return the bytes of the model, without an adapter, and of what it needs to write samples as long as a row."""
+    config = run.config
+    at_once = config.sample_batch_size  # of a file, nobody knows yet how many prompts it has
+    if not isinstance(config.sample_prompts, str):
+        at_once = min(at_once, len(config.sample_prompts))
+    text, tokens, dtype = text_part(run.model_config), at_once * config.sequence_len, precision.model
     shapes = [tensor.shape for weight in run.model.weights(run.dims) for tensor in weight.tensors]
     inner = [shape for shape in shapes if run.dims.vocab_size not in shape]
     widest = max((max(shape[-2:]) for shape in inner), default=0)
     width = _number(text.get("num_key_value_heads")) * _number(text.get("head_dim")) or widest
     cached = 2 * run.dims.n_layers * tokens * width
-    chosen = DTYPES["fp32"].nbytes(_LOGITS * run.dims.vocab_size)
+    chosen = DTYPES["fp32"].nbytes(_LOGITS * at_once * run.dims.vocab_size)
     return DTYPES[dtype].nbytes(sum(map(prod, shapes)) + cached + _ACTIVATIONS * tokens * widest) + chosen
 
 

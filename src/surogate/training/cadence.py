@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surogate_core.errors import ConfigError
 
@@ -13,14 +13,20 @@ from ..config.schema import TrainConfig
 
 @dataclass(frozen=True)
 class Cadence:
-    """The steps after which something is due: every `steps`, 0 for none, or `times` in each epoch of `epoch` steps."""
+    """The steps after which something is due: every `steps`, 0 for none, or `times` in each epoch of `epoch` steps.
+
+    None of them is before the step `first`.
+    """
 
     steps: int = 0
     times: int = 0
     epoch: int = 1
+    first: int = 1
 
     def due(self, step: int) -> bool:
         """Return whether it is due after a step; the first step is 1. The last of an epoch is at its end."""
+        if step < self.first:
+            return False
         if self.times:
             return step * self.times // self.epoch > (step - 1) * self.times // self.epoch
         return bool(self.steps) and step % self.steps == 0
@@ -28,8 +34,15 @@ class Cadence:
     def within(self, total: int) -> Sequence[int]:
         """Return the steps of a run of `total` steps, but the last, after which it is due."""
         if not self.times:
-            return range(self.steps, total, self.steps) if self.steps else ()
-        return [step for step in range(1, total) if self.due(step)]
+            first = -(-self.first // self.steps) * self.steps if self.steps else total
+            return range(first, total, self.steps or 1)
+        return [step for step in range(self.first, total) if self.due(step)]
+
+
+def evaluations_of(config: TrainConfig, total: int, epoch: int) -> Cadence:
+    """Return when a run evaluates between its steps. Raises ConfigError as `cadence_of`."""
+    delay = config.eval_delay * epoch if config.counts_epochs else config.eval_delay
+    return replace(cadence_of(config, "eval", total, epoch), first=max(1, math.ceil(round(delay, 6))))
 
 
 def cadence_of(config: TrainConfig, what: str, total: int, epoch: int) -> Cadence:

@@ -152,6 +152,7 @@ def _task(saved_run: SavedRun, steps: Steps, prompts: Sequence[Prompt], gpu: str
         device="cuda:0" if gpu else "cpu",
         dtype=DTYPES[saved_run.plan.inputs.precision.model].torch_name,
         prompts=list(_ids(run, files, prompts, chat=chat)),
+        batch=config.sample_batch_size,
         stops=list(stops),
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,

@@ -216,7 +216,8 @@ def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
     remedies = [f"change {suggestions}"] if suggestions else []
     if opened.config.sample_prompts:
         moves = on_device and planned.report.device.sm is not None and opened.config.sample_on == "device"
-        remedies.append("set sample_on: host, or remove sample_prompts" if moves else "remove sample_prompts")
+        lower = "lower sample_batch_size, " if opened.config.sample_batch_size > 1 else ""
+        remedies.append(f"{lower}{'set sample_on: host, ' * moves}or remove sample_prompts".removeprefix("or "))
     if not suggestions or not on_device:
         remedies.append(last)
     remedy = "; or ".join(remedies)

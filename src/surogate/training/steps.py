@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surogate_core.api import World
 from surogate_core.errors import ConfigError
@@ -14,7 +14,7 @@ from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader
 from ..data.saved_tokens import SavedTokens
 from ..runs.run import Run, asked_by
-from .cadence import Cadence, cadence_of
+from .cadence import Cadence, cadence_of, evaluations_of
 from .schedule import Schedule
 
 
@@ -67,7 +67,7 @@ def load_steps(
     )
     epoch = loader.steps_per_epoch
     total = config.max_steps if config.max_steps > 0 else math.ceil(round(config.num_epochs * epoch, 6))
-    evaluations = cadence_of(config, "eval", total, epoch)
+    evaluations = evaluations_of(config, total, epoch)
     _refuse_without_evaluations(config, data, evaluations, total)
     schedule = Schedule.build(
         config.lr_scheduler_type,
@@ -98,6 +98,7 @@ def _refuse_without_evaluations(config: TrainConfig, data: Corpora, evaluations:
         "load_best_model_at_end": config.load_best_model_at_end,
         "save_strategy": config.save_strategy == "best",
         "metric_for_best_model": config.metric_for_best_model is not None,
+        "eval_delay": bool(config.eval_delay),
     }
     key = next((key for key, is_set in chosen.items() if is_set), "eval_on_start" if config.eval_on_start else "")
     if key and data.validation is None:
@@ -107,7 +108,10 @@ def _refuse_without_evaluations(config: TrainConfig, data: Corpora, evaluations:
         )
     if key and key != "eval_on_start" and not evaluations.within(total):
         between = f"eval_steps is {config.eval_steps}" if config.eval_strategy == "steps" else "an epoch is longer"
+        remedy = "a smaller eval_steps, or evals_per_epoch"
+        if replace(evaluations, first=1).within(total):
+            between, remedy = f"eval_delay is {config.eval_delay:g}", "a smaller eval_delay"
         raise ConfigError(
             f"{key}: the run has {total:,} step{'s' * (total != 1)} and is evaluated after the last one alone "
-            f"({between}). Set a smaller eval_steps, or evals_per_epoch."
+            f"({between}). Set {remedy}."
         )

@@ -22,6 +22,7 @@ from surogate_core.api import (
     Logger,
     Report,
     RunInfo,
+    SampleReport,
     figures_of,
 )
 
@@ -42,7 +43,9 @@ _STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
 
 
 class MlflowLogger(Logger):
-    """Logger with one MLflow run for a run and its resumptions. A thread sends the metrics, so a step does not wait.
+    """Logger with one MLflow run for a run and its resumptions. A thread sends the reports, so a step does not wait.
+
+    Samples are artifacts of the run, `samples/0/step_00000200.txt`: the prompt, an empty line, the text.
 
     Raises what the thread failed with at the report after it.
     """
@@ -72,7 +75,7 @@ class MlflowLogger(Logger):
             raise _unreachable(address, error) from error
         except (MlflowException, ImportError) as error:
             raise _unreachable(address, error) from error
-        self._queue: SimpleQueue[list[Metric] | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Metric] | SampleReport | None] = SimpleQueue()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
         self._thread.start()
@@ -80,6 +83,9 @@ class MlflowLogger(Logger):
     def report(self, report: Report) -> None:
         if self._failure is not None:
             raise self._failure
+        if isinstance(report, SampleReport):
+            self._queue.put(report)
+            return
         stamp = int(report.time * 1000)
         self._queue.put([Metric(name, value, stamp, report.step) for name, value in figures_of(report).items()])
 
@@ -120,10 +126,13 @@ class MlflowLogger(Logger):
                 except Empty:
                     break
             ended = None in waiting
-            metrics = [metric for some in waiting if some is not None for metric in some]
+            metrics = [metric for some in waiting if isinstance(some, list) for metric in some]
             try:
                 for at in range(0, len(metrics), MOST_METRICS):
                     self._client.log_batch(self._run_id, metrics=metrics[at : at + MOST_METRICS])
+                for sample in (some for some in waiting if isinstance(some, SampleReport)):
+                    name = f"samples/{sample.index}/step_{sample.step:08d}.txt"
+                    self._client.log_text(self._run_id, f"{sample.prompt}\n\n{sample.text}\n", name)
             except Exception as error:  # the thread of the loop raises it
                 self._failure = RuntimeError(_without_secrets(str(error)))
                 return

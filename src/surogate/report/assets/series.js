@@ -98,6 +98,8 @@ function series(figure, spec) {
     });
     keys.push(...(spec.refs || []).map((ref) => keyOf("quiet", `${ref.name} ${number(ref.y)}${unit}`, "line dotted")));
     if (spec.tall && view.x === "step" && D.resumed.length) keys.push(keyOf("quiet", "resumed", "line dotted"));
+    const best = spec.lines.findIndex((line) => line.best != null); // a ring around an evaluation of the first run
+    if (best >= 0) keys.push(keyOf(spec.lines[best].colour, `best: ${spec.lines[best].said}`, "ring"));
     if ((spec.marks || []).length) keys.push(keyOf("bad", "steps not applied", "line"));
     const plot = frame(figure, keys, readout);
 
@@ -136,6 +138,17 @@ function series(figure, spec) {
       }
       ctx.restore();
     };
+    const ring = (u) => {
+      if (best < 0 || hidden.has(best)) return;
+      const { ctx, bbox } = u, line = spec.lines[best], ratio = devicePixelRatio;
+      const x = u.valToPos(X(line)[line.best], "x", true), y = u.valToPos(line.y[line.best], "y", true);
+      if (x < bbox.left || x > bbox.left + bbox.width || y < bbox.top || y > bbox.top + bbox.height) return;
+      ctx.save();
+      ctx.strokeStyle = css(line.colour);
+      ctx.lineWidth = 1.5 * ratio;
+      ctx.beginPath(); ctx.arc(x, y, 7 * ratio, 0, 7); ctx.stroke();
+      ctx.restore();
+    };
     const onX = (x) => (x == null ? "" : view.x === "time" ? clock(x) : view.x === "step" ? x.toLocaleString("en") : number(x));
     const whole = view.x === "step" ? { incrs: [1, 2, 5].flatMap((k) => [...Array(9).keys()].map((p) => k * 10 ** p)).sort((a, b) => a - b) } : {};
     const u = new uPlot({
@@ -154,7 +167,7 @@ function series(figure, spec) {
         }),
       ],
       cursor: { sync: { key: "runs", scales: ["x", null] }, points: { size: 7 }, drag: { x: true, y: false } },
-      hooks: { drawAxes: [decorate], setCursor: [tell], setScale: [(u, key) => key === "x" && zoomTogether(u)] },
+      hooks: { drawAxes: [decorate], draw: [ring], setCursor: [tell], setScale: [(u, key) => key === "x" && zoomTogether(u)] },
     }, data, plot);
     me.u?.destroy();
     me.u = u;
