@@ -74,6 +74,7 @@ from .recipes import (
     RecipeDef,
 )
 from .running import (
+    CallbackReport,
     EvalReport,
     Finding,
     GpuReport,
@@ -105,6 +106,7 @@ __all__ = [
     "BindContext",
     "Builder",
     "Call",
+    "CallbackReport",
     "CheckpointForm",
     "CheckpointFormDef",
     "Column",
