@@ -108,15 +108,6 @@ def test_a_stopped_adapter_is_written_and_an_interrupted_run_names_no_outputs(
     assert (cut.adapter_dir, cut.merged_dir, cut.commands) == (None, None, ())
 
 
-@pytest.mark.slow
-def test_what_a_callback_raises_ends_the_run(config: dict[str, Any]) -> None:
-    def wrong(report: object) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        surogate.train(config, callback=wrong, notice=quiet)
-
-
 def test_a_plan_takes_a_file_a_device_and_keys() -> None:
     planned = surogate.plan(ROOT / "examples/qwen3-8b.yaml", device="h200", per_device_train_batch_size=1)
     assert len(repr(planned)) < 4000  # a cell of a notebook shows it
@@ -124,9 +115,30 @@ def test_a_plan_takes_a_file_a_device_and_keys() -> None:
     assert surogate.load(ROOT / "examples/quickstart-sft.yaml", mode="sft").config.adapter == "lora"
 
 
+@pytest.mark.slow
+def test_a_model_is_verified_from_python_on_rows_in_memory(config: dict[str, Any]) -> None:
+    rows = ({"text": f"to be or not to be {number}"} for number in range(50))
+    found = surogate.verify(config, rows=1, length=32, datasets=rows, notice=quiet)
+    assert found.passed and found.first_wrong is None and "from the run's data" in found.tokens
+    assert all(row.error <= row.allowed for row in found.verdict.rows)
+    with pytest.raises(surogate.ConfigError, match=r"verify: rows is 0 and layers is None\. Both are 1 or more"):
+        surogate.verify(config, rows=0)
+
+
+def test_the_data_of_a_run_is_counted_from_python(config: dict[str, Any]) -> None:
+    found = surogate.tokenize(config, notice=quiet)
+    (entry,) = found.datasets
+    assert (entry.documents, entry.type, entry.left_out) == (400, "text", []) and not found.documents
+    assert 0 < entry.trained <= entry.tokens and found.rows["train"].sequence_len == 32
+
+
 def test_a_wrong_key_is_told_as_on_the_command_line(config: dict[str, Any]) -> None:
     with pytest.raises(surogate.ConfigError, match=r"config: lerning_rate: unknown key; did you mean learning_rate\?"):
         surogate.train(config, lerning_rate=1)
+    rows = iter([{"text": "a"}])
+    with pytest.raises(surogate.ConfigError, match="lerning_rate: unknown key"):
+        surogate.train(config, lerning_rate=1, datasets=rows, notice=quiet)
+    assert next(rows) == {"text": "a"}  # data is read once the config is right
 
 
 def test_a_callback_is_refused_where_other_processes_train(config: dict[str, Any]) -> None:

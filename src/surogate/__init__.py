@@ -17,28 +17,44 @@ if TYPE_CHECKING:
     from surogate_core.planning.plan import Plan
 
     from .config.load import LoadedConfig
-    from .python import Result, load, plan, pt, sft, train
+    from .data.tokenized import PackedFacts, ShownDocument, Tokenized, TokenizedDataset
+    from .pages.reports import RunReport
+    from .python import Result, load, plan, pt, report, sft, tokenize, train, verify
     from .run import export, merge, quantize
+    from .training.active_run import ActiveRun
+    from .training.callbacks import Callback, CallbackError, every
 
 __all__ = [
+    "ActiveRun",
+    "Callback",
+    "CallbackError",
     "ConfigError",
     "EvalReport",
     "LoadedConfig",
+    "PackedFacts",
     "Plan",
     "PluginError",
     "Result",
+    "RunReport",
     "RunStopped",
+    "ShownDocument",
     "StepReport",
     "SurogateError",
+    "Tokenized",
+    "TokenizedDataset",
     "__version__",
+    "every",
     "export",
     "load",
     "merge",
     "plan",
     "pt",
     "quantize",
+    "report",
     "sft",
+    "tokenize",
     "train",
+    "verify",
 ]
 
 _HOMES = {
@@ -46,8 +62,12 @@ _HOMES = {
     "surogate_core.api": "ConfigError EvalReport PluginError RunStopped StepReport SurogateError",
     "surogate_core.planning.plan": "Plan",
     "surogate.config.load": "LoadedConfig",
-    "surogate.python": "Result load plan pt sft train",
+    "surogate.data.tokenized": "PackedFacts ShownDocument Tokenized TokenizedDataset",
+    "surogate.pages.reports": "RunReport",
+    "surogate.python": "Result load plan pt report sft tokenize train verify",
     "surogate.run": "export merge quantize",
+    "surogate.training.active_run": "ActiveRun",
+    "surogate.training.callbacks": "Callback CallbackError every",
 }
 """Module -> the names that it provides."""
 

@@ -19,7 +19,7 @@ def test_the_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    assert len(NOTEBOOKS) == 3
+    assert len(NOTEBOOKS) == 4
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
         assert not [cell for cell in notebook.cells if cell.get("outputs")], f"{path.name}: clear the outputs"

@@ -14,7 +14,7 @@ import pytest
 from end_to_end.product import invoke, make_workplace, write_model
 from report.made_up_run import HOSTILE, Json, gpu, numerics, preferences, records, sample, write_run
 
-from surogate.report.reports import opened, run_page
+from surogate.pages.reports import opened, run_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pages are tried in a browser, by playwright from PyPI")
 

@@ -15,8 +15,8 @@ from report.made_up_run import HOSTILE, records, write_run
 from report.test_run_page import Page
 
 from surogate import run
-from surogate.report.data_facts import row_text
-from surogate.report.plan_facts import expanded, memory_of
+from surogate.pages.data_facts import row_text
+from surogate.pages.plan_facts import expanded, memory_of
 from surogate.runs.plan_json import timeline_json, to_json
 
 

@@ -18,12 +18,12 @@ import pytest
 from end_to_end.product import invoke
 from report.made_up_run import HOSTILE, Json, gpu, numerics, preferences, records, sample, write_run
 
-from surogate.report.curves import POINTS, curve, ranges
-from surogate.report.findings import findings
-from surogate.report.headline import state_text, tiles
-from surogate.report.page import ASSETS, MARK
-from surogate.report.records import read_run
-from surogate.report.reports import opened, run_page
+from surogate.pages.curves import POINTS, curve, ranges
+from surogate.pages.findings import findings
+from surogate.pages.headline import state_text, tiles
+from surogate.pages.page import ASSETS, MARK
+from surogate.pages.records import read_run
+from surogate.pages.reports import opened, run_page
 
 
 class Page(HTMLParser):

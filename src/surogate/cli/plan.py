@@ -108,7 +108,7 @@ def _without_collections() -> Iterator[None]:
 def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool, html: Path | None) -> bool:
     """Print the plan. Return whether the run fits."""
     if html is not None:
-        from ..report.page import refuse_other
+        from ..pages.page import refuse_other
 
         refuse_other(html)
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
@@ -119,7 +119,7 @@ def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: b
     problem = here.idle or _idle(plan) if here else ""
     document = to_json(plan, loaded.mode, chosen, problem, disk_use(opened, plan)) if as_json or html else {}
     if html is not None:
-        from ..report.reports import plan_page  # it needs numpy, which a plan as text does not
+        from ..pages.reports import plan_page  # it needs numpy, which a plan as text does not
 
         name = loaded.config.resolved_run_name
         nbytes = plan_page(document | {"timeline": timeline_json(plan.memory_timeline())}, name, html)

@@ -37,8 +37,8 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
     if not isinstance(values.get("path", ""), str | int | float):
         findings.wrong(
             f"{within}path",
-            "is data in memory, and a run reads files; write it first, such as dataset.to_parquet('rows.parquet') or "
-            "one JSON object a line, and give that path",
+            "is data in memory, which surogate.train, .tokenize and .plan take; or write it first, such as "
+            "dataset.to_parquet('rows.parquet') or one JSON object a line, and give that path",
         )
         return None
     entry, problems = validate(DatasetEntry, values, within=within)

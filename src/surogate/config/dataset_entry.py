@@ -15,7 +15,7 @@ MAX_DOCUMENT_BYTES: Final = 1 << 34
 class DatasetEntry(Keys):
     """One entry of `datasets:` or `validation_datasets:`. The keys of the dataset's type stand in the same mapping."""
 
-    path: Text = Field(description="A file, a folder of files, or a dataset of the Hugging Face Hub.")
+    path: Text = Field(description="A file, a folder or a URL of either, or a dataset of the Hugging Face Hub.")
     type: Text = Field("auto", description="Dataset type; auto: the first type that fits the columns.")
     subset: Text | None = Field(None, description="Subset (configuration) of a Hub dataset.")
     split: Text = Field("train", description="Split of a Hub dataset.")

@@ -1,4 +1,4 @@
-"""The rows of a `datasets:` entry: a local file, a directory, a glob, or a dataset of the Hugging Face Hub."""
+"""The rows of a `datasets:` entry: files, by path, pattern or URL, or a dataset of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from .columns import Columns
 from .divide import Divide, anywhere, whole
 from .parquet import read_parquet_tables, without_nulls
 from .readers import KINDS, READABLE, kind_of, place, read_file
+from .remote_files import fetched, is_remote
 from .row import Largest, Row, missing_column
+from .rows_file import SUFFIX, RowsSource
 
 HUB_ROWS = 1024
 _MOST_NAMES = 5
@@ -59,17 +61,23 @@ class Source(Protocol):
 
 def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "datasets") -> Source:
     """Find the rows of `entry`. Raises ConfigError, beginning with `where`, if they cannot be found."""
-    files, others = _local_files(entry.path, where)
+    largest = Largest(entry.max_row_bytes, entry.max_document_bytes)
+    if entry.path.endswith(SUFFIX):
+        return RowsSource(Path(entry.path), where, entry.samples, largest)
+    remote = is_remote(entry.path)
+    files, others = _local_files(fetched(entry.path, KINDS, where) if remote else entry.path, where)
     if not files:
         return HubSource(entry.path, entry.subset, entry.split, entry.samples, where)
+    what = "a URL" if remote else "local"
     if entry.subset is not None:
-        raise ConfigError(f"{where}: subset: {entry.subset} is for Hub datasets, but {entry.path} is local. Remove it.")
+        raise ConfigError(
+            f"{where}: subset: {entry.subset} is for Hub datasets, but {entry.path} is {what}. Remove it."
+        )
     if entry.split != "train":
         raise ConfigError(
-            f"{where}: split: {entry.split} is for Hub datasets, but {entry.path} is local. "
+            f"{where}: split: {entry.split} is for Hub datasets, but {entry.path} is {what}. "
             "Name the files of the split in path."
         )
-    largest = Largest(entry.max_row_bytes, entry.max_document_bytes)
     return FileSource(tuple(files), sample_by, entry.samples, tuple(others), largest)
 
 
@@ -154,8 +162,6 @@ def _file_digest(path: Path) -> str:
 def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
     """Return (files to read, other files), sorted. Both are empty if `path` can only name a Hub dataset."""
     others: list[Path] = []
-    if "://" in path:
-        raise ConfigError(f"{where}: path: {path} is a URL, which is not supported yet. Download it and name the file.")
     local = find_local(path)
     if local is not None and local.is_file():
         files = [local]

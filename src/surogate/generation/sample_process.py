@@ -1,8 +1,9 @@
 """The process that writes the samples of a run: `python -m surogate.generation.sample_process`.
 
 It reads lines of JSON. The first is a `SampleTask`, to which it answers true once everything that does not change is
-loaded: libraries, and the base of an adapter. Each other line is the folder of a model or an adapter, to which it
-answers a line for each prompt, [text, tokens, finish, seconds]. An answer {"error": text} ends it.
+loaded: libraries, and the base of an adapter. Each other line names the folder of a model or an adapter, with prompts
+or null for those of the task. It answers a line for each prompt: [text, tokens, finish, seconds]. An answer
+{"error": text} ends it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class SampleTask:
     seed: int
 
 
-def serve(task: SampleTask, folders: Iterator[str], answer: Callable[[Any], None]) -> None:
-    """Answer the folders, one at a time. There is never a second model in memory."""
+def serve(task: SampleTask, asked: Iterator[Mapping[str, Any]], answer: Callable[[Any], None]) -> None:
+    """Answer what is asked, one folder at a time. There is never a second model in memory."""
     sampling = Sampling(
         max_new_tokens=task.max_new_tokens, temperature=task.temperature, top_p=task.top_p, seed=task.seed
     )
@@ -60,8 +61,8 @@ def serve(task: SampleTask, folders: Iterator[str], answer: Callable[[Any], None
         import transformers  # noqa: F401 (takes seconds)
     answer(True)
     model: LoadedModel | None = None
-    for folder in folders:
-        path = Path(folder)
+    for request in asked:
+        path = Path(request["folder"])
         if base is None or task.base is None:
             model = None
             gc.collect()
@@ -70,8 +71,9 @@ def serve(task: SampleTask, folders: Iterator[str], answer: Callable[[Any], None
             model = LoadedModel(ModelFiles(Path(task.base), task.loaded_by, path), with_adapter(base, path).eval())
         else:
             _replace_adapter(model.model, path)
-        for first in range(0, len(task.prompts), task.batch):
-            asked = [Asked(ids=ids) for ids in task.prompts[first : first + task.batch]]
+        prompts = task.prompts if request["prompts"] is None else request["prompts"]
+        for first in range(0, len(prompts), task.batch):
+            asked = [Asked(ids=ids) for ids in prompts[first : first + task.batch]]
             for found in model.answer_batch(asked, sampling, task.stops):
                 answer(_as_data(found))
 

@@ -57,14 +57,14 @@ class Sampler:
         """Wait until the process has loaded what does not change. Raises RunStopped if it cannot."""
         self._read()
 
-    def sample(self, folder: Path) -> Sequence[Sampled] | None:
+    def sample(self, folder: Path, prompts: Sequence[Sequence[int]] | None = None) -> Sequence[Sampled] | None:
         """Return the samples of the model or adapter in a folder; None if they were cut, which ends the process.
 
-        Raises RunStopped if there are none.
+        prompts: the tokens of each; None: those of the task. Raises RunStopped if there are none.
         """
-        self._write(str(folder))
+        self._write({"folder": str(folder), "prompts": prompts})
         found: list[Sampled] = []
-        for _ in range(self._count):
+        for _ in range(self._count if prompts is None else len(prompts)):
             answer = self._read()
             if answer is None:
                 self.close()

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TextIO
 
-from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
+from surogate_core.api import (
+    CallbackReport,
+    EvalReport,
+    Logger,
+    NumericsReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 
 from .terminal import ignoring_broken_pipe
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
@@ -77,6 +86,9 @@ class PlainLogger(Logger):
                 self._line(line)
         elif isinstance(report, SampleReport):
             for line in sample_lines(report):
+                self._line(line.encode("ascii", "backslashreplace").decode())
+        elif isinstance(report, CallbackReport):
+            for line in callback_lines(report):
                 self._line(line.encode("ascii", "backslashreplace").decode())
 
     def _step(self, report: StepReport) -> None:
@@ -162,7 +174,13 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def figures(report: StepReport | EvalReport) -> list[str]:
+def callback_lines(report: CallbackReport) -> list[str]:
+    """Return what a callback has logged, in lines of 80 columns."""
+    first, *others = figures(report)
+    return in_lines([f"callback at step {report.step}: {first}", *others], first=0)
+
+
+def figures(report: StepReport | EvalReport | CallbackReport) -> list[str]:
     """Return ["margin 0.12", "accuracy 0.75"]."""
     return [f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()]
 

@@ -14,9 +14,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from surogate_core.api import EvalReport, Logger, NumericsReport, Report, RunInfo, SampleReport, StepReport
+from surogate_core.api import (
+    CallbackReport,
+    EvalReport,
+    Logger,
+    NumericsReport,
+    Report,
+    RunInfo,
+    SampleReport,
+    StepReport,
+)
 
-from .console import RunClock, eval_line, numerics_lines, sample_lines
+from .console import RunClock, callback_lines, eval_line, numerics_lines, sample_lines
 from .terminal import silence
 from .text import count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
 
@@ -67,6 +76,9 @@ class LiveLogger(Logger):
         elif isinstance(report, SampleReport):
             sample = Text("\n".join(sample_lines(report)))
             self._draw(lambda: self._console.print(sample, soft_wrap=True))
+        elif isinstance(report, CallbackReport):
+            logged = Text("\n".join(callback_lines(report)))
+            self._draw(lambda: self._console.print(logged, soft_wrap=True))
 
     def _step(self, report: StepReport) -> None:
         self._clock.step(report)

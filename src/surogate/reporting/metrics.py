@@ -13,10 +13,12 @@ One JSON object per line. "log" is its kind:
                                                                             steps "groups_per_second"; "best_step" if
                                                                             the run looks for the best
     {"log": "outputs", "step", "weights_step", "metric", "best_step", "best_value", "stop_reason", "time"}
-                                                                            at the end of such a run
+                                                                            at the end of such a run, and of one that a
+                                                                            callback has stopped
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
     {"log": "sample", "step", "index", "prompt", "text", "tokens", "finish", "duration_ms", "time"}
+    {"log": "callback", "step", "metrics", "time"}                          what a callback of a script has logged
     {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
 
 Times are in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from surogate_core.api import (
+    CallbackReport,
     EvalReport,
     GpuReport,
     Logger,
@@ -61,6 +64,7 @@ _NAMES = {
     GpuReport: "gpu",
     NumericsReport: "numerics",
     SampleReport: "sample",
+    CallbackReport: "callback",
 }
 
 _OF_RUN = (

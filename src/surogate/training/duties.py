@@ -1,10 +1,11 @@
-"""The duties of a run between its steps, in their order: stop, evaluate, sample, save.
+"""The duties of a run between its steps, in their order: stop, evaluate, sample, what callbacks do, save.
 
 `due` reads the step and what the processes have agreed on, so that all decide alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from surogate_core.runtime.team import AnyWorker
 
 
-def duties(job: Job) -> tuple[Duty, ...]:
-    return Stop(job), Evaluate(job), Sample(job), Save(job)
+def duties(job: Job, calls: Sequence[Duty] = ()) -> tuple[Duty, ...]:
+    return Stop(job), Evaluate(job), Sample(job), *calls, Save(job)
 
 
 @dataclass(frozen=True)

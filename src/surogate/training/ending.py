@@ -43,7 +43,9 @@ def write_outputs(job: Job, files: NoFiles, notice: Callable[[str], None]) -> bo
 
 
 def why_ended(job: Job) -> str:
-    """Return why the run ends before its last step by itself; "" if it does not."""
+    """Return why the run ends before its last step by itself or by a callback; "" if it does not."""
+    if job.interrupt.why and job.progress.step < job.total_steps:
+        return job.interrupt.why
     rule, best = job.best_rule, job.progress.best
     if rule is None or best is None or not rule.ends(best) or job.progress.step >= job.total_steps:
         return ""
@@ -52,14 +54,13 @@ def why_ended(job: Job) -> str:
 
 def output_report(job: Job, stop_reason: str) -> OutputReport:
     rule, progress = job.best_rule, job.progress
-    assert rule is not None and progress.best is not None
-    found = progress.best.step > 0
+    best = progress.best if progress.best is not None and progress.best.step > 0 else None
     return OutputReport(
         step=progress.step,
-        weights_step=progress.weights_step(rule.loads),
-        metric=rule.metric,
-        best_step=progress.best.step if found else None,
-        best_value=progress.best.value if found else None,
+        weights_step=progress.weights_step(rule is not None and rule.loads),
+        metric=rule.metric if rule is not None else "loss",
+        best_step=best.step if best else None,
+        best_value=best.value if best else None,
         stop_reason=stop_reason,
         time=time.time(),
     )

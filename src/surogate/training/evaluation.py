@@ -50,11 +50,11 @@ def _is_evaluated(job: Job) -> bool:
     return job.progress.step in {step for step, _, _ in job.progress.evaluations}
 
 
-def evaluate(job: Job) -> bool:
-    """Report the mean loss over the labels of the validation batches. Return whether it is done.
+def measure(job: Job) -> tuple[EvalReport, Sequence[Any]] | None:
+    """Return the mean loss over the labels of the validation batches, and the figures of the other metrics.
 
-    Changes neither the weights nor the order of the training data. An interrupt ends it between two batches, without a
-    report: a resumed run makes up for it.
+    None without labels, or if an interrupt ended it between two batches. Changes neither the weights nor the order of
+    the training data.
     """
     began, cut = time.perf_counter(), False
 
@@ -72,7 +72,7 @@ def evaluate(job: Job) -> bool:
         batches = ([batch.given(means) for batch in together] for together in batches)
     sums = sum_losses(job.worker, batches, job.processes, "the end of an evaluation")
     if cut or not sums.labels:
-        return not cut
+        return None
     seconds = time.perf_counter() - began
     loss, *figures = (sums.mean(total, one.per) for one, total in zip(job.reported, sums.totals, strict=True))
     report = EvalReport(
@@ -84,8 +84,20 @@ def evaluate(job: Job) -> bool:
         in_nats=job.in_nats,
         groups=sums.groups,
     )
+    return report, figures
+
+
+def evaluate(job: Job) -> bool:
+    """Evaluate, report it, and take it into account. Return whether it is done.
+
+    An interrupt ends it without a report: a resumed run makes up for it.
+    """
+    found = measure(job)
+    if found is None:
+        return job.interrupt.requested is None
+    report, figures = found
     step = job.progress.step
-    job.progress.evaluations.append((step, report.loss, sums.labels))
+    job.progress.evaluations.append((step, report.loss, report.valid_tokens))
     if job.best_rule is not None and job.progress.best is not None and step:
         job.progress.best = job.best_rule.after(job.progress.best, step, report.loss, job.reported, figures)
     best = job.progress.best.step if job.progress.best else 0

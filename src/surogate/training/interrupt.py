@@ -20,6 +20,9 @@ from surogate_core.api import Logger, Report
 
 from ..world.processes import Processes
 
+STOPPED = "stopped the run"
+"""The reason of a callback that gives none."""
+
 
 class Interrupt:
     """Context manager that handles the signals.
@@ -38,6 +41,7 @@ class Interrupt:
         self._stop_received = self._stop_agreed = False
         self._asked, self._seen = False, 0  # whether this process has asked to stop; requests that were taken over
         self._previous: dict[signal.Signals, object] = {}
+        self.why = ""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -83,8 +87,9 @@ class Interrupt:
         """Whether a signal has come to this process, or a listener has asked to stop, agreed on or not."""
         return self._received is not None or self._stop_received
 
-    def stop(self) -> None:
-        """Ask for the run to finish after the step that is running."""
+    def stop(self, why: str = "") -> None:
+        """Ask for the run to finish after the step that is running. The first reason counts."""
+        self.why = self.why or why
         self._stop_received = True
 
     def ends_steps(self) -> bool:

@@ -7,7 +7,7 @@ them, `_report` what comes after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,11 +28,11 @@ from .sampling import make_up_for_samples
 from .sums import with_means
 
 
-def train(job: Job) -> None:
+def train(job: Job, calls: Sequence[core.Duty] = ()) -> None:
     """Train from `job.progress` to the last step, or until an interrupt or a stop: then finish the step and save it.
 
-    Every checkpoint that was begun is complete on return, or its error is raised; only a second interrupt does not wait
-    for it.
+    `calls`: of callbacks, between the other duties. Every checkpoint that was begun is complete on return, or its error
+    is raised; only a second interrupt does not wait for it.
 
     Raises RunStopped if every step was skipped, and, after saving, when loss or gradient was not finite in more than
     `max_nonfinite_steps` steps in a row; the message names the first op that went wrong. NonFiniteError of a checked
@@ -45,7 +45,7 @@ def train(job: Job) -> None:
             make_up_for_evaluation(job)
             make_up_for_samples(job)
             with closing(_batches(job)) as batches:
-                core.train(job.worker, batches, job.lr, progress, partial(_report, job), duties(job))
+                core.train(job.worker, batches, job.lr, progress, partial(_report, job), duties(job, calls))
             if job.ends_steps() or job.logger_failed():
                 job.save()
             job.worker.gather()

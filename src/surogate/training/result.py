@@ -48,7 +48,7 @@ class TrainResult:
     packing       losses of documents packed and alone, before step one; None if no row has two, or by check_finite
     weights_step  the step whose weights the outputs have
     best          the best evaluation; None if the run did not look for it, or none was finite
-    stop_reason   why the run ended before its last step by itself; "" if it did not
+    stop_reason   why the run ended before its last step, by itself or by a callback; "" if it did not, or by a signal
     """
 
     run_name: str

@@ -146,9 +146,9 @@ class PartFiles(NoFiles):
             self.processes.at("writing the outputs", seconds, saving=True)
             worker.settle()
             with checkpoint.stopping_when_disk_refuses(self.output, safe_in=self.checkpoints):
-                write_together(self.processes, None, partial(self._write_ranges, self._pieces(worker), progress.step))
+                write_together(self.processes, None, partial(self._write_ranges, self.pieces(worker), progress.step))
 
-    def _pieces(self, worker: AnyWorker) -> Mapping[str, Pieces]:
+    def pieces(self, worker: AnyWorker) -> Mapping[str, Pieces]:
         """Return what this process has of the weights: parts, and of the writer also whole ones."""
         writer = self.processes.world.writer
         return {name: worker.pieces(v) for name, v in self.plan.assembly.params.items() if v.shard or writer}
@@ -239,7 +239,7 @@ class RunFiles(PartFiles):
             from surogate_core.runtime.device import gpu_uuids
 
             gpu = gpu_uuids(world.devices[:1])[0]
-        pieces = partial(self._pieces, worker)
+        pieces = partial(self.pieces, worker)
         return open_samples(self.saved_run, self.steps, pieces, gpu, world.processes, stack)
 
     def _check_kept(self) -> None:
@@ -307,7 +307,7 @@ class RunFiles(PartFiles):
 
         run, plan = self.run, self.plan
         worker.settle()
-        params = self._pieces(worker)
+        params = self.pieces(worker)
 
         def write_joined(fresh: Path) -> None:
             with TemporaryDirectory(dir=self.checkpoints, prefix=checkpoint.SAVING) as name:

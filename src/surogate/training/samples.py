@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -44,22 +45,28 @@ class Samples:
 
     prompts  as reports show them
     write    (empty folder) -> writes the weights as they are, as a model or an adapter
+    ids      the tokens of other prompts
     """
 
     prompts: Sequence[Prompt]
     sampler: Sampler
     write: Callable[[Path], object]
+    ids: Callable[[Sequence[Prompt]], Sequence[Sequence[int]]]
     output: Path
     safe_in: Path
 
-    def take(self, step: int) -> list[SampleReport] | None:
-        """Return the samples after a step; None if the run is to end before they are there. Raises RunStopped."""
+    def take(self, step: int, others: Sequence[Prompt] | None = None) -> list[SampleReport] | None:
+        """Return the samples after a step; None if the run is to end before they are there. Raises RunStopped.
+
+        others: prompts in place of those of the run. Raises ConfigError for one that is too long for a row.
+        """
+        ids = None if others is None else self.ids(others)
         with (
             checkpoint.stopping_when_disk_refuses(self.output, safe_in=self.safe_in),
             TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as name,
         ):
             self.write(Path(name))
-            found = self.sampler.sample(Path(name))
+            found = self.sampler.sample(Path(name), ids)
         if found is None:
             return None
         return [
@@ -73,7 +80,7 @@ class Samples:
                 duration_ms=sampled.seconds * 1000,
                 time=time.time(),
             )
-            for index, (prompt, sampled) in enumerate(zip(self.prompts, found, strict=True))
+            for index, (prompt, sampled) in enumerate(zip(others or self.prompts, found, strict=True))
         ]
 
 
@@ -84,8 +91,8 @@ def open_samples(
     gpu: str,
     processes: int,
     stack: ExitStack,
-) -> Samples | None:
-    """Start the process that writes the samples of a run; None if it has none. `stack` ends it.
+) -> Samples:
+    """Start the process that writes the samples of a run, or answers a callback. `stack` ends it.
 
     pieces     returns the weights of the run as they are
     gpu        the GPU on which it computes; "": the CPU
@@ -93,16 +100,14 @@ def open_samples(
 
     Raises ConfigError, before anything is trained, for prompts that cannot be answered or are too long for a row.
     """
-    run, config = saved_run.run, saved_run.run.config
-    if not config.sample_prompts:
-        return None
+    config = saved_run.run.config
     if saved_run.in_ranges(processes):
         raise ConfigError(
             "sample_prompts: each process of this run has only a part of the weights, and samples need all of them in "
             "one. Set zero_level: 2, train in one process, or remove the key."
         )
     prompts = config_prompts(config)
-    task = _task(saved_run, steps, prompts, gpu)
+    task, ids = _task(saved_run, steps, prompts, gpu)
     sampler = Sampler(task, gpu)
     stack.callback(sampler.close)
     try:
@@ -110,15 +115,18 @@ def open_samples(
     except RunStopped as error:
         raise ConfigError(f"{str(error).rstrip('.')}. Mend that, or remove sample_prompts.") from None
 
-    def write(folder: Path) -> None:
-        held = pieces()
-        if run.adapter is None:
-            hf.write_model(folder, model_export(run, saved_run.plan, held, saved_run.turn_ends))
-        else:
-            trained = {v.name: held[v.name].tensor() for v in adapter_params(saved_run.plan.assembly)}
-            write_adapter(folder, run, saved_run.plan.assembly, trained, saved_run.turn_ends)
+    write = partial(write_weights, saved_run, pieces)
+    return Samples(prompts, sampler, write, ids, Path(config.output_dir), Path(config.resolved_checkpoint_dir))
 
-    return Samples(prompts, sampler, write, Path(config.output_dir), Path(config.resolved_checkpoint_dir))
+
+def write_weights(saved_run: SavedRun, pieces: Callable[[], Mapping[str, Pieces]], folder: Path) -> None:
+    """Write the weights of a run as they are into an empty folder, as a model or an adapter."""
+    run, held = saved_run.run, pieces()
+    if run.adapter is None:
+        hf.write_model(folder, model_export(run, saved_run.plan, held, saved_run.turn_ends))
+    else:
+        trained = {v.name: held[v.name].tensor() for v in adapter_params(saved_run.plan.assembly)}
+        write_adapter(folder, run, saved_run.plan.assembly, trained, saved_run.turn_ends)
 
 
 def config_prompts(config: TrainConfig) -> list[Prompt]:
@@ -131,7 +139,10 @@ def config_prompts(config: TrainConfig) -> list[Prompt]:
     return [Prompt(text, where=f"prompt {number}") for number, text in enumerate(config.sample_prompts, 1)]
 
 
-def _task(saved_run: SavedRun, steps: Steps, prompts: Sequence[Prompt], gpu: str) -> SampleTask:
+def _task(
+    saved_run: SavedRun, steps: Steps, prompts: Sequence[Prompt], gpu: str
+) -> tuple[SampleTask, Callable[[Sequence[Prompt]], list[list[int]]]]:
+    """Return what the process is told, and what makes tokens of other prompts."""
     run, config = saved_run.run, saved_run.run.config
     chat = bool(saved_run.turn_ends) and _ends_turns(saved_run, steps)
     if config.sample_as != "auto":
@@ -146,12 +157,16 @@ def _task(saved_run: SavedRun, steps: Steps, prompts: Sequence[Prompt], gpu: str
         )
     )
     stops = dict.fromkeys([*saved_run.turn_ends, *files.stops(chat=chat)])
-    return SampleTask(
+
+    def ids(of: Sequence[Prompt]) -> list[list[int]]:
+        return list(_ids(run, files, of, chat=chat))
+
+    task = SampleTask(
         base=None if run.adapter is None else str(run.model_dir),
         loaded_by=run.model.loaded_by,
         device="cuda:0" if gpu else "cpu",
         dtype=DTYPES[saved_run.plan.inputs.precision.model].torch_name,
-        prompts=list(_ids(run, files, prompts, chat=chat)),
+        prompts=ids(prompts),
         batch=config.sample_batch_size,
         stops=list(stops),
         max_new_tokens=sampling.max_new_tokens,
@@ -159,6 +174,7 @@ def _task(saved_run: SavedRun, steps: Steps, prompts: Sequence[Prompt], gpu: str
         top_p=sampling.top_p,
         seed=sampling.seed,
     )
+    return task, ids
 
 
 def _ends_turns(saved_run: SavedRun, steps: Steps) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from surogate_core.api import DeviceInfo, JoinContext, Report, Task, World, refuse_checkpoint
@@ -37,6 +37,7 @@ from ..runs.run import Run, open_run
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, START_SECONDS, Processes
 from .best_rule import BestRule
+from .callbacks import Callback, Callbacks, ReportCallback
 from .result import TrainResult
 
 Notice = Callable[[str], None]
@@ -44,14 +45,19 @@ Listen = Callable[[Report], bool | None]
 
 
 def train(
-    loaded: LoadedConfig, notice: Notice = print, world: World | None = None, listen: Listen | None = None
+    loaded: LoadedConfig,
+    notice: Notice = print,
+    world: World | None = None,
+    listen: Listen | None = None,
+    callbacks: Sequence[ReportCallback | Callback] = (),
 ) -> TrainResult:
     """Train as the config says and write a Hugging Face checkpoint to `output_dir`, or an adapter to its `adapter`.
 
     `notice` is called with lines for the user. `world`: the processes of the run; by default those that the launcher of
     the config joins or starts. `listen` is called with every report in the process that writes the outputs; True makes
-    the run finish after the step that is running: saved, evaluated, with its outputs. Raises ConfigError for input that
-    cannot be used, before anything is written, and RunStopped when the run stops itself, after saving what is complete.
+    the run finish after the step that is running: saved, evaluated, with its outputs. `callbacks`: those of a script,
+    whose errors name them (CallbackError). Raises ConfigError for input that cannot be used, before anything is
+    written, and RunStopped when the run stops itself, after saving what is complete.
     """
     spin_shortly()  # before the import of torch, below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # for a lost store torch logs pages before our one message
@@ -60,7 +66,7 @@ def train(
     options = loaded.options["launcher", config.launcher]
     loaded.require_datasets()
     if world is None and launcher.start is not None:
-        if listen is not None:
+        if listen is not None or callbacks:
             raise ConfigError(
                 f"launcher: {config.launcher} trains in other processes, which cannot call a function of this one. "
                 "Train without a callback; metrics.jsonl has all reports."
@@ -79,11 +85,13 @@ def train(
         )
         assert launcher.join is not None, "a launcher has `start` or `join`"
         world = launcher.join(place, options)
+    called = Callbacks(callbacks)
+    called.refuse_several(world.processes)
     processes = Processes(world, config.stall_seconds)
     with processes.ending(), OutputCheck() as check:
         if not world.writer:
             processes.log = ProcessLog(Path(config.output_dir), world)
-            return _train(loaded, processes, None, here, check, processes.log, None)
+            return _train(loaded, processes, None, here, check, processes.log, None, Callbacks())
         checkpoints = Path(config.resolved_checkpoint_dir)
         folders = {checkpoints: "checkpoint_dir: ", Path(config.output_dir): "output_dir: "}
         for folder, where in folders.items():
@@ -100,7 +108,7 @@ def train(
             mark("earlier runs")
             if config.verify_outputs:
                 check.begin()
-            return _train(loaded, processes, resumed, here, check, notice, listen)
+            return _train(loaded, processes, resumed, here, check, notice, listen, called)
 
 
 def last_checkpoint(config: TrainConfig) -> str:
@@ -130,6 +138,7 @@ def _train(
     check: OutputCheck,
     notice: Notice,
     listen: Listen | None,
+    callbacks: Callbacks,
 ) -> TrainResult:
     config, world = loaded.config, processes.world
     reads_weights = world.writer and _reads_weights(config, resumed)
@@ -160,7 +169,7 @@ def _train(
         notice(str(rule))
     mark("plan")
     with connected(processes, config.transport, device.sm is not None, notice) as comms:
-        return train_planned(opened, planned, resumed, processes, comms, check, notice, listen)
+        return train_planned(opened, planned, resumed, processes, comms, check, notice, listen, callbacks)
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:

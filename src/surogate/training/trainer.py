@@ -35,6 +35,9 @@ from ..runs.versions import run_versions
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
 from .best_rule import BestRule, refuse_lost_best
+from .callback_calls import Call
+from .callback_tools import open_tools
+from .callbacks import Callbacks
 from .doubts import Doubts
 from .ending import output_report, result_of, why_ended, write_outputs
 from .interrupt import Interrupt, Listener
@@ -65,7 +68,8 @@ def train_planned(
     comms: Sequence[Comm],
     check: OutputCheck,
     notice: Notice,
-    listen: Callable[[Report], bool | None] | None = None,
+    listen: Callable[[Report], bool | None] | None,
+    callbacks: Callbacks,
 ) -> TrainResult:
     """Train on the ranks of this process, which `comms` connects, from the checkpoint `resumed` if there is one.
 
@@ -117,11 +121,14 @@ def train_planned(
         interrupt = stack.enter_context(Interrupt(processes))
         if listen is not None:
             loggers.opened.append(Listener(listen, interrupt))
+        if callbacks.given:
+            loggers.opened.append(callbacks.logger(interrupt.stop))
+        tools = open_tools(files, worker, samples, interrupt, stack) if callbacks.between else None
         mark("check of packing, loggers")
         if used := utilization(plan, _devices(plan)):
             notice(str(used))
         job = _job(saved_run, steps, worker, processes, interrupt, progress, checkpoints, loggers, notice, samples)
-        train(job)
+        train(job, [Call(job, callback, tools) for callback in callbacks.between if tools])
         mark("the other steps, evaluations")
         if stop_reason := why_ended(job):
             notice(f"{stop_reason}: the run ends after step {progress.step:,} of {steps.total:,}")
@@ -133,7 +140,7 @@ def train_planned(
         processes.at("the end of the run", inf)  # a large model may be loaded for minutes and uploaded for hours
         if not signal_exit:
             files.finish(progress, stop_reason)
-            if rule is not None:
+            if rule is not None or stop_reason:
                 loggers.report(output_report(job, stop_reason))
         loggers.status = "interrupted" if signal_exit else "done"
     result = result_of(run, plan, steps, job, signal_exit, world.writer)

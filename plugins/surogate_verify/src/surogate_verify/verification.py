@@ -11,11 +11,11 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surogate import run
 from surogate.config.adapter import Mode
@@ -104,14 +104,14 @@ class Verification:
 
 
 def verify(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     extent: Extent = WHOLE_MODEL,
     *,
     mode: Mode = "train",
     notice: Callable[[str], None] = print,
 ) -> Verification:
-    """Compare the model and recipe of a YAML file with transformers on this machine. Writes nothing.
+    """Compare the model and recipe of a config with transformers on this machine. Writes nothing.
 
     The rows are of the run's data, or random if it has none. `mode` is the command whose defaults the run takes. Raises
     ConfigError for what cannot be compared or does not fit.

@@ -75,6 +75,7 @@ from .recipes import (
     RecipeDef,
 )
 from .running import (
+    CallbackReport,
     EvalReport,
     Finding,
     GpuReport,
@@ -107,6 +108,7 @@ __all__ = [
     "BindContext",
     "Builder",
     "Call",
+    "CallbackReport",
     "CheckpointForm",
     "CheckpointFormDef",
     "Column",

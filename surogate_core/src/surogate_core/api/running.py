@@ -101,11 +101,12 @@ class EvalReport:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputReport:
-    """The end of a run that looks for its best evaluation, once its outputs are written.
+    """The end of a run that looks for its best evaluation or was stopped, once its outputs are written.
 
     step          the last one of the run
     weights_step  the step whose weights the outputs have
-    metric        by which evaluations are compared, with its best value, after `best_step`; None if none was finite
+    metric        by which evaluations are compared, with its best value, after `best_step`; None if none was finite, or
+                  the run did not look for it
     stop_reason   why the run ended before its last step; "" if it did not
     """
 
@@ -208,7 +209,16 @@ class SampleReport:
     time: float
 
 
-Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport
+@dataclass(frozen=True, kw_only=True)
+class CallbackReport:
+    """Figures that a callback of a script has logged after `step` optimizer steps, by name."""
+
+    step: int
+    metrics: Mapping[str, float]
+    time: float
+
+
+Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport | CallbackReport
 
 
 def figures_of(report: Report) -> dict[str, float]:
@@ -237,6 +247,8 @@ def figures_of(report: Report) -> dict[str, float]:
                 for tensor, figures in report.largest().items()
                 for column, (value, _) in zip(report.columns, figures, strict=True)
             }
+        case CallbackReport():
+            return {f"callback/{name}": value for name, value in report.metrics.items()}
         case _:
             return {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surogate_core.api import (
+    CallbackReport,
     EvalReport,
     GpuReport,
     Logger,
@@ -127,6 +128,7 @@ def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None
             logger.report(_outputs(best, value))
         for index, text in enumerate(("a text\nof \x1b two lines", "")):
             logger.report(_sample(index, text))
+        logger.report(CallbackReport(step=2, metrics={"accuracy": 0.5, "worst": float("nan")}, time=1e9))
         logger.close("done")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from surogate_core.errors import ConfigError
 
 from ..reporting.text import count_text
 from ..runs.plan_json import PLAN_FILE
@@ -14,8 +16,8 @@ from . import charts, data_facts, findings, headline, plan_facts
 from .charts import Chart
 from .curves import axes
 from .headline import seconds_text, size_text
-from .page import write_page
-from .records import Json, RunRecords, names_of, read_run
+from .page import refuse_other, write_page
+from .records import Json, RunRecords, State, names_of, read_run
 
 SECTION_TITLES = {
     "preferences": (
@@ -109,17 +111,61 @@ def run_page(runs: Sequence[RunRecords], path: Path, measured: plan_facts.Times 
     return write_page(path, "run.html", facts, drawn | ({"memory": memory.drawn} if memory else {}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """A run as `surogate report --json` prints it.
+
+    state     "finished", "running", "stopped", "killed" or "not started"
+    steps     that are recorded, of `total_steps`
+    figures   `what`, the `figure` as text with its unit, and a word `beside` it
+    findings  what stands out: `weight` "bad", "warn" or "note", and a sentence, `text`
+    """
+
+    folder: str
+    name: str
+    state: State
+    steps: int
+    total_steps: int
+    figures: Sequence[headline.Tile]
+    findings: Sequence[findings.Finding]
+
+
+def run_report(run: RunRecords) -> RunReport:
+    return RunReport(
+        folder=str(run.folder),
+        name=run.name,
+        state=run.state,
+        steps=run.done,
+        total_steps=run.total,
+        figures=list(headline.tiles(run)),
+        findings=list(findings.findings(run)),
+    )
+
+
 def run_json(run: RunRecords) -> Json:
     """Return a run's report as data: the contract of `surogate report --json`."""
-    return {
-        "folder": str(run.folder),
-        "name": run.name,
-        "state": run.state,
-        "steps": run.done,
-        "total_steps": run.total,
-        "figures": [tile._asdict() for tile in headline.tiles(run)],
-        "findings": [finding._asdict() for finding in findings.findings(run)],
-    }
+    found = run_report(run)
+    named = {"figures": [tile._asdict() for tile in found.figures]}
+    return {**vars(found), **named, "findings": [finding._asdict() for finding in found.findings]}
+
+
+def read_reports(
+    folder: Path, other: Path | None, html: Path | None, profile: Path | None
+) -> tuple[list[RunRecords], int]:
+    """Return the records of one run or two, and the bytes of the page that is written to `html`; 0 without one.
+
+    profile: document of `surogate profile --json`, whose times the page has beside the planned ones. Raises ConfigError
+    for a folder that is no run, the same run twice, a profile without a page, or a path that is not to be replaced.
+    """
+    if profile is not None and html is None:
+        raise ConfigError(f"--profile {profile}: its times are on the page. Add --html FILE.")
+    if other is not None and other.resolve() == folder.resolve():
+        raise ConfigError(f"{other}: is the same run. Name another, or one alone.")
+    if html is not None:
+        refuse_other(html)
+    measured = None if profile is None else plan_facts.read_profile(profile)
+    runs = [opened(one) for one in (folder, other) if one is not None]
+    return runs, 0 if html is None else run_page(runs, html, measured)
 
 
 def run_lines(run: RunRecords, name: str) -> list[str]:
