@@ -15,7 +15,7 @@ from surogate_core.plugins.precision import choose_precision
 from surogate_core.plugins.registry import Registry
 from surogate_core.program.shards import Sharding
 
-from ..config.rope_scaling import with_rope_scaling
+from ..config.rope_scaling import longer_scaling, with_rope_scaling
 from ..config.schema import STORED_BY
 from ..data.pieces import documents_in_row
 from ..hub.config_json import text_part, with_text_part
@@ -119,12 +119,11 @@ def _check_length(run: Run) -> None:
 
 
 def _longer(run: Run) -> str:
-    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if YaRN is not for it."""
+    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if no scaling does it."""
     text, length = text_part(run.model_config), run.config.sequence_len
-    positions = text.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < 1 or run.config.rope_scaling is not None:
+    scaling = longer_scaling(text, length)
+    if scaling is None:
         return ""
-    scaling: dict[str, object] = {"rope_type": "yarn", "factor": float(-(-length // positions))}
     try:
         scaled = with_text_part(run.model_config, with_rope_scaling(text, scaling, None))
         reaches = run.model.dims(scaled).max_positions >= length
@@ -132,8 +131,8 @@ def _longer(run: Run) -> str:
         return ""
     if not reaches:
         return ""
-    line = f"rope_scaling: {{rope_type: yarn, factor: {scaling['factor']}}}"
     if run.adapter is None:
+        line = ", ".join(f"{key}: {value}" for key, value in scaling.items())
         unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
-        return f", or extend the model by {line}{unless}"
+        return f", or extend the model by rope_scaling: {{{line}}}{unless}"
     return f', or extend the base by "rope_scaling": {json.dumps(scaling)} in its config.json'
