@@ -83,7 +83,10 @@ BY_LAYER = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_a
     [
         ({}, {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64}),
         ({"rope_scaling": OF_QWEN}, OF_QWEN | {"factor": 5.0}),
-        ({"rope_parameters": OF_LLAMA | {"original_max_position_embeddings": 16}}, {"rope_type": "yarn", "factor": 9.0}),
+        (
+            {"rope_parameters": OF_LLAMA | {"original_max_position_embeddings": 16}},
+            {"rope_type": "yarn", "factor": 9.0},
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 1.5}}, {"rope_type": "linear", "factor": 3.0}),
         ({"rope_parameters": BY_LAYER}, {"rope_type": "linear", "factor": 3.0}),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, None),

@@ -101,15 +101,15 @@ def with_rope_scaling(
 def longer_scaling(config: Mapping[str, Any], length: int) -> dict[str, Any] | None:
     """Return a scaling that gives a model, of which `config` is the parsed config.json, at least `length` positions.
 
-    A model that is scaled linearly keeps that, with a larger factor. One with `yarn` or `llama3` gets YaRN from the
-    positions that it was pre-trained with, any other from all that it has. None: no factor does it, as for LongRoPE,
+    A model that is scaled linearly keeps that, with a larger factor. Any other gets YaRN, from the positions that it
+    was pre-trained with, if config.json names them, or from all that it has. None: no factor does it, as for LongRoPE,
     whose factors are measured, or config.json does not say how many there are.
     """
     older, newer = (_mapping(config.get(key)) for key in ("rope_scaling", "rope_parameters"))
     own = {**_mapping(newer.get(_SCALED_LAYERS, newer)), **older}
     kind = str(own.get("rope_type", own.get("type", "default")))
     positions = config.get("max_position_embeddings")
-    if kind in ("yarn", "llama3"):
+    if kind != "linear":
         positions = config.get(_ORIGINAL) or own.get(_ORIGINAL) or positions
     if kind == "longrope" or not isinstance(positions, int) or positions < 1:
         return None

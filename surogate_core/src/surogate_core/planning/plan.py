@@ -138,8 +138,12 @@ def tiles_of_long_rows(inputs: PlanInputs) -> int:
 
     They are a multiple of the rows of which sums are made (`sum_in_blocks`), so that tiles do not change these.
     """
-    blocks = -(-inputs.tokens // (_MOST_TILES * BLOCK))
-    return blocks * BLOCK if inputs.seq_len > BLOCK else 0
+    return tiles_of(inputs.tokens) if inputs.seq_len > BLOCK else 0
+
+
+def tiles_of(tokens: int) -> int:
+    """Return the rows of a tile, a multiple of the rows of a block of sums, of `tokens` rows."""
+    return -(-tokens // (_MOST_TILES * BLOCK)) * BLOCK
 
 
 def recomputed(plan: Plan) -> Plan:
