@@ -15,9 +15,10 @@ from typing import Any, Literal
 from surogate_core.assembly.draft import Draft
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import SurogateError
-from surogate_core.planning.plan import Plan, sketch_exactly, tiles_of
+from surogate_core.planning.plan import Plan, sketch_exactly
 from surogate_core.planning.report import summarise
 from surogate_core.program.passes.sum_in_blocks import BLOCK
+from surogate_core.program.passes.tile import tiles_of
 
 from ..config.keys import ADAPTER_FLAG
 from ..config.schema import RECOMPUTE_KEYS
