@@ -92,17 +92,19 @@ class _RowWise:
         found = self._ops[op.kind].row_wise(op)
         if found is None or op.lane != "compute" or op.accumulate or not {*op.changes} <= {*found.largest}:
             return None
-        values = [*(op.ins[i] for i in found.ins), *(op.outs[i] for i in found.outs)]
+        ins, outs = ([values[i] for i in at] for values, at in ((op.ins, found.ins), (op.outs, found.outs)))
         sums = [op.outs[i] for i in found.sums]
-        whole = all(
-            v.shape and v.shape[0] >= self.tokens and v.shape[0] % self.tokens == 0 and not v.room
-            for v in values
-            if v.place == "device"
-        )
         is_right = (
-            whole and all(v.place == "device" for v in values) and all(op.outs[i].role == "act" for i in found.outs)
+            all(map(self._has_rows, (*ins, *outs)))
+            and all(v.role in ("act", "input") for v in ins)
+            and all(v.role == "act" for v in outs)
+            and all(v.role == "grad" and v.dtype != "bf16" for v in sums)
         )
-        return found if is_right and all(v.role == "grad" and v.dtype != "bf16" for v in sums) else None
+        return found if is_right else None
+
+    def _has_rows(self, value: Value) -> bool:
+        count = value.shape[0] if value.shape else 0
+        return count > 0 and count % self.tokens == 0 and not value.room and value.place == "device"
 
     @staticmethod
     def locals(op: Op, found: RowWise) -> list[Value]:
