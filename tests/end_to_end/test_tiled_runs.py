@@ -1,4 +1,4 @@
-"""Whole runs in row tiles: formats of the base, recipes, losses, packed documents, and a run that is stopped and resumed.
+"""Whole runs in row tiles: formats of the base, recipes, losses, packed documents, and a run that is resumed.
 
 A row of 512 tokens stands for a long one.
 """
