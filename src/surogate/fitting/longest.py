@@ -27,6 +27,8 @@ from ..runs.run import Run
 from .changes import Axis, Changes, Proposal, batch_changes, changed
 from .search import ALIKE, Search, programs_of
 
+LONG = BLOCK
+"""Rows of more tokens are long."""
 _FINE, _COARSE = 1_024, BLOCK
 """Lengths are multiples of the first below four blocks, of the second above."""
 _MOST_TOKENS = 1 << 24
@@ -80,9 +82,12 @@ def short_row(run: Run) -> Changes:
     return {**batch_changes(run.config, 1, tokens, 1), **({"max_model_len": None} if run.config.max_model_len else {})}
 
 
-def longest_of(run: Run, plan: Plan, way: str = "", changes: Changes | None = None) -> Longest:
-    """Return the longest row of one run, which has `changes` of the keys of another already. Raises like a plan."""
-    return _Rows(run, plan).longest(way, changes or {})
+def longest_of(
+    run: Run, plan: Plan, way: str = "", changes: Changes | None = None, *, steps: int = 1, most: int = _MOST_TOKENS
+) -> Longest:
+    """Return the longest row of one run, which has `changes` of the keys of another already, in `steps` micro-steps of
+    one row, of at most `most` tokens. Raises like a plan."""
+    return _Rows(run, plan, steps, most).longest(way, changes or {})
 
 
 def _ways(run: Run, plan: Plan) -> Iterator[tuple[str, Changes]]:
@@ -103,12 +108,12 @@ def _ways(run: Run, plan: Plan) -> Iterator[tuple[str, Changes]]:
 
 
 class _Rows:
-    """Plans of a run with one row a step, of any length."""
+    """Plans of a run with one row a micro-step, of any length up to `most` tokens."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
-        self._given, self._plan = run, plan
+    def __init__(self, run: Run, plan: Plan, steps: int, most: int) -> None:
+        self._given, self._plan, self._steps = run, plan, steps
         scaled = scaled_model(run, _MOST_TOKENS)
-        self._most = _MOST_TOKENS if scaled else min(_MOST_TOKENS, run.dims.max_positions)
+        self._most = most if scaled else min(most, run.dims.max_positions)
         self._run = scaled[1] if scaled else run
         self._recordings: dict[object, Draft] = {}
         self._plans: dict[tuple[int, Held], Proposal | None] = {}
@@ -185,7 +190,7 @@ class _Rows:
 
     def _changes(self, tokens: int, held: Held) -> Changes:
         config = self._run.config
-        keys = dict(batch_changes(config, 1, tokens, 1))
+        keys = dict(batch_changes(config, 1, tokens, self._steps))
         keys |= {"max_model_len": None} if config.max_model_len else {}
         keys |= {key: False for key in RECOMPUTE_KEYS.values() if getattr(config, key)}
         keys |= {"recompute": True} if config.recompute != "true" else {}
