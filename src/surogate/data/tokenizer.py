@@ -75,7 +75,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def _of_pieces(self, pieces: Iterator[str]) -> Iterator[int]:
-        """Yield the tokens of some pieces after those of others: what a backend holds of a text is 30 times its size."""
+        """Yield the tokens of some pieces after those of others: a backend holds many times the text."""
         while some := list(islice(pieces, _PIECES_AT_ONCE)):
             for ids in self.encode_batch(some):
                 yield from ids
