@@ -25,6 +25,8 @@ from .config.plugin_files import plugin_files, read_run
 from .config.values import parse_bytes
 from .config.yaml import apply_overrides
 from .fitting.changes import Changes, Proposal, changed
+from .fitting.longest import Longest, short_row
+from .fitting.longest import longest as longest_rows
 from .fitting.proposals import propose
 from .hub.config_json import read_config, text_part
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Fit",
     "LoadedConfig",
+    "LongestRows",
     "Plan",
     "Run",
     "TrainResult",
@@ -56,6 +59,7 @@ __all__ = [
     "fit",
     "known_device",
     "load",
+    "longest",
     "make_worker",
     "merge",
     "open_run",
@@ -166,6 +170,28 @@ def fit(
     new = opened.config.device_memory_limit != loaded.config.device_memory_limit
     found = [replace(p, changes={**(limit if limit and new else {}), **p.changes}) for p in propose(opened, before)]
     return Fit(before, found)
+
+
+@dataclass(frozen=True)
+class LongestRows:
+    """The longest rows of a run on the device of `plan`, which is the run with one short row a step."""
+
+    opened: Run
+    plan: Plan
+    rows: list[Longest]
+
+
+def longest(
+    loaded: LoadedConfig, device: str | LocalDevice | None = None, gpus: int | None = None, nodes: int = 1
+) -> LongestRows:
+    """Return the longest row that fits, for each way to train: an adapter on a base in the model's dtype and in formats
+    of fewer bits, and all weights. Takes under a minute.
+
+    `device`, `gpus` and `nodes` are those of `plan`. The file's `sequence_len` and micro-batch do not matter.
+    """
+    opened = open_run(loaded)
+    before = plan(changed(opened, short_row(opened)), device, gpus, nodes)
+    return LongestRows(opened, before, [*longest_rows(opened, before)])
 
 
 def _limit(target: str) -> Changes | None:

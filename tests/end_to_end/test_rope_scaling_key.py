@@ -11,7 +11,7 @@ from end_to_end.product import Workplace, make_workplace
 from transformers import AutoConfig
 
 from surogate import run
-from surogate.config.rope_scaling import parse_rope_scaling, with_rope_scaling
+from surogate.config.rope_scaling import longer_scaling, parse_rope_scaling, with_rope_scaling
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import cpu
 from surogate_verify.verification import verify
@@ -71,6 +71,36 @@ def test_the_base_frequency_is_kept_and_transformers_reads_the_written_config(ow
     wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 7.0}
     assert theirs == theirs | wanted
     assert made["original_max_position_embeddings"] == 32 and with_rope_scaling(config, None, 100) == config
+
+
+OF_LLAMA = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+OF_QWEN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "beta_fast": 16.0}
+BY_LAYER = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+
+
+@pytest.mark.parametrize(
+    ("own", "made"),
+    [
+        ({}, {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64}),
+        ({"rope_scaling": OF_QWEN}, OF_QWEN | {"factor": 5.0}),
+        (
+            {"rope_parameters": OF_LLAMA | {"original_max_position_embeddings": 16}},
+            {"rope_type": "yarn", "factor": 9.0},
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 1.5}}, {"rope_type": "linear", "factor": 3.0}),
+        ({"rope_parameters": BY_LAYER}, {"rope_type": "linear", "factor": 3.0}),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, None),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_a_scaling_for_longer_rows_begins_at_what_the_model_was_trained_with(
+    own: dict[str, Any], made: dict[str, Any] | None
+) -> None:
+    found = longer_scaling({"max_position_embeddings": 64, **own}, 144)
+    if found is None or made is None:
+        assert found is made is None
+    else:
+        assert found == found | {"rope_type" if key == "type" else key: value for key, value in made.items()}
 
 
 def printed(workplace: Workplace, **changes: Any) -> str:

@@ -24,11 +24,19 @@ WIDE = SMALL | {
 }
 """Products whose algorithms are those of real models."""
 LORA: dict[str, Any] = {"lora_rank": 16, "lora_alpha": 32}
+MIXTURE = WIDE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 
 
-def after_a_step(**settings: Any) -> tuple[Any, dict[str, Tensor]]:
+def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
     given: dict[str, Any] = {"batch_size": 1, "seq_len": ROWS, "max_documents": 2049, "deterministic": "false"}
-    setup = Setup(WIDE, **given, **BF16, **settings)
+    setup = Setup(config, **given, **BF16, **settings)
     worker = setup.gpu(poison=True)
     generator = torch.Generator().manual_seed(5)
     for name, param in sorted(worker.params().items()):
@@ -40,12 +48,17 @@ def after_a_step(**settings: Any) -> tuple[Any, dict[str, Tensor]]:
     return result
 
 
-@pytest.mark.parametrize("recompute", [frozenset(), frozenset({"block"})], ids=["kept", "recomputed"])
-def test_lora_has_the_bits_of_a_run_without_tiles(recompute: frozenset[str]) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "recompute"),
+    [("bf16", frozenset()), ("bf16", frozenset({"block"})), ("fp8-hybrid", frozenset({"block"}))],
+    ids=["kept", "recomputed", "fp8"],
+)
+def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str]) -> None:
     """But for the queries' projection and what comes before it, where cuDNN adds in any order (before cuDNN 9.25)."""
-    expected, gradients = after_a_step(adapter=LORA, recompute=recompute)
-    repeated, again = after_a_step(adapter=LORA, recompute=recompute)
-    losses, tiled = after_a_step(adapter=LORA, recompute=recompute, row_tiles=16_384)
+    keys: dict[str, Any] = {"adapter": LORA, "recipe": recipe, "recompute": recompute}
+    expected, gradients = after_a_step(**keys)
+    repeated, again = after_a_step(**keys)
+    losses, tiled = after_a_step(**keys, row_tiles=16_384)
     assert losses[0] == expected[0] == repeated[0]
     stable = {name for name in gradients if torch.equal(gradients[name], again[name])}
     last = {name for name in gradients if ".2." in name and ("mlp" in name or "o_proj" in name)}
@@ -58,6 +71,15 @@ def test_lora_has_the_bits_of_a_run_without_tiles(recompute: frozenset[str]) -> 
 def test_all_weights_have_the_loss_of_a_run_without_tiles_and_near_gradients() -> None:
     expected, gradients = after_a_step(recompute=frozenset({"block"}))
     losses, tiled = after_a_step(recompute=frozenset({"block"}), row_tiles=16_384, offload=["residual"])
+    assert losses[0] == expected[0]
+    for name, gradient in gradients.items():
+        assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
+
+
+def test_experts_in_tiles_have_the_loss_of_a_run_without_and_near_gradients() -> None:
+    """The order of experts, and where their rows end, are those of a tile."""
+    expected, gradients = after_a_step(MIXTURE, recompute=frozenset({"block"}))
+    losses, tiled = after_a_step(MIXTURE, recompute=frozenset({"block"}), row_tiles=16_384)
     assert losses[0] == expected[0]
     for name, gradient in gradients.items():
         assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name

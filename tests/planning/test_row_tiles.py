@@ -45,6 +45,15 @@ def test_a_long_row_that_fits_only_in_tiles_with_everything_recomputed_is_found(
     assert plan.report.fits and plan.row_tiles == 32_768 and plan.chosen is not None
 
 
+def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Path) -> None:
+    """Its tensors are scaled by themselves: a long row always in the same parts, so that no plan changes the scales."""
+    keys: dict[str, Any] = {"recompute": True, "offload_residual": True, "recipe": "fp8-hybrid"}
+    whole, tiled = (planned(model, 65_536, "80GiB", row_tiles=rows, **keys) for rows in (0, 16_384))
+    assert tiled.report.device_bytes["total"] < 0.8 * whole.report.device_bytes["total"]
+    first, other = (len(plan.assembly.programs["calibrate_first"].ops) for plan in (whole, tiled))
+    assert first == other > 2 * len(whole.assembly.programs["micro_first"].ops)
+
+
 def test_a_row_that_fits_has_no_tiles(model: Path) -> None:
     assert planned(model, 65_536, "130GiB").row_tiles == 0
 

@@ -110,6 +110,7 @@ _add_training("sft", "Train with the defaults for supervised fine-tuning.")
         "plan run.yaml",
         "plan run.yaml --sft --device rtx4090",
         "plan run.yaml --fit 24GiB",
+        "plan run.yaml --longest --device h100",
         "plan run.yaml --html plan.html",
     ),
 )
@@ -127,6 +128,9 @@ def plan(
     as_json: JsonOption = False,
     html: HtmlOption = None,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
+    longest: Annotated[
+        bool, typer.Option("--longest", help="The longest row that fits: adapters on bases of each size, all weights.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
     diff: Annotated[
         str | None, typer.Option("--diff", metavar="PASS", help="Print only what a pass changes in the programs.")
@@ -135,12 +139,17 @@ def plan(
 ) -> int:
     say_at_work(ctx)
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .plan import Machines, diff_command, fit_command, plan_command
+    from .plan import Machines, diff_command, fit_command, longest_command, plan_command
 
     print_notices(arguments)
+    machines = Machines(device, gpus, nodes)
+    if longest:
+        other = {"--fit": fit is not None, "--listing": listing, "--check": check, "--html": html, "--diff": diff}
+        if given := [option for option, chosen in other.items() if chosen]:
+            raise ConfigError(f"--longest and {given[0]}: --longest prints a table of several plans. Give one")
+        return longest_command(arguments, machines, as_json=as_json)
     if listing and (fit is not None or as_json):
         raise ConfigError(f"{'--json' if as_json else '--fit'} and --listing: a listing is text of one plan. Give one")
-    machines = Machines(device, gpus, nodes)
     if diff is not None:
         other = {"--fit": fit is not None, "--json": as_json, "--listing": listing, "--check": check, "--html": html}
         if given := [option for option, chosen in other.items() if chosen]:

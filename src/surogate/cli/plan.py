@@ -91,6 +91,23 @@ def fit_command(arguments: RunArguments, target: str, machines: Machines, *, as_
     return int(check and not any(proposal.fits for proposal in fit.proposals))
 
 
+def longest_command(arguments: RunArguments, machines: Machines, *, as_json: bool) -> int:
+    """Print the longest row that fits for each way to train a run, as a table or as JSON. Returns 1 if none fits."""
+    from .longest import print_longest
+    from .longest import to_json as row_json
+
+    with _without_collections():
+        loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
+        here = None if machines.device else this_machine()
+        found = run.longest(loaded, here or machines.device, machines.gpus, machines.nodes)
+    chosen = here.chosen if here else f"--device {machines.device}"
+    if as_json:
+        print_json(to_json(found.plan, loaded.mode, chosen) | {"longest": [row_json(row) for row in found.rows]})
+    else:
+        print_longest(found, chosen)
+    return int(not any(row.proposal for row in found.rows))
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """Turn the garbage collector off: a plan is a million objects that nearly all stay, and collections take a quarter

@@ -98,6 +98,28 @@ def with_rope_scaling(
     return {**changed, "rope_scaling": _replaced(older, made)}
 
 
+def longer_scaling(config: Mapping[str, Any], length: int) -> dict[str, Any] | None:
+    """Return a scaling that gives a model, of which `config` is the parsed config.json, at least `length` positions.
+
+    A model that is scaled linearly keeps that, with a larger factor. Any other gets YaRN, from the positions that it
+    was pre-trained with, if config.json names them, or from all that it has. None: no factor does it, as for LongRoPE,
+    whose factors are measured, or config.json does not say how many there are.
+    """
+    older, newer = (_mapping(config.get(key)) for key in ("rope_scaling", "rope_parameters"))
+    own = {**_mapping(newer.get(_SCALED_LAYERS, newer)), **older}
+    kind = str(own.get("rope_type", own.get("type", "default")))
+    positions = config.get("max_position_embeddings")
+    if kind != "linear":
+        positions = config.get(_ORIGINAL) or own.get(_ORIGINAL) or positions
+    if kind == "longrope" or not isinstance(positions, int) or positions < 1:
+        return None
+    factor = float(-(-length // positions))
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    kept = {key: own[key] for key in SETTINGS if key.startswith("beta_") and own.get(key)} if kind == "yarn" else {}
+    return {"rope_type": "yarn", "factor": factor, _ORIGINAL: positions, **kept}
+
+
 _ORIGINAL: Final = "original_max_position_embeddings"
 
 _SCALED_LAYERS: Final = "full_attention"

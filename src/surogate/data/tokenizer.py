@@ -29,6 +29,8 @@ from .line_cuts import LINE_CUT, has_line_cuts
 PIECE_CHARS = 1 << 18
 """Longer texts are read in pieces of about this length, if they may be cut: in parallel, and with less memory."""
 
+_PIECES_AT_ONCE = 16
+"""Pieces that are encoded in parallel."""
 _WINDOW_CHARS = 1 << 10
 """Characters on each side of a cut whose tokens are compared with and without it."""
 _TRIED_CUTS = 16
@@ -69,8 +71,14 @@ class Tokenizer:
     def encode_ids(self, text: str) -> list[int]:
         """Return the tokens of `text`, without bos or eos. Special tokens written in the text are recognised."""
         if len(text) > PIECE_CHARS and self._has_line_cuts:
-            return [token for ids in self.encode_batch(list(self.pieces(reading(text)))) for token in ids]
+            return list(self._of_pieces(self.pieces(reading(text))))
         return self.encode_batch([text])[0]
+
+    def _of_pieces(self, pieces: Iterator[str]) -> Iterator[int]:
+        """Yield the tokens of some pieces after those of others: a backend holds many times the text."""
+        while some := list(islice(pieces, _PIECES_AT_ONCE)):
+            for ids in self.encode_batch(some):
+                yield from ids
 
     def pieces(self, more: More) -> Iterator[str]:
         """Yield pieces of a text. Their tokens, one after the other, are those of the text.

@@ -27,7 +27,7 @@ Changes = Mapping[str, Any]
 LAST_RESORTS: Mapping[str, str] = {
     "param_grad_dtype": "gradients or optimizer states in bf16",
     "optimizer_state_dtype": "gradients or optimizer states in bf16",
-    "sequence_len": "shorter rows, of halves the longest that fits",
+    "sequence_len": "shorter rows, the longest that fits",
     "quantize_lm_head": "also of embedding and LM head",
     ADAPTER_FLAG.key: "an adapter in place of all weights",
 }
@@ -39,7 +39,7 @@ _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
 _OPTIMISTIC = 1.2
 """Of the longest rows that are tried, over the length that is estimated to fit."""
-_MOST_STEPS = 65536
+MOST_STEPS = 65536
 """The most micro-steps that `gradient_accumulation_steps` allows."""
 
 
@@ -68,7 +68,7 @@ def changed(run: Run, changes: Changes) -> Run:
 def batch_axis(config: TrainConfig) -> Axis:
     """Return the micro-batches of the same optimizer step: the same rows in more and more micro-steps."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    sizes = [size for size in sorted(divisors(rows), reverse=True) if rows // size <= _MOST_STEPS]
+    sizes = [size for size in sorted(divisors(rows), reverse=True) if rows // size <= MOST_STEPS]
     changes = [batch_changes(config, size, config.sequence_len, rows // size) for size in sizes]
     return Axis(changes, sizes.index(config.per_device_train_batch_size))
 

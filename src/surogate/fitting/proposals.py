@@ -18,6 +18,7 @@ from surogate_core.planning.plan import Plan
 from ..runs.plan import sketch_run
 from ..runs.run import Run
 from .changes import (
+    MOST_STEPS,
     Changes,
     Proposal,
     changed,
@@ -31,6 +32,7 @@ from .changes import (
     shorter_rows,
     with_level,
 )
+from .longest import LONG, longest_of
 from .search import ALIKE, Search
 
 _MOST_PLANS = 13, 7
@@ -154,6 +156,11 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
     for resort in resorts_if_nothing_fits(run, plan):
         if not any(proposal.fits for _, proposal in tried):
             yield from try_resort(resort)
+    if run.config.sequence_len > LONG and not any(proposal.fits for _, proposal in tried):
+        tried.extend(({}, proposal) for proposal in _longest_row(run, plan))
+        yield from (proposal for _, proposal in tried if proposal.fits)
+        if any(proposal.fits for _, proposal in tried):
+            return
     least = min((p for _, p in tried), key=lambda p: p.missing, default=Proposal({}, plan)).plan
     every = list(shorter_rows(run.config))
     for rows in every:
@@ -164,6 +171,20 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
             least = tried[-1][1].plan if tried else plan
     if not any(proposal.fits for _, proposal in tried):
         yield from sorted((proposal for _, proposal in tried), key=lambda p: p.missing)[:1]
+
+
+def _longest_row(run: Run, plan: Plan) -> Iterator[Proposal]:
+    """Yield the longest row that fits with everything that changes no number, with the rows of a step that the run has,
+    one a micro-step."""
+    config = run.config
+    steps = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    if steps <= MOST_STEPS:
+        try:
+            found = longest_of(run, plan, steps=steps, most=config.sequence_len).proposal
+        except SurogateError:  # this run allows no row that is planned first
+            return
+        if found and found.plan.inputs.seq_len < config.sequence_len:
+            yield replace(found, resort=given_up(run, {"sequence_len": found.plan.inputs.seq_len}))
 
 
 def _is_worth_it(resort: Proposal, best: Proposal) -> bool:

@@ -50,16 +50,20 @@ Settings = tuple[int, ...]
 
 
 class Search:
-    """The search for a run whose plan is `plan`, with at most `most` plans, for what takes less than `seconds`."""
+    """The search for a run whose plan is `plan`, with at most `most` plans, for what takes less than `seconds`.
+
+    strategies  an axis for each offload strategy that moves enough to be worth it, what is copied least often first
+    """
 
     def __init__(self, run: Run, plan: Plan, most: int, seconds: float = inf) -> None:
         self._run, self._plan, self._most = run, plan, most
         recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
         divided = list(filter(self._is_allowed, divided_axes(run, plan))) if plan.inputs.world_size > 1 else []
-        self._recordings: dict[Hashable, Draft] = {_programs(plan.inputs): plan.recording}
+        self._recordings: dict[Hashable, Draft] = {programs_of(plan.inputs): plan.recording}
         self._on_host = cache(self._find_on_host)
         self._judged_with: Changes = {} if plan.report.fits else self._judging(divided, batch)
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
+        self.strategies: Sequence[Axis] = strategies
         self._axes, self._n_divided = [recompute, *divided, *strategies, batch], len(divided)
         self._own = tuple(axis.own for axis in self._axes)
         self._tried: dict[Settings, Proposal | None] = {}
@@ -190,7 +194,7 @@ class Search:
     def _sketched(self, at: Settings) -> Proposal:
         changes, device, own = dict(self._changes(at)), self._plan.target.device, self._plan.inputs
         run = changed(self._run, changes)
-        recorded = _programs(self._inputs(run))
+        recorded = programs_of(self._inputs(run))
         known = self._recordings.get(recorded)
         plan = sketch_run(run, device, own.world_size, host_memory=own.host_memory, recording=known, nodes=own.nodes)
         self._recordings[recorded] = plan.recording
@@ -220,7 +224,7 @@ class Search:
         changes = with_level(self._run.config, {**batch.settings[-1], **levels})
         try:
             inputs = self._inputs(changed(self._run, changes))
-            self._recordings[_programs(inputs)] = record(inputs)
+            self._recordings[programs_of(inputs)] = record(inputs)
         except SurogateError:
             return {}
         return changes
@@ -257,11 +261,11 @@ class Search:
     def _find_on_host(self, changes: tuple[tuple[str, Any], ...]) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
         judged = changed(self._run, self._judged_with)
-        recording = self._recordings[_programs(self._inputs(judged))]
+        recording = self._recordings[programs_of(self._inputs(judged))]
         return offloaded(self._inputs(changed(judged, dict(changes))), recording).on_host
 
 
-def _programs(inputs: PlanInputs) -> Hashable:
+def programs_of(inputs: PlanInputs) -> Hashable:
     """Return what tells the recorded programs of the settings of a run apart."""
     return inputs.batch_size, inputs.sharding, inputs.grouping
 

@@ -15,7 +15,7 @@ from surogate_core.plugins.precision import choose_precision
 from surogate_core.plugins.registry import Registry
 from surogate_core.program.shards import Sharding
 
-from ..config.rope_scaling import with_rope_scaling
+from ..config.rope_scaling import longer_scaling, with_rope_scaling
 from ..config.schema import STORED_BY
 from ..data.pieces import documents_in_row
 from ..hub.config_json import text_part, with_text_part
@@ -120,21 +120,34 @@ def _check_length(run: Run) -> None:
 
 
 def _longer(run: Run) -> str:
-    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if YaRN is not for it."""
-    text, length = text_part(run.model_config), run.config.sequence_len
-    positions = text.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < 1 or run.config.rope_scaling is not None:
+    """Return how a model gets as many positions as `sequence_len`, by RoPE scaling; "" if no scaling does it."""
+    length = run.config.sequence_len
+    found = scaled_model(run, length)
+    if found is None:
         return ""
-    scaling: dict[str, object] = {"rope_type": "yarn", "factor": float(-(-length // positions))}
+    unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
+    extends = "the base by" if run.adapter else "the model by"
+    return f", or extend {extends} {scaling_line(found[0], of_base=run.adapter is not None)}{unless}"
+
+
+def scaling_line(scaling: Mapping[str, object], *, of_base: bool) -> str:
+    """Return the line that gives a model a RoPE scaling: of the run's file, or of the base of an adapter, whose files
+    must say it themselves."""
+    if of_base:
+        return f'"rope_scaling": {json.dumps(scaling)} in its config.json'
+    return f"rope_scaling: {{{', '.join(f'{key}: {value}' for key, value in scaling.items())}}}"
+
+
+def scaled_model(run: Run, length: int) -> tuple[Mapping[str, object], Run] | None:
+    """Return a RoPE scaling with which the run's model has `length` positions, and the run with that model; None: there
+    is none."""
+    text = text_part(run.model_config)
+    scaling = longer_scaling(text, length)
+    if scaling is None:
+        return None
     try:
-        scaled = with_text_part(run.model_config, with_rope_scaling(text, scaling, None))
-        reaches = run.model.dims(scaled).max_positions >= length
+        config = with_text_part(run.model_config, with_rope_scaling(text, scaling, None))
+        dims = run.model.configure(run.model.dims(config), run.model_options)
     except ConfigError:
-        return ""
-    if not reaches:
-        return ""
-    line = f"rope_scaling: {{rope_type: yarn, factor: {scaling['factor']}}}"
-    if run.adapter is None:
-        unless = "" if run.config.max_model_len is None else f" and max_model_len: {length}"
-        return f", or extend the model by {line}{unless}"
-    return f', or extend the base by "rope_scaling": {json.dumps(scaling)} in its config.json'
+        return None
+    return (scaling, replace(run, model_config=config, dims=dims)) if dims.max_positions >= length else None

@@ -15,7 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
+from surogate_core.api import (
+    Emitter,
+    Gradients,
+    Op,
+    OpDef,
+    OutSpec,
+    ProgramError,
+    Rewrites,
+    RowWise,
+    Value,
+    accumulator,
+)
 
 from .formats import COLUMNS
 from .head_ops import HEAD
@@ -195,6 +206,36 @@ def _elements(count: int) -> Callable[[Op], int]:
     return lambda op: count * op.ins[0].size
 
 
+def _rows(
+    own: Callable[[Attrs], int], ins: Sequence[int], sums: Sequence[int] = (), local: bool = False
+) -> Callable[[Op], RowWise | None]:
+    """Return the `OpDef.row_wise` of an op that quantizes: `ins` of its `own` inputs have rows, the outputs `sums` have
+    none. Its scale is given, or that of the rows that it gets. local: the rows are those of experts.
+
+    Rows of a transposed copy are columns, which a tile has not next to each other.
+    """
+
+    def row_wise(op: Op) -> RowWise | None:
+        attrs, scaling, count = op.attrs, op.attrs["scaling"], own(op.attrs)
+        if attrs.get("transposed") or attrs.get("hidden") or attrs.get("column_sums"):
+            return None
+        computed = scaling in ("current", "fallback")
+        rows = tuple(i for i in ins if i < count)
+        outs = tuple(i for i in range(len(op.outs) - computed) if i not in sums)
+        copies = tuple(i for i in outs if op.outs[i].shape[0] == op.ins[0].shape[0]) if local else ()
+        return RowWise(
+            ins=rows,
+            outs=outs,
+            sums=tuple(sums),
+            largest=tuple(_changes(own)(op.ins, attrs)),
+            local=(*copies, *((len(op.outs) - 1,) if computed else ())),
+            takes=(*(rows if local else ()), *((count,) if scaling == "given" else ())),
+            together=computed,
+        )
+
+    return row_wise
+
+
 def _quantizing(kind: str, infer: Any, own: Callable[[Attrs], int], attrs: Mapping[str, Any], **fields: Any) -> OpDef:
     return OpDef(
         kind=kind,
@@ -226,6 +267,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         copies_to=_copies_to,
         elementwise=_elementwise,
         flops=_elements(2),
+        row_wise=_rows(lambda attrs: 1, (0,)),
     ),
     _quantizing(
         "fp8_rmsnorm",
@@ -234,6 +276,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _WIDE_NORM,
         rewrites=Rewrites(rematerialize=_rematerialize(2)),
         flops=_elements(6),
+        row_wise=_rows(lambda attrs: 2, (0,)),
     ),
     _quantizing(
         "fp8_add_rmsnorm",
@@ -242,6 +285,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _WIDE_NORM,
         rewrites=Rewrites(rematerialize=_add_rmsnorm_rematerialize),
         flops=_elements(7),
+        row_wise=_rows(lambda attrs: 3, (0, 1)),
     ),
     *(
         _quantizing(
@@ -251,6 +295,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
             _WIDE,
             rewrites=Rewrites(rematerialize=_rematerialize(1)),
             flops=_elements(flops),
+            row_wise=_rows(lambda attrs: 1, (0,)),
         )
         for gated, flops in (("swiglu", 4), ("geglu", 10))
     ),
@@ -261,6 +306,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
             _swiglu_bwd_own,
             {**_WIDE, "hidden": (str, "")},
             flops=_elements(flops),
+            row_wise=_rows(_swiglu_bwd_own, (0, 1)),
         )
         for gated, flops in (("swiglu", 10), ("geglu", 24))
     ),
@@ -271,6 +317,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _WIDE,
         rewrites=Rewrites(rematerialize=_rematerialize(3)),
         flops=_elements(3),
+        row_wise=_rows(lambda attrs: 3, (0, 1, 2), local=True),
     ),
     _quantizing(
         "fp8_weighted_swiglu_bwd",
@@ -279,9 +326,24 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _WIDE,
         may_overwrite=lambda op: {1: 1} if op.attrs.get("wide") else {},
         flops=_elements(11),
+        row_wise=_rows(lambda attrs: 4, (0, 1, 2, 3), local=True),
     ),
-    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11)),
-    _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, _NORM_BWD, flops=_elements(9)),
+    _quantizing(
+        "fp8_rmsnorm_bwd",
+        _rmsnorm_bwd,
+        _norm_bwd_own,
+        _NORM_BWD,
+        flops=_elements(11),
+        row_wise=_rows(_norm_bwd_own, (0, 1, 3, 4), sums=(2,)),
+    ),
+    _quantizing(
+        "fp8_rmsnorm_dgrad",
+        _rmsnorm_dgrad,
+        _norm_bwd_own,
+        _NORM_BWD,
+        flops=_elements(9),
+        row_wise=_rows(_norm_bwd_own, (0, 1, 3, 4)),
+    ),
 )
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -360,6 +422,16 @@ def _added_and_written(op: Op) -> int:
     return sum(v.nbytes for v in (*op.ins[2:], *op.outs, *(op.outs[i] for i in op.accumulate)))
 
 
+def _product_rows(*added: int) -> Callable[[Op], RowWise | None]:
+    found = RowWise(ins=(0, *added), outs=(0,), takes=(2,))
+    return lambda op: None if op.attrs.get("trans_a") else found
+
+
+def _grouped_rows(op: Op) -> RowWise:
+    second = (5,) if len(op.ins) > 5 else ()
+    return RowWise(ins=(0, *second), outs=(0,), local=(0,), takes=(0, 2, 4, *second))
+
+
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_fp8.reference:{kind}", **fields)
 
@@ -373,14 +445,15 @@ _PRICE: dict[str, Any] = {
 }
 
 PRODUCTS: tuple[OpDef, ...] = (
-    _plain("fp8_linear", _linear_bias, **_PRICE),
-    _plain("fp8_linear_add", _linear_add, **_PRICE, may_overwrite=lambda op: {0: 4}),
+    _plain("fp8_linear", _linear_bias, **_PRICE, row_wise=_product_rows()),
+    _plain("fp8_linear_add", _linear_add, **_PRICE, may_overwrite=lambda op: {0: 4}, row_wise=_product_rows(4)),
     _plain(
         "fp8_grouped_linear",
         _grouped,
         attrs={"fast": (bool, False), "beside": (bool, False)},
         flops=lambda op: 2 * sum(v.size for v in (op.ins[0], *op.ins[5:6])) * op.outs[0].shape[1],
         math=_fp8,
+        row_wise=_grouped_rows,
     ),
 )
 

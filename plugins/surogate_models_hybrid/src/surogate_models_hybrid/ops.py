@@ -38,7 +38,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Rewrites, Value, accumulator
+from surogate_core.api import (
+    Emitter,
+    Gradients,
+    Op,
+    OpDef,
+    OutSpec,
+    ProgramError,
+    Rewrites,
+    RowWise,
+    Value,
+    accumulator,
+)
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -348,6 +359,10 @@ def _gate_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("d_attention", x.shape, x.dtype), OutSpec("d_gate", gate.shape, gate.dtype)]
 
 
+def _every_row(op: Op) -> RowWise:
+    return RowWise(ins=tuple(range(len(op.ins))), outs=tuple(range(len(op.outs))))
+
+
 def _op(kind: str, infer: Callable[[Ins, Attrs], list[OutSpec]], **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"surogate_models_hybrid.reference:{kind}", **fields)
 
@@ -384,6 +399,7 @@ OPS: tuple[OpDef, ...] = (
         vjp=_norm_vjp,
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 9 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1), outs=(0, 1)),
     ),
     _op(
         "gated_rmsnorm_bwd",
@@ -391,22 +407,32 @@ OPS: tuple[OpDef, ...] = (
         rewrites=Rewrites(narrowed=_without("gated_rmsnorm_dgrad", 2)),
         may_overwrite=lambda op: {0: 0, 1: 2},
         flops=lambda op: 20 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1, 2, 4), outs=(0, 1), sums=(2,)),
     ),
     _op(
         "gated_rmsnorm_dgrad",
         _norm_dgrad,
         may_overwrite=lambda op: {0: 0, 1: 2},
         flops=lambda op: 18 * op.ins[0].size,
+        row_wise=lambda op: RowWise(ins=(0, 1, 2, 4), outs=(0, 1)),
     ),
-    _op("split_gate", _split, attrs=_QUERIES, vjp=_split_vjp),
-    _op("join_gate", _join, attrs=_QUERIES),
-    _op("split_key_heads", _key_heads, attrs=_HEADS, vjp=_key_heads_vjp),
-    _op("join_key_heads", _join_key_heads, attrs=_HEADS),
-    _op("sigmoid_gate", _gate, vjp=_gate_vjp, may_overwrite=lambda op: {0: 0}, flops=lambda op: 5 * op.ins[0].size),
+    _op("split_gate", _split, attrs=_QUERIES, vjp=_split_vjp, row_wise=_every_row),
+    _op("join_gate", _join, attrs=_QUERIES, row_wise=_every_row),
+    _op("split_key_heads", _key_heads, attrs=_HEADS, vjp=_key_heads_vjp, row_wise=_every_row),
+    _op("join_key_heads", _join_key_heads, attrs=_HEADS, row_wise=_every_row),
+    _op(
+        "sigmoid_gate",
+        _gate,
+        vjp=_gate_vjp,
+        may_overwrite=lambda op: {0: 0},
+        flops=lambda op: 5 * op.ins[0].size,
+        row_wise=_every_row,
+    ),
     _op(
         "sigmoid_gate_bwd",
         _gate_bwd,
         may_overwrite=lambda op: {0: 0, 1: 2},
         flops=lambda op: 9 * op.ins[0].size,
+        row_wise=_every_row,
     ),
 )

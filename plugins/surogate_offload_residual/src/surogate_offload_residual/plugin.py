@@ -44,6 +44,7 @@ surogate_offload_strategies = provides(
             selected=lambda options: options.offload_attention,
             keeps=ATTENTION_LABELS,
             schedule=partial(schedule, moved=ATTENTION),
+            proposed=[{"offload_attention": True}],
         ),
         OffloadDef(
             name="residual",

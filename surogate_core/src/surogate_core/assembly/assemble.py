@@ -60,10 +60,6 @@ def _chunks(draft: Draft) -> bool:
     return draft.inputs.attn_bwd_chunks > 1
 
 
-def _tiles(draft: Draft) -> bool:
-    return 0 < (draft.inputs.row_tiles or 0) < draft.inputs.tokens
-
-
 def _decodes_some(draft: Draft) -> bool:
     return bool(draft.inputs.decoded_experts)
 
@@ -118,7 +114,7 @@ PASSES: Final = (
     Pass("recompute", "micro-steps", "computes values again instead of keeping them", recompute_values),
     Pass("dead_code", "micro-steps", "drops ops that no op reads", drop_dead_code),
     Pass("offload", "all", "strategies move values, one strategy after another", apply_offloads),
-    Pass("tile", "micro-steps, evaluate", "ops on rows run some rows at a time", tile_rows, if_=_tiles),
+    Pass("tile", "micro-steps, evaluate", "ops on rows run some rows at a time", tile_rows),
     Pass("sums", "micro-steps", "small sums over many rows in blocks", sum_rows_in_blocks),
     Pass("accumulate", "micro-steps", "the first writes gradients, the next add to them", accumulate_gradients),
     Pass("scatter", "micro-steps", "ranks divide gradients", scatter_gradients, if_=_divides_gradients),

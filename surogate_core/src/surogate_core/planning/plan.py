@@ -17,13 +17,11 @@ from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
 from ..memory.cost import OpCosts, program_cost
 from ..program.passes.sum_in_blocks import BLOCK
+from ..program.passes.tile import tiles_of
 from .memory_timeline import MemoryTimeline, memory_timeline
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
 from .report import Report, at_least, device_parts, summarise
 from .step_kinds import StepWork, step_work
-
-_MOST_TILES = 16
-"""More make a program longer, but hardly smaller: values of a stretch are then a small part of the whole ones."""
 
 DECODED_BYTES = 256 << 20
 """Of a weight of experts that are decoded at a time. Products of fewer experts have too few tiles for all
@@ -158,8 +156,7 @@ def tiles_of_long_rows(inputs: PlanInputs) -> int:
 
     They are a multiple of the rows of which sums are made (`sum_in_blocks`), so that tiles do not change these.
     """
-    blocks = -(-inputs.tokens // (_MOST_TILES * BLOCK))
-    return blocks * BLOCK if inputs.seq_len > BLOCK else 0
+    return tiles_of(inputs.tokens) if inputs.seq_len > BLOCK else 0
 
 
 def recomputed(plan: Plan) -> Plan:

@@ -99,14 +99,26 @@ class Rewrites(Declared):
 class RowWise(Declared):
     """An op that computes each row of its outputs from the same row of its inputs, however many rows it gets.
 
-    ins     indices of the inputs that have these rows; the others are read whole
-    outs    indices of the outputs that have them
-    sums    indices of all other outputs, which are sums over the rows
+    A value may have several rows for each of another, such as those of the experts of a token, next to each other.
+
+    ins       indices of the inputs that have these rows; the others are read whole
+    outs      indices of the outputs that have them
+    sums      indices of outputs that are sums over the rows
+    largest   indices of inputs, all states, that the op raises to a maximum over the rows
+    local     indices of outputs, `outs` or not, that make sense for these very rows alone, such as an order of them:
+              only ops that compute the same rows, and take them (`takes`), read them
+    takes     indices of inputs, `ins` or not, that may be such outputs
+    together  rows of `outs` depend on which others are computed with them, as on a scale by the largest magnitude.
+              Plans then compute the same rows together, whatever they choose (`row_tiles`).
     """
 
     ins: tuple[int, ...]
     outs: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
+    largest: tuple[int, ...] = ()
+    local: tuple[int, ...] = ()
+    takes: tuple[int, ...] = ()
+    together: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

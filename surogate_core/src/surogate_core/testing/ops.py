@@ -49,8 +49,8 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
     - the number, shapes and dtypes of the outputs are those of the shape rule, and of the changed inputs their own
     - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
     - a second call with the same inputs is bit-identical
-    - an op that computes each row by itself (`OpDef.row_wise`) gives the same rows and sums, but for rounding, in two
-      parts
+    - an op that computes each row by itself (`OpDef.row_wise`) gives the same rows, sums and maxima, but for rounding,
+      in two parts. Not for ops that take what is about their rows alone, which only a run has, nor for such outputs
     """
     check_declared_attrs(definition)
     check_optional_inputs(definition)
@@ -81,17 +81,24 @@ def _check_rows(
 ) -> None:
     found = definition.row_wise(replace(op, outs=tuple(Value(s.label, s.shape, s.dtype, "act") for s in specs)))
     count = ins[found.ins[0]].shape[0] if found else 0
-    if found is None or count < 2:
+    if found is None or count < 2 or found.takes or found.together:
         return
     cut = count // 3 or 1
+    per = [x.shape[0] // count if i in found.ins else 0 for i, x in enumerate(ins)]
     first, second = (
-        _call(definition, tuple(x[rows] if i in found.ins else x for i, x in enumerate(ins)), dict(op.attrs))
-        for rows in (slice(0, cut), slice(cut, count))
+        _call(definition, tuple(x[k * a : k * b] if k else x for k, x in zip(per, ins, strict=True)), dict(op.attrs))
+        for a, b in ((0, cut), (cut, count))
     )
-    assert {*found.outs, *found.sums} == {*range(len(outs))}, f"{definition.kind}: row_wise leaves out an output"
+    changed = len(definition.changes(op.ins, op.attrs))
+    assert {*found.outs, *found.sums, *found.local} == {*range(len(outs) - changed)} and len(
+        found.largest
+    ) == changed, f"{definition.kind}: row_wise leaves out an output, or an input that it changes"
     for i, whole in enumerate(outs):
+        if i in found.local:
+            continue
         a, b = first[i], second[i]
-        parts = a + b if i in found.sums else torch.cat((a, b))
+        is_largest = i >= len(outs) - changed
+        parts = torch.maximum(a, b) if is_largest else a + b if i in found.sums else torch.cat((a, b))
         what = f"{definition.kind}: row_wise: {specs[i].label} of rows 0 to {cut} and {cut} to {count}"
         assert parts.shape == whole.shape, f"{what} is {list(parts.shape)}, of all {list(whole.shape)}"
         kind = whole.dtype if whole.is_floating_point() and whole.dtype.itemsize > 1 else torch.float32

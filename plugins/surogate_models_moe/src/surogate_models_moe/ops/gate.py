@@ -7,7 +7,7 @@ from typing import Any
 
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec
 
-from .shapes import Attrs, Ins, define, indices, matrix, need, route_weights
+from .shapes import Attrs, Ins, define, indices, matrix, need, route_weights, rows
 
 _FORM: Mapping[str, Any] = {
     "alpha": (float, 1.0),
@@ -71,6 +71,7 @@ GATE: tuple[OpDef, ...] = (
         attrs=_FORM,
         vjp=_weighted_swiglu_vjp,
         flops=lambda op: 4 * op.outs[0].size,
+        row_wise=rows((0, 1, 2), local=(0,), takes=(0, 2)),
     ),
     define(
         "weighted_swiglu_bwd",
@@ -78,7 +79,8 @@ GATE: tuple[OpDef, ...] = (
         attrs=_FORM,
         may_overwrite=lambda op: {0: 1},
         flops=lambda op: 9 * op.ins[0].size,
+        row_wise=rows((0, 1, 2, 3), (0, 1), local=(0,), takes=(0, 1, 3)),
     ),
-    define("gate_rows", _gate_rows, vjp=_gate_rows_vjp, flops=lambda op: op.ins[0].size),
-    define("gate_rows_bwd", _gate_rows_bwd, flops=lambda op: 4 * op.ins[0].size),
+    define("gate_rows", _gate_rows, vjp=_gate_rows_vjp, flops=lambda op: op.ins[0].size, row_wise=rows((0, 1))),
+    define("gate_rows_bwd", _gate_rows_bwd, flops=lambda op: 4 * op.ins[0].size, row_wise=rows((0, 1, 2), (0, 1))),
 )

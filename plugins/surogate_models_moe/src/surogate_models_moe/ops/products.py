@@ -18,7 +18,7 @@ from surogate_core.api import (
     accumulator,
 )
 
-from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, need
+from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, need, rows
 
 MOST_THIN = 64
 """Most terms of a product whose time is that of what it writes, so that adding to a base is worth a kernel."""
@@ -120,6 +120,8 @@ def _pair_flops(op: Op) -> int:
     return 2 * (op.ins[0].size + op.ins[3].size) * op.outs[0].shape[1]
 
 
+_PAIR = rows((0, 3), local=(0,), takes=(0, 2, 3))
+
 PRODUCTS: tuple[OpDef, ...] = (
     define(
         "grouped_linear",
@@ -132,12 +134,14 @@ PRODUCTS: tuple[OpDef, ...] = (
         param_kinds={3: "vector"},
         rewrites=Rewrites(add_kind=_adding),
         group_wise=_some_experts,
+        row_wise=rows((0,), local=(0,), takes=(0, 2)),
     ),
     define(
         "grouped_linear_add",
         _added(_grouped),
         vjp=_grouped_add_vjp,
         flops=_grouped_flops,
+        row_wise=rows((0, 3), local=(0,), takes=(0, 2, 3)),
         may_overwrite=lambda op: {0: 3},
     ),
     define(
@@ -146,6 +150,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         flops=_grouped_flops,
         product=Product(of="dgrad"),
         group_ends=2,
+        row_wise=rows((0,), local=(0,), takes=(0, 2)),
         rewrites=Rewrites(add_kind=_adding),
         group_wise=_some_experts,
     ),
@@ -153,10 +158,19 @@ PRODUCTS: tuple[OpDef, ...] = (
         "grouped_linear_dgrad_add",
         _added(_grouped_dgrad),
         flops=_grouped_flops,
+        row_wise=rows((0, 3), local=(0,), takes=(0, 2, 3)),
         may_overwrite=lambda op: {0: 3},
     ),
-    define("grouped_linear_pair", _paired(_grouped), flops=_pair_flops, group_wise=_some_experts),
-    define("grouped_linear_dgrad_pair", _paired(_grouped_dgrad), flops=_pair_flops, group_wise=_some_experts),
+    define(
+        "grouped_linear_pair", _paired(_grouped), flops=_pair_flops, group_wise=_some_experts, row_wise=_PAIR
+    ),
+    define(
+        "grouped_linear_dgrad_pair",
+        _paired(_grouped_dgrad),
+        flops=_pair_flops,
+        group_wise=_some_experts,
+        row_wise=_PAIR,
+    ),
     define(
         "grouped_linear_wgrad",
         _grouped_wgrad,
@@ -164,6 +178,12 @@ PRODUCTS: tuple[OpDef, ...] = (
         flops=_grouped_flops,
         product=Product(of="wgrad"),
         group_ends=2,
+        row_wise=rows((0, 1), (), sums=(0,), takes=(0, 1, 2)),
     ),
-    define("grouped_linear_bgrad", _grouped_bgrad, flops=lambda op: op.ins[0].size),
+    define(
+        "grouped_linear_bgrad",
+        _grouped_bgrad,
+        flops=lambda op: op.ins[0].size,
+        row_wise=rows((0,), (), sums=(0,), takes=(0, 1)),
+    ),
 )

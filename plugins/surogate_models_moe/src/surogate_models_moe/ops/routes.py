@@ -7,7 +7,7 @@ from typing import Any
 
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator
 
-from .shapes import Attrs, Ins, define, indices, matrix, need
+from .shapes import Attrs, Ins, define, indices, matrix, need, rows
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 _WEIGHING: Mapping[str, Any] = {"scoring": (str, SOFTMAX), "scale": (float, 1.0), "epsilon": (float, 0.0)}
@@ -86,9 +86,16 @@ ROUTES: tuple[OpDef, ...] = (
         optional={"bias": 1},
         vjp=_route_vjp,
         flops=lambda op: 5 * op.ins[0].size,
+        row_wise=rows((0,), (0, 1)),
     ),
-    define("route_bwd", _route_bwd, attrs={"normalize": bool, **_WEIGHING}, flops=lambda op: 5 * op.ins[1].size),
-    define("expert_order", _expert_order, attrs={"n_experts": int}),
+    define(
+        "route_bwd",
+        _route_bwd,
+        attrs={"normalize": bool, **_WEIGHING},
+        flops=lambda op: 5 * op.ins[1].size,
+        row_wise=rows((0, 1, 2)),
+    ),
+    define("expert_order", _expert_order, attrs={"n_experts": int}, row_wise=rows((0,), (0, 1), local=(0, 1, 2))),
     define(
         "router_load",
         _router_load,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator
 
 from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, need, route_weights
+from .shapes import rows as row_wise
 
 
 def _gather_rows(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -73,8 +74,22 @@ def _expert_bias_grad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 ROWS: tuple[OpDef, ...] = (
     # The backward pass gathers again what it reads: k rows of a token are k times the memory of their source.
-    define("gather_rows", _gather_rows, vjp=_gather_rows_vjp, always_recomputed=True, moves=True),
-    define("sum_rows", _sum_rows, attrs={"k": int}, vjp=_sum_rows_vjp, flops=lambda op: op.ins[0].size),
+    define(
+        "gather_rows",
+        _gather_rows,
+        vjp=_gather_rows_vjp,
+        always_recomputed=True,
+        moves=True,
+        row_wise=row_wise((0, 1, 2), local=(0,), takes=(1, 2)),
+    ),
+    define(
+        "sum_rows",
+        _sum_rows,
+        attrs={"k": int},
+        vjp=_sum_rows_vjp,
+        flops=lambda op: op.ins[0].size,
+        row_wise=row_wise((0, 1, 2), takes=(0, 1, 2)),
+    ),
     define(
         "add_expert_bias",
         _add_expert_bias,
@@ -82,12 +97,19 @@ ROWS: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 0},
         param_kinds={3: "vector"},
         flops=lambda op: 2 * op.ins[2].size * op.outs[0].shape[1],
+        row_wise=row_wise((0, 1, 2)),
     ),
-    define("expert_bias_dgrad", _expert_bias_dgrad, flops=lambda op: 2 * op.ins[1].size * op.ins[0].shape[1]),
+    define(
+        "expert_bias_dgrad",
+        _expert_bias_dgrad,
+        flops=lambda op: 2 * op.ins[1].size * op.ins[0].shape[1],
+        row_wise=row_wise((0, 1)),
+    ),
     define(
         "expert_bias_grad",
         _expert_bias_grad,
         attrs={"n_experts": int},
         flops=lambda op: 2 * op.ins[2].size * op.ins[0].shape[1],
+        row_wise=row_wise((0, 1, 2), (), sums=(0,)),
     ),
 )

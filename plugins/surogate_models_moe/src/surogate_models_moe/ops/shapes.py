@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import OpDef, ProgramError, Value, accumulator
+from surogate_core.api import Op, OpDef, ProgramError, RowWise, Value, accumulator
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -16,6 +16,15 @@ _REFERENCE = "surogate_models_moe.reference"
 def define(kind: str, infer: Any, **fields: Any) -> OpDef:
     """Return an op whose reference is the function of its name."""
     return OpDef(kind=kind, infer=infer, reference=f"{_REFERENCE}:{kind}", **fields)
+
+
+def rows(ins: Sequence[int], outs: Sequence[int] = (0,), **fields: tuple[int, ...]) -> Callable[[Op], RowWise]:
+    """Return the `OpDef.row_wise` of an op whose inputs and outputs with rows are always the same.
+
+    Rows of experts, their order and their ends are those of the tokens of the op alone: `local`, and `takes`.
+    """
+    found = RowWise(ins=tuple(ins), outs=tuple(outs), **fields)
+    return lambda op: found
 
 
 def need(condition: bool, message: str) -> None:

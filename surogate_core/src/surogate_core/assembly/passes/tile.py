@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from ...program.op import Program
-from ...program.passes.sum_in_blocks import sum_in_blocks
-from ...program.passes.tile import tile
+from ...program.passes import sum_in_blocks
+from ...program.passes.tile import computes_together, tile, tiles_of
 from ..draft import Draft
 
 
 def tile_rows(draft: Draft) -> Draft:
-    """Divide micro-steps and the evaluation into tiles of the rows that the plan chooses."""
-    rows, tokens, b = draft.inputs.row_tiles or 0, draft.inputs.tokens, draft.builder
+    """Divide micro-steps and the evaluation into tiles of the rows that the plan chooses.
+
+    Where rows depend on which others are in their tile, the tiles are always the same: those of long rows, or none.
+    """
+    inputs, b = draft.inputs, draft.builder
+    fixed = tiles_of(inputs.tokens) if inputs.seq_len > sum_in_blocks.BLOCK else 0
 
     def tiled(program: Program) -> Program:
-        return draft.verified(program, tile(program, tokens, rows, b))
+        rows = fixed if computes_together(program, inputs.ops) else inputs.row_tiles or 0
+        return draft.verified(program, tile(program, inputs.tokens, rows, b)) if rows else program
 
     return draft.having(tiled(draft.programs["evaluate"])).changing_micro_steps(tiled)
 
@@ -22,7 +27,7 @@ def sum_rows_in_blocks(draft: Draft) -> Draft:
     """Make small sums over rows in blocks, so that their bits do not depend on tiles."""
 
     def summed(program: Program) -> Program:
-        after = sum_in_blocks(program, draft.inputs.ops, draft.builder)
+        after = sum_in_blocks.sum_in_blocks(program, draft.inputs.ops, draft.builder)
         return program if after.ops == program.ops else draft.verified(program, after)
 
     return draft.changing_micro_steps(summed)

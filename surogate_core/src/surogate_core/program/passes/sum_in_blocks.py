@@ -32,7 +32,13 @@ def sum_in_blocks(program: Program, ops: Mapping[str, OpDef], builder: Builder) 
 
 def _blocks(op: Op, ops: Mapping[str, OpDef], builder: Builder) -> Iterable[Op]:
     found = ops[op.kind].row_wise(op)
-    if found is None or found.outs or not found.sums or any(v.role != "grad" or v.dtype == "bf16" for v in op.outs):
+    if (
+        found is None
+        or found.outs
+        or found.takes
+        or not found.sums
+        or any(v.role != "grad" or v.dtype == "bf16" for v in op.outs)
+    ):
         return [op]
     summed = [op.ins[i] for i in found.ins]
     rows = summed[0].shape[0]

@@ -15,20 +15,28 @@ In the order of the functions:
 
 Rows of all outputs have the bits of the whole product where a kernel's arithmetic does not depend on how many rows it
 gets. Sums over rows are those of the tiles, in order (`sum_in_blocks`).
+
+Every tile has an instance of its own of a value that makes sense for its rows alone (`RowWise.local`), such as the
+order in which experts take them. Tiles of the same rows read it in later stretches too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import OpDef, RowWise
 from ..value import Value
+from . import sum_in_blocks
 
 MOST = 256
 """Tiles of a program, of which each has all ops of a stretch."""
+
+_MOST_OF_A_ROW = 16
+"""Tiles of a long row. More make a program longer, but hardly smaller: values of a stretch are then a small part of the
+whole ones."""
 
 MULTIPLE = 128
 """Rows of a tile are a multiple of it, so that rows begin at an address of which kernels may assume the alignment."""
@@ -42,38 +50,85 @@ class _Stretch:
     rows: bool
 
 
+def tiles_of(tokens: int) -> int:
+    """Return the rows of a tile, a multiple of the rows of a block of sums, of `tokens` rows."""
+    return -(-tokens // (_MOST_OF_A_ROW * sum_in_blocks.BLOCK)) * sum_in_blocks.BLOCK
+
+
+def computes_together(program: Program, ops: Mapping[str, OpDef]) -> bool:
+    """Return whether rows of the program depend on which others are in their tile (`RowWise.together`)."""
+    return any(found.together for op in program.ops if (found := ops[op.kind].row_wise(op)))
+
+
 def tile(program: Program, tokens: int, rows: int, builder: Builder) -> Program:
     """Return the program with its ops on `tokens` rows in tiles of `rows`, wherever a value becomes smaller by it."""
     if tokens <= rows:
         return program
     given = _RowWise(builder.ops, tokens)
+    given.refuse_whole(program)
     stretches = _stretches(_later(program, given), given)
     stretches = _again(stretches, builder)
     return replace(program, ops=tuple(_in_tiles(stretches, program.outputs, given, rows, builder)))
 
 
 class _RowWise:
-    """`OpDef.row_wise` of ops of which each value with rows has one for each token, found once for alike ops."""
+    """`OpDef.row_wise` of ops whose values with rows have as many for each token, found once for alike ops."""
 
     def __init__(self, ops: Mapping[str, OpDef], tokens: int) -> None:
         self._ops = ops
         self.tokens = tokens
         self._known: dict[object, RowWise | None] = {}
+        self._whole: set[Value] = set()
 
     def __call__(self, op: Op) -> RowWise | None:
         if op.signature not in self._known:
             self._known[op.signature] = self._of(op)
-        return self._known[op.signature]
+        found = self._known[op.signature]
+        if found and self._whole and not self._whole.isdisjoint(self.locals(op, found)):
+            return None
+        return found
 
     def _of(self, op: Op) -> RowWise | None:
         found = self._ops[op.kind].row_wise(op)
-        if found is None or op.lane != "compute" or op.changes or op.accumulate:
+        if found is None or op.lane != "compute" or op.accumulate or not {*op.changes} <= {*found.largest}:
             return None
-        values = [*(op.ins[i] for i in found.ins), *(op.outs[i] for i in found.outs)]
+        ins, outs = ([values[i] for i in at] for values, at in ((op.ins, found.ins), (op.outs, found.outs)))
         sums = [op.outs[i] for i in found.sums]
-        whole = all(v.shape[:1] == (self.tokens,) and not v.room and v.place == "device" for v in values)
-        is_right = whole and all(op.outs[i].role == "act" for i in found.outs)
-        return found if is_right and all(v.role == "grad" and v.dtype != "bf16" for v in sums) else None
+        is_right = (
+            all(map(self._has_rows, (*ins, *outs)))
+            and all(v.role in ("act", "input") for v in ins)
+            and all(v.role == "act" for v in outs)
+            and all(v.role == "grad" and v.dtype != "bf16" for v in sums)
+        )
+        return found if is_right else None
+
+    def _has_rows(self, value: Value) -> bool:
+        count = value.shape[0] if value.shape else 0
+        return count > 0 and count % self.tokens == 0 and not value.room and value.place == "device"
+
+    @staticmethod
+    def locals(op: Op, found: RowWise) -> list[Value]:
+        """Return the values of an op that may be of some rows alone."""
+        return [*(op.outs[i] for i in found.local), *(op.ins[i] for i in found.takes)]
+
+    def refuse_whole(self, program: Program) -> None:
+        """Find the values that make sense for their rows alone but have a reader that needs all rows. No op that writes
+        or takes one of them computes rows by itself."""
+        found_of = {op: found for op in program.ops if (found := self(op))}
+        local = {op.outs[i] for op, found in found_of.items() for i in found.local}
+        if not local:
+            return
+        whole = local.intersection(program.outputs)
+        for op in program.ops:
+            takes = {op.ins[i] for i in found_of[op].takes} if op in found_of else set()
+            whole |= local.intersection(op.ins) - takes
+        before = -1
+        while before != len(whole):
+            before = len(whole)
+            for op, found in found_of.items():
+                if not whole.isdisjoint(values := self.locals(op, found)):
+                    whole.update(local.intersection(values))
+        self._whole = whole
 
 
 def _later(program: Program, row_wise: _RowWise) -> Program:
@@ -212,34 +267,59 @@ def _in_tiles(
         for op in stretch.ops:
             for value in op.ins:
                 readers.setdefault(value, set()).add(index)
+    kept: dict[tuple[Value, int], Value] = {}
     for index, stretch in enumerate(stretches):
         acts = [v for op in stretch.ops for v in op.outs if v.role == "act"]
         own = {v for v in acts if readers.get(v, set()) <= {index}}
-        if not stretch.rows or not any(len(v.shape) > 1 for v in own):
+        found = [row_wise(op) for op in stretch.ops] if stretch.rows else []
+        local = any(one.local for one in found if one) or any((v, 0) in kept for op in stretch.ops for v in op.ins)
+        if not stretch.rows or not (local or any(len(v.shape) > 1 for v in own)):
             yield from stretch.ops
             continue
         for first in range(0, row_wise.tokens, rows):
             count = min(rows, row_wise.tokens - first)
-            yield from _tile(stretch.ops, first, count, own, row_wise, builder)
+            yield from _Tile(first, count, own, kept, row_wise, builder).ops(stretch.ops)
 
 
-def _tile(
-    ops: Sequence[Op], first: int, count: int, own: set[Value], row_wise: _RowWise, builder: Builder
-) -> Iterable[Op]:
-    """Yield the ops on `count` rows from row `first` on. Of values of its `own` the tile has one of so many rows."""
-    places: dict[Value, Value] = {}
+@dataclass(frozen=True)
+class _Tile:
+    """`count` rows from row `first` on. Of values of its `own` the tile has one of so many rows.
 
-    def place(value: Value) -> Value:
-        if value not in places and value in own:
-            with builder.block(value.block):
-                places[value] = builder.activation(value.label, (count, *value.shape[1:]), value.dtype)
-        elif value not in places:
-            places[value] = builder.rows(value, first, count)
-        return places[value]
+    kept  (a value, the first row of a tile) -> that of the tile, of what makes sense for its rows alone
+    """
 
-    for op in ops:
-        found = row_wise(op)
-        assert found is not None
-        ins = tuple(place(v) if i in found.ins else v for i, v in enumerate(op.ins))
-        outs = tuple(place(v) if i in found.outs else v for i, v in enumerate(op.outs))
-        yield op.changed(ins=ins, outs=outs)
+    first: int
+    count: int
+    own: set[Value]
+    kept: dict[tuple[Value, int], Value]
+    row_wise: _RowWise
+    builder: Builder
+    places: dict[Value, Value] = field(default_factory=dict)
+
+    def ops(self, ops: Sequence[Op]) -> Iterator[Op]:
+        for op in ops:
+            found = self.row_wise(op)
+            assert found is not None
+            whole = ((v, i in found.ins) for i, v in enumerate(op.ins))
+            ins = tuple(self._rows(v) if has_rows else self.kept.get((v, self.first), v) for v, has_rows in whole)
+            outs = []
+            for i, v in enumerate(op.outs):
+                if i in found.local and i not in found.outs:
+                    self.kept[v, self.first] = self._new(v, v.shape)
+                    outs.append(self.kept[v, self.first])
+                else:
+                    outs.append(self._rows(v) if i in found.outs else v)
+            yield op.changed(ins=ins, outs=tuple(outs))
+
+    def _rows(self, value: Value) -> Value:
+        if value not in self.places:
+            each = value.shape[0] // self.row_wise.tokens
+            if value in self.own:
+                self.places[value] = self._new(value, (each * self.count, *value.shape[1:]))
+            else:
+                self.places[value] = self.builder.rows(value, each * self.first, each * self.count)
+        return self.places[value]
+
+    def _new(self, value: Value, shape: tuple[int, ...]) -> Value:
+        with self.builder.block(value.block):
+            return self.builder.activation(value.label, shape, value.dtype)
