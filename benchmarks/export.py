@@ -74,8 +74,7 @@ def bytes_in(folder: Path) -> int:
 def measure(format: str, checkpoint: Path, output: Path, size: int) -> dict[str, Any]:
     """Export in one format, print its line, and remove the files."""
     shutil.rmtree(output, ignore_errors=True)
-    program = Path(sys.executable).with_name("surogate")
-    command = [str(program), "export", str(checkpoint), str(output), "--format", format]
+    command = [sys.executable, "-m", "surogate", "export", str(checkpoint), str(output), "--format", format]
     peak, began = 0, time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)

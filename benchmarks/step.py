@@ -2,14 +2,14 @@
 
     python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
     python benchmarks/step.py --model benchmarks/models/qwen3-8b --lora --batch 2 --accumulate 4 --set model_dtype=bf16
-    python benchmarks/step.py --model benchmarks/models/gpt-oss-20b --lora --batch 2 --accumulate 4 --set qlora_mxfp4=true \\
-        --set "lora_target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]" --set optimizer=adamw_8bit
+    python benchmarks/step.py --model benchmarks/models/gpt-oss-20b --lora --batch 2 --accumulate 4 \\
+        --set qlora_mxfp4=true --set optimizer=adamw_8bit \\
+        --set "lora_target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]"
 
-Random tokens, random weights, those of a weight format drawn and encoded on the device part by part; `--documents` a row
-of equal length, `--labelled` of the tokens with a label. A line of JSON per batch size: median of the timed optimizer
-steps after `--warm-up`, and the bytes that the process holds on the
-first device beyond an empty context's, by cudaMemGetInfo. `--seconds` ends the timing early. `--gpus 2` trains on two,
-each with the batch size given.
+Random tokens, random weights, those of a weight format drawn and encoded on the device block by block; `--documents` a
+row of equal length, `--labelled` of the tokens with a label. A line of JSON per batch size: median of the timed
+optimizer steps after `--warm-up`, and the bytes that the process holds on the first device beyond an empty context's, by
+cudaMemGetInfo. `--seconds` ends the timing early. `--gpus 2` trains on two, each with the batch size given.
 """
 
 from __future__ import annotations

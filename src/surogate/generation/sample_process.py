@@ -73,8 +73,8 @@ def serve(task: SampleTask, asked: Iterator[Mapping[str, Any]], answer: Callable
             _replace_adapter(model.model, path)
         prompts = task.prompts if request["prompts"] is None else request["prompts"]
         for first in range(0, len(prompts), task.batch):
-            asked = [Asked(ids=ids) for ids in prompts[first : first + task.batch]]
-            for found in model.answer_batch(asked, sampling, task.stops):
+            batch = [Asked(ids=ids) for ids in prompts[first : first + task.batch]]
+            for found in model.answer_batch(batch, sampling, task.stops):
                 answer(_as_data(found))
 
 
