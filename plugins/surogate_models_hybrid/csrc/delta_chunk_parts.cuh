@@ -7,10 +7,10 @@ namespace surogate::delta {
 
 // The parts of a slice. Tiles of queries and keys are [64, D], of `wide` columns.
 
-// U = K S, then R in place of v. Adds rowsum(dR * (V - reads U)) to of_beta.
+// U = K S, then R in place of v. Adds rowsum(dR * (V - reads U)) to of_beta, and what goes through U to reads dreads, of_decay.
 template <int Values>
 __device__ __forceinline__ void compute_rest(const Lane& my, Stage<Values>& stage, const Head& head, const T* k,
-                                             float (&of_beta)[2]) {
+                                             float (&of_beta)[2], float (&of_decay)[2]) {
     constexpr int columns = Values / parts, row_size = Stage<Values>::row;
     float sums[columns / 8][4];
     clear(sums);
@@ -19,21 +19,24 @@ __device__ __forceinline__ void compute_rest(const Lane& my, Stage<Values>& stag
     for (int i = 0; i < 2; ++i) {
         const int row = my.row_of[i];
         const float beta = head.beta[row], reads = head.reads[row];
+        float of_u = 0.0f;
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n) {
             const int column = columns * my.part + 8 * n + my.column;
             const float2 v = pair_of(stage.values, row_size, row, column), d = pair_of(stage.d_rest, row_size, row, column);
             const float x = v.x - reads * sums[n][2 * i], y = v.y - reads * sums[n][2 * i + 1];
             of_beta[i] = add_products(of_beta[i], d, x, y);
+            of_u = add_products(of_u, d, sums[n][2 * i], sums[n][2 * i + 1]);
             store_pair(stage.values, row_size, row, column, beta * x, beta * y);
         }
+        of_decay[i] -= beta * reads * of_u;
     }
 }
 
-// Adds what goes through S: reads (dO S^T) to dQ, -beta reads (dR S^T) to dK, reads dreads to of_decay.
+// Adds what goes through S: reads (dO S^T) to dQ, -beta reads (dR S^T) to dK, reads rowsum(Q * dO S^T) to of_decay.
 template <int Values>
 __device__ __forceinline__ void add_through_state(const Lane& my, const Stage<Values>& stage, const Head& head, const T* q,
-                                                  const T* k, float (&dq)[keys / 8][4], float (&dk)[keys / 8][4],
+                                                  float (&dq)[keys / 8][4], float (&dk)[keys / 8][4],
                                                   float (&of_decay)[2]) {
     constexpr int row_size = Stage<Values>::row;
     float of_out[keys / 8][4], of_rest[keys / 8][4];
@@ -55,20 +58,18 @@ __device__ __forceinline__ void add_through_state(const Lane& my, const Stage<Va
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = my.row_of[i];
-        const float beta = head.beta[row], reads = head.reads[row], factor = beta * reads;
-        float of_q = 0.0f, of_k = 0.0f;
+        const float reads = head.reads[row], factor = head.beta[row] * reads;
+        float of_q = 0.0f;
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
             const int column = keys * my.part + 8 * n + my.column;
-            const float2 of_row_q = pair_of(q, wide, row, column), of_row_k = pair_of(k, wide, row, column);
-            of_q = add_products(of_q, of_row_q, of_out[n][2 * i], of_out[n][2 * i + 1]);
-            of_k = add_products(of_k, of_row_k, of_rest[n][2 * i], of_rest[n][2 * i + 1]);
+            of_q = add_products(of_q, pair_of(q, wide, row, column), of_out[n][2 * i], of_out[n][2 * i + 1]);
             dq[n][2 * i] += reads * of_out[n][2 * i];
             dq[n][2 * i + 1] += reads * of_out[n][2 * i + 1];
             dk[n][2 * i] -= factor * of_rest[n][2 * i];
             dk[n][2 * i + 1] -= factor * of_rest[n][2 * i + 1];
         }
-        of_decay[i] += reads * (of_q - beta * of_k);
+        of_decay[i] += reads * of_q;
     }
 }
 

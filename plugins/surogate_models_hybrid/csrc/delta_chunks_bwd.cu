@@ -5,7 +5,7 @@
 //   dP = dO V'^T     dL = -dR V'^T, strictly lower: L is what A inverts, and dA = dV' R^T, so -A^T dA A^T = -dR V'^T
 //   dQ = reads (dO S^T) + (dP * D) K
 //   dK = -beta reads (dR S^T) + left (V' dS^T) + (dP * D)^T Q + (E + E^T) K     E = beta dL * D
-//   dreads = rowsum(Q * dO S^T) - beta rowsum(K * dR S^T)     dleft = rowsum(K * V' dS^T)     dcarry = sum(S * dS)
+//   dreads = rowsum(Q * dO S^T) - beta rowsum(U * dR)     dleft = rowsum(K * V' dS^T)     dcarry = sum(S * dS)
 //   X = dP * P + dL * L, strictly lower     dG = reads dreads + rowsum(X) - colsum(X) - left dleft, and of the last token instead
 //   of its left dleft the sum of the others' + carry dcarry     dg = reversed cumsum(dG), of the tokens of the document
 // dQ and dK are summed over the value heads of the key head in registers, in order, then go through the norms.
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
                     commit_copies();
                 }
                 const Lane my;
-                compute_rest(my, stage, head, shared.k, of_beta);
-                add_through_state(my, stage, head, shared.q, shared.k, dq, dk, of_decay);
+                compute_rest(my, stage, head, shared.k, of_beta, of_decay);
+                add_through_state(my, stage, head, shared.q, dq, dk, of_decay);
                 __syncthreads();  // R is complete
                 float a = 0.0f;
                 if (place.slice == 0 && threadIdx.x < chunk) {
