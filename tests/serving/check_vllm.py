@@ -123,7 +123,7 @@ def compare_engine(jobs: list[tuple[dict[str, Any], Logs, list[list[int]]]]) -> 
         same = same_of(ours, theirs)
         equal = sum(one == other for one, other in zip(found, wanted, strict=True))
         print(f"| {name} | {equal}/{len(wanted)} | {difference:.1e} | {abs(kl(theirs, ours)):.0e} | {same:.3f} |")
-        reach[name] = {"vLLM": f"{equal}/{len(wanted)}", "hf in vLLM": cell_of(kl(theirs, ours), same)}
+        reach[name] = {"vLLM": f"{equal}/{len(wanted)}", "vLLM: hf": cell_of(kl(theirs, ours), same)}
         if not difference <= BOUND:
             yield f"{name}: {difference:.1e} from transformers, bound {BOUND:.0e}"
         if equal < len(wanted):
@@ -161,14 +161,19 @@ def compare_names(jobs: list[tuple[dict[str, Any], set[str]]]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- HTTP
 
 
+def free_port() -> int:
+    """Return a port that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def check_over_http(python: Path, name: str, work: Path) -> Iterator[str]:
     """Serve a model in fp32, and compare it by `surogate check-serving`. Yields what is wrong."""
     _, folder = written(name, work / "vllm-models/fp32", HF, torch.float32)
     rows = work / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
     with (work / "server.txt").open("w") as log:

@@ -14,9 +14,9 @@ from pathlib import Path
 FOLDER = Path("build/serving/reach")
 PARTS = ("formats", "gguf", "vllm")
 TOKENS = ("transformers", "llama.cpp", "vLLM")
-FORMATS = ("hf", "fp8-blocks", "fp8-channel", "nvfp4:compressed-tensors")
+FORMATS = ("hf", "fp8-blocks", "fp8-channel", "nvfp4:compressed-tensors", "nf4")
 GGUF = ("gguf:f32", "gguf:bf16", "gguf:q8_0", "gguf:q4_0", "gguf:mxfp4")
-COLUMNS = (*TOKENS, *FORMATS, *GGUF, "hf in vLLM")
+COLUMNS = (*FORMATS, *GGUF, "vLLM: hf")
 
 
 def cell_of(kl: float, same: float, rounding: float | None = None) -> str:
@@ -43,10 +43,11 @@ def main() -> int:
     for part in PARTS:
         for model, cells in json.loads((FOLDER / f"{part}.json").read_text()).items():
             rows.setdefault(model, {}).update(cells)
-    print("| model |", " | ".join(COLUMNS), "|")
-    print("|---" * (1 + len(COLUMNS)) + "|")
+    print(f"| model | ids: {', '.join(TOKENS)} |", " | ".join(f"`{column}`" for column in COLUMNS), "|")
+    print("|---" * (2 + len(COLUMNS)) + "|")
     for model, cells in rows.items():
-        print(f"| {model} |", " | ".join(cells.get(column, "") for column in COLUMNS), "|")
+        ids = ", ".join(cells.get(program, "-") for program in TOKENS)
+        print(f"| {model} | {ids} |", " | ".join(cells.get(column, "") for column in COLUMNS), "|")
     return 0
 
 

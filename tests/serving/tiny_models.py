@@ -139,6 +139,12 @@ MODELS: Mapping[str, Tiny] = {
         "qwen3",
         {**DELTA, **SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8},
     ),
+    "qwen3-next": Tiny(
+        "qwen3_next",
+        "qwen",
+        "qwen3",
+        {**DELTA, **SHARED, "shared_expert_intermediate_size": 128, "num_experts": 8, "norm_topk_prob": True},
+    ),
     "gemma2": Tiny("gemma2", "gemma", "gemma-2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64}),
     "gemma3": Tiny(
         "gemma3_text",
@@ -242,7 +248,9 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     """Draw weights whose logits spread over some nats."""
     torch.manual_seed(seed)
     gemma = "Gemma" in type(model).__name__
-    added = gemma or "Qwen3_5" in type(model).__name__  # norms multiply by 1 + weight
+    added = gemma or any(
+        kind in type(model).__name__ for kind in ("Qwen3_5", "Qwen3Next")
+    )  # norms multiply by 1 + weight
     for name, x in model.named_parameters():
         if "norm" in name:
             x.data = (0.0 if added else 1.0) + 0.25 * torch.randn_like(x)

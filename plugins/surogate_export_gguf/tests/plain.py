@@ -38,6 +38,7 @@ LINEAR = {
     "in_proj_z.weight": "attn_gate.weight",
     "in_proj_a.weight": "ssm_alpha.weight",
     "in_proj_b.weight": "ssm_beta.weight",
+    "in_proj_ba.weight": "ssm_ba.weight",
     "conv1d.weight": "ssm_conv1d.weight",
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
@@ -51,9 +52,19 @@ EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
 
 def file_of(
-    tensors: Mapping[str, Tensor], *, heads: Mapping[str, int], offset: float, after: bool, tied: bool, own_head: bool
+    tensors: Mapping[str, Tensor],
+    *,
+    heads: Mapping[str, int],
+    offset: float,
+    after: bool,
+    tied: bool,
+    own_head: bool,
+    tiled: bool,
 ) -> dict[str, Tensor]:
-    """Return the tensors of the file in fp32. `heads`: of queries and keys, if their rows are paired."""
+    """Return the tensors of the file in fp32.
+
+    heads: of queries and keys, if their rows are paired. tiled: heads of values have the order of `linear`.
+    """
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, x in tensors.items():
@@ -73,7 +84,10 @@ def file_of(
             continue
         if part.startswith("linear_attn"):
             whole = f"{part}.{kind}".removeprefix("linear_attn.")
-            found[f"blk.{layer}.{LINEAR[whole]}"] = linear(whole, x)
+            if whole == "in_proj_qkvz.weight":
+                found |= {f"blk.{layer}.attn_{name}.weight": rows for name, rows in apart(x).items()}
+                continue
+            found[f"blk.{layer}.{LINEAR[whole]}"] = linear(whole, x) if tiled else unmoved(whole, x)
             continue
         if kind == "e_score_correction_bias":
             found[f"blk.{layer}.exp_probs_b.bias"] = x
@@ -114,6 +128,18 @@ def linear(name: str, x: Tensor) -> Tensor:
         case "norm.weight":
             return x
     return torch.stack([-x[head].exp() if name == "A_log" else x[head] for head in order])
+
+
+def unmoved(name: str, x: Tensor) -> Tensor:
+    return -x.exp() if name == "A_log" else torch.stack([row[0] for row in x]) if name == "conv1d.weight" else x
+
+
+def apart(x: Tensor) -> dict[str, Tensor]:
+    """Take the rows of each head of keys apart: a query, a key, two values, two gates."""
+    rows: dict[str, list[Tensor]] = {"q": [], "k": [], "v": [], "z": []}
+    for i, row in enumerate(x):
+        rows["qkvvzz"[i // WIDTH % 6]].append(row)
+    return {"qkv": torch.stack([*rows["q"], *rows["k"], *rows["v"]]), "gate": torch.stack(rows["z"])}
 
 
 def moved(x: Tensor, heads: int) -> Tensor:

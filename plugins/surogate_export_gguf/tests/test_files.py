@@ -39,8 +39,9 @@ def wanted_of(name: str, folder: Path) -> dict[str, Tensor]:
     return file_of(
         load_file(folder / "model.safetensors"),
         heads={"q_proj": 4, "k_proj": 2} if name in PAIRED else {},
-        offset=1.0 if name.startswith(("gemma", "qwen3.5")) else 0.0,
-        after=name.startswith(("gemma", "olmo2", "olmo3", "gpt-oss", "qwen3.5", "glm4")),
+        offset=1.0 if name.startswith(("gemma", "qwen3.5", "qwen3-next")) else 0.0,
+        after=name.startswith(("gemma", "olmo2", "olmo3", "gpt-oss", "qwen3.5", "qwen3-next", "glm4")),
+        tiled=name.startswith("qwen3.5"),
         tied=name in TIED,
         own_head=name in OWN_HEAD,
     )
@@ -190,6 +191,9 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-moe", {"qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 2}),
     ("qwen3-moe", {"qwen3moe.expert_feed_forward_length": 96}),
     ("gpt-oss", {"gpt-oss.expert_count": 8, "gpt-oss.expert_used_count": 2, "gpt-oss.rope.scaling.type": "yarn"}),
+    ("qwen3.5", {"qwen35.full_attention_interval": 2, "qwen35.ssm.group_count": 2, "qwen35.ssm.inner_size": 256}),
+    ("qwen2-moe", {"qwen2moe.expert_shared_feed_forward_length": 128, "qwen2moe.expert_count": 8}),
+    ("glm4-moe", {"glm4moe.leading_dense_block_count": 1, "glm4moe.expert_gating_func": 2}),
     ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 256, "gpt-oss.attention.sliding_window": 64}),
     ("gemma2", {"gemma2.attention.sliding_window": 64, "gemma2.attn_logit_softcapping": 50.0}),
     ("gemma3", {"gemma3.rope.freq_base": 1e6, "gemma3.rope.freq_base_swa": 2e4, "gemma3.rope.scaling.factor": 8.0}),

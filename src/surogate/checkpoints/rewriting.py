@@ -23,10 +23,10 @@ from .tensor_file import Stored, Writable, nbytes, write_safetensors
 
 HELD_BYTES = 1 << 30
 """Bytes of computed tensors in memory, after which a file is written, in addition to the files of the model."""
-AHEAD_BYTES = 5 << 28
+AHEAD_BYTES = 1 << 30
 """Bytes of tensors that are read to be computed. A larger group is computed alone."""
 AT_ONCE = 16
-"""Groups of tensors that are computed at the same time, at most: each has intermediate results of some 40 MiB."""
+"""Groups of tensors that are computed at the same time, at most: each has intermediate results of some 10 MiB."""
 
 Parts = Mapping[str, Tensor]
 

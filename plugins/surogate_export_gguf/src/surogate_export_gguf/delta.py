@@ -1,7 +1,8 @@
-"""Layers with a gated delta rule, as Qwen3.5 has them, in the form that llama.cpp expects.
+"""Layers with a gated delta rule, as Qwen3.5 and Qwen3-Next have them, in the form that llama.cpp expects.
 
-Several heads of values share a head of keys. In files of transformers those of one head of keys stand together; value
-head i of llama.cpp reads key head i modulo their number, so its first ones are the first of each.
+Several heads of values share a head of keys. In files of transformers those of one head of keys stand together; for
+Qwen3.5 value head i of llama.cpp reads key head i modulo their number, so its first ones are the first of each. In
+files of Qwen3-Next a head of keys has queries, keys, values and gates together, which llama.cpp has apart.
 """
 
 from __future__ import annotations
@@ -14,14 +15,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYER = ".linear_attn."
+TOGETHER = "in_proj_qkvz"
 
 
 def taken(name: str, text: Any) -> Callable[[Tensor], Tensor] | None:
     """Return what makes the file's tensor of a stored one; None: it is the same."""
     if LAYER not in name:
         return None
-    made = MADE.get(name.split(LAYER)[1].removesuffix(".weight"))
+    table = NEXT if text.model_type == "qwen3_next" else MADE
+    made = table.get(name.split(LAYER)[1].removesuffix(".weight"))
     return made and partial(made, text=text)
+
+
+def parts_of(name: str, shape: tuple[int, ...], text: Any) -> dict[str, tuple[int, Callable[[Tensor], Tensor]]]:
+    """Return the parts that llama.cpp has apart of a stored matrix: {end of the name: (rows, what it is of it)}."""
+    if not name.endswith(f"{LAYER}{TOGETHER}.weight"):
+        return {}
+    gates = text.linear_num_value_heads * text.linear_value_head_dim
+    rows = {"in_proj_qkv": shape[0] - gates, "in_proj_z": gates}
+    return {part: (count, partial(apart, text=text, part=part)) for part, count in rows.items()}
+
+
+def apart(x: Tensor, text: Any, part: str) -> Tensor:
+    """Return queries, keys and values, or the gates, of all heads."""
+    import torch
+
+    keys, width = text.linear_num_key_heads, text.linear_key_head_dim
+    values = text.linear_num_value_heads // keys * text.linear_value_head_dim
+    *qkv, gates = x.unflatten(0, (keys, -1)).split([width, width, values, values], dim=1)
+    return gates.flatten(0, 1) if part == "in_proj_z" else torch.cat([each.flatten(0, 1) for each in qkv])
 
 
 def tiled(x: Tensor, text: Any, width: int, dim: int = 0) -> Tensor:
@@ -69,4 +91,8 @@ MADE: dict[str, Callable[..., Tensor]] = {
     "dt_bias": one_each,
     "A_log": decay,
     "out_proj": columns,
+}
+NEXT: dict[str, Callable[..., Tensor]] = {
+    "conv1d": lambda x, text: x[:, 0],
+    "A_log": lambda x, text: -x.float().exp(),
 }

@@ -172,6 +172,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family(arch=ARCH.QWEN3MOE, refuse=(normalized,)),
     "qwen3_5_text": Family(arch=ARCH.QWEN35, **QWEN35),
     "qwen3_5_moe_text": Family(arch=ARCH.QWEN35MOE, **QWEN35),
+    "qwen3_next": Family(arch=ARCH.QWEN3NEXT, norm_offset=1.0, partial=True, refuse=(qwen3_5, normalized)),
     "glm4_moe": Family(arch=ARCH.GLM4_MOE, partial=True, biases=QKV, refuse=(glm4_moe,)),
     "gemma2": Family(arch=ARCH.GEMMA2, norm_offset=1.0, head="tied", full_every=2, refuse=(gemma2,)),
     "gemma3_text": Family(arch=ARCH.GEMMA3, norm_offset=1.0, full_every=6, refuse=(gemma3,)),

@@ -116,9 +116,10 @@ def describe_family(writer: GGUFWriter, config: Mapping[str, Any], text: Any, fa
             writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
             writer.add_expert_weights_scale(text.routed_scaling_factor)
             writer.add_expert_weights_norm(text.norm_topk_prob)
-        case ARCH.QWEN35 | ARCH.QWEN35MOE:
-            sections = text.rope_parameters.get("mrope_section", QWEN35_SECTIONS)
-            writer.add_rope_dimension_sections([*sections, 0, 0, 0, 0][:4])
+        case ARCH.QWEN35 | ARCH.QWEN35MOE | ARCH.QWEN3NEXT:
+            if family.arch is not ARCH.QWEN3NEXT:
+                sections = text.rope_parameters.get("mrope_section", QWEN35_SECTIONS)
+                writer.add_rope_dimension_sections([*sections, 0, 0, 0, 0][:4])
             writer.add_ssm_conv_kernel(text.linear_conv_kernel_dim)
             writer.add_ssm_state_size(text.linear_key_head_dim)
             writer.add_ssm_group_count(text.linear_num_key_heads)

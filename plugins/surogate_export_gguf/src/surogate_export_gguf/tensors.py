@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ def targets_of(context: ExportContext, config: Any, family: Family, rope: Rotati
         sources = [stored[part] for part in parts]
         if stack := STACK.fullmatch(name):
             targets += of_stack(stack, sources[0], shapes[parts[0]], names, text)
+        elif delta.parts_of(name, shapes[parts[0]], text):
+            targets += of_parts(name, sources[0], shapes[parts[0]], names, text)
         else:
             targets.append(target(name, sources, shapes[parts[0]], names, text, family))
     check_complete(targets, text)
@@ -131,6 +133,14 @@ def joined(names: Iterable[str]) -> dict[str, list[str]]:
         expert = EXPERT.fullmatch(name)
         found.setdefault(expert[1] + expert[3] if expert else name, []).append(name)
     return found
+
+
+def of_parts(name: str, source: str, shape: tuple[int, ...], names: TensorNameMap, text: Any) -> Iterator[Target]:
+    """Yield the tensors that llama.cpp has of a matrix that holds them together."""
+    for part, (rows, taken) in delta.parts_of(name, shape, text).items():
+        known = names.get_name(name.replace(delta.TOGETHER, part), try_suffixes=(".weight",))
+        assert known is not None
+        yield Target(name=known, shape=(rows, shape[1]), sources=(source,), taken=taken)
 
 
 def of_stack(

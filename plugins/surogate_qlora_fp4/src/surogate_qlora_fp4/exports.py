@@ -38,7 +38,7 @@ STACKED = (
 )
 """Matrices of a module that vLLM and SGLang stack."""
 
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Weights that are quantized at a time, about."""
 
 

@@ -34,7 +34,7 @@ FUSED = {
 }
 """Matrices that vLLM stacks, and what it puts below them. A block may not lie in two of them."""
 
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Weights that are quantized at a time, about: in fp32 they fit the cache of a core."""
 
 CHANNEL_MULTIPLE = 16
@@ -87,8 +87,9 @@ def _blocks(stored: HFTensor, tensor: ExportTensor, dtype: str, options: Fp8Weig
     codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     scales, step = [], rows_at_a_time(weight.shape[1], tile)
     for at in range(0, len(weight), step):
-        piece = weight[at : at + step]
-        codes[at : at + step], own = fp8_tile_quantize(piece, rows=(len(piece),), tile=tile)
+        pieces = weight[at : at + step].split(max(1, _PIECE // step // tile) * tile, dim=1)
+        found = [fp8_tile_quantize(piece, rows=(len(piece),), tile=tile) for piece in pieces]
+        codes[at : at + step], own = (torch.cat(part, dim=1) for part in zip(*found, strict=True))
         scales.append(own)
     return files.save(stored, (codes, torch.cat(scales), weight), dtype, options)  # the last one is of runs alone
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SERVED = "gpt_oss"
 """The model_type of which transformers and vLLM read MXFP4 in this form."""
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Weights that are quantized at a time, about."""
 
 

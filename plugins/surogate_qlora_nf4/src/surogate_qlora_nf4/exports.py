@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Weights that are quantized at a time, about: in fp32 they fit the cache of a core."""
 
 
