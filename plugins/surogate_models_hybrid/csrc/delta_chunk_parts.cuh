@@ -193,12 +193,14 @@ __device__ __forceinline__ void mask_scores(const Lane& my, Memory& shared, Head
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = my.row_of[i];
-            const float beta = head.beta[row];
+            const int document = shared.document[row];
+            const float beta = head.beta[row], decay = head.decay[row];
             float into_scores[2], into_system[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const bool seen = j + e <= row && shared.document[row] == shared.document[j + e];
-                const float between = seen ? expf(head.decay[row] - head.decay[j + e]) : 0.0f;
+                const bool seen = (j + e <= row) & (document == shared.document[j + e]);
+                // One exponential without a branch: that of minus infinity is 0.
+                const float between = expf(seen ? decay - head.decay[j + e] : -INFINITY);
                 const float below = j + e < row ? -d_lower[n][2 * i + e] * between : 0.0f;  // dL * D
                 const float of_keys_pair = below * keys_keys[n][2 * i + e];
                 into_scores[e] = d_scores[n][2 * i + e] * between;

@@ -29,6 +29,15 @@
 namespace surogate::delta {
 namespace {
 
+// Leaves what finish_head() takes of the decay of token i.
+__device__ __forceinline__ void store_decays(Head& head, int i, const Operands& from, int first, int index) {
+    const T* of_token = from.inputs.ba + static_cast<int64_t>(first + i) * 2 * from.sizes.v_heads;
+    const float a = __bfloat162float(of_token[from.sizes.v_heads + index]);
+    const Decay decay = decay_of(a, from.inputs.a_log[index], from.inputs.dt_bias[index]);
+    head.g[i] = decay.g;
+    head.slope[i] = decay.rate * decay.slope;
+}
+
 // The gradients of b and a of a value head from the sums that all warps have left. A warp calls it.
 template <class Memory>
 __device__ __forceinline__ void finish_head(const Memory& shared, const Head& head, const Operands& from,
@@ -50,7 +59,6 @@ __device__ __forceinline__ void finish_head(const Memory& shared, const Head& he
         gradient[1] += of_last;
     }
     float behind = 0.0f, of_a_log = 0.0f, of_dt_bias = 0.0f;
-    const float a_log = from.inputs.a_log[index], dt_bias = from.inputs.dt_bias[index];
 #pragma unroll
     for (int half = 1; half >= 0; --half) {
         const int i = half * 32 + lane, document = shared.document[i];
@@ -65,13 +73,12 @@ __device__ __forceinline__ void finish_head(const Memory& shared, const Head& he
             sum += behind;
         }
         behind = __shfl_sync(full_warp, sum, 0);
-        const Decay decay = decay_of(head.a[i], a_log, dt_bias);
-        const float of_a = sum * decay.rate * decay.slope, beta = head.beta[i];
+        const float of_a = sum * head.slope[i], beta = head.beta[i];
         const float of_b = sum_of_parts(shared.of_parts[d_beta], i) * beta * (1.0f - beta);
         T* to = gradients.ba + static_cast<int64_t>(first + i) * 2 * sizes.v_heads + index;
         to[0] = __float2bfloat16_rn(of_b);
         to[sizes.v_heads] = __float2bfloat16_rn(of_a);
-        of_a_log += sum * decay.g;
+        of_a_log += sum * head.g[i];
         of_dt_bias += of_a;
     }
     of_a_log = warp_sum(of_a_log);
@@ -177,23 +184,18 @@ __global__ void __launch_bounds__(threads, 1) chunks_bwd_kernel(Operands from, G
                 compute_rest(my, stage, head, shared.k, of_beta, of_decay);
                 add_through_state(my, stage, head, shared.q, dq, dk, of_decay);
                 __syncthreads();  // R is complete
-                float a = 0.0f;
-                if (place.slice == 0 && threadIdx.x < chunk) {
-                    const T* of_token = from.inputs.ba + static_cast<int64_t>(first + threadIdx.x) * 2 * sizes.v_heads;
-                    a = __bfloat162float(of_token[sizes.v_heads + index]);
-                }
                 compute_new_values(my, stage, head, shared.new_values);
                 of_last += head.reads[chunk - 1] * carried(stage);
                 write_dv(stage, head, gradients.qkv + first * row + 2 * of_keys + index * dim + place.slice * Values, row);
-                if (place.slice == 0 && threadIdx.x < chunk) {
-                    head.a[threadIdx.x] = a;
-                }
                 __syncthreads();  // V' is complete
                 add_scores(my, stage, shared.new_values, d_scores, d_lower);
                 add_through_d_state(my, stage, head, shared.new_values, shared.k, dk, of_decay, of_last);
             }
 
             const Lane my;
+            if (my.warp >= warps - 2) {  // which have no pairs to mask
+                store_decays(head, my.lane + 32 * (my.warp - warps + 2), from, first, index);
+            }
             mask_scores(my, shared, head, d_scores, d_lower, of_beta, of_decay);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {

@@ -19,7 +19,8 @@ struct Stage {
 // Of a value head.
 struct Head {
     T solve[chunk * narrow];  // A, then dP * D
-    float decay[chunk], reads[chunk], left[chunk], beta[chunk], a[chunk];
+    float decay[chunk], reads[chunk], left[chunk], beta[chunk];
+    float g[chunk], slope[chunk];  // of the decays, dg / da
 };
 
 template <int Values, int Stages>
