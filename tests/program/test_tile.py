@@ -16,6 +16,7 @@ from torch import Tensor
 from surogate_core.api import Builder, NoOptions, PrecisionRequest, Program, ProgramError
 from surogate_core.program.passes import sum_in_blocks
 from surogate_core.program.passes.in_place import in_place
+from surogate_core.program.passes.tile import tile
 from surogate_core.program.verify import verify
 from surogate_core.testing.programs import initialize
 from surogate_lora import gradients
@@ -145,6 +146,18 @@ def test_experts_that_one_op_reads_whole_are_not_divided() -> None:
     assert rows_of(tiled, "grouped_linear") == {1024} and rows_of(tiled, "expert_order") == {512}
     one, other = trained(tiled), trained(whole)
     assert one[0] == other[0] and all(torch.equal(one[1][name], other[1][name]) for name in other[1])
+
+
+def test_what_holds_for_the_rows_of_a_tile_is_read_in_tiles_also_where_no_value_becomes_smaller() -> None:
+    b = Builder(OPS, "fp32")
+    y, experts = b.input("y", (1024, 6), "fp32"), b.input("experts", (512, 2), "int32")
+    with b.record("forward"):
+        order, place, _ = b.emit("expert_order", experts, n_experts=4)
+        rows = b.apply("copy", y)
+        total = b.apply("square_sums", rows, chunks=(1,))
+        out = b.apply("sum_rows", rows, order, place, k=2)
+        tiled = tile(b.program("alone", (total, out)), 512, 128, b)
+    assert [op.ins[0].shape[0] for op in tiled.ops if op.kind == "sum_rows"] == [256] * 4
 
 
 def test_gradients_in_bf16_are_summed_at_once() -> None:
