@@ -16,6 +16,7 @@ from torch import Tensor
 from surogate_core.api import Builder, NoOptions, PrecisionRequest, Program, ProgramError
 from surogate_core.program.passes import sum_in_blocks
 from surogate_core.program.passes.in_place import in_place
+from surogate_core.program.passes.tile import tile
 from surogate_core.program.verify import verify
 from surogate_core.testing.programs import initialize
 from surogate_lora import gradients
@@ -30,6 +31,8 @@ _, RESIDUAL = surogate_offload_strategies()
 ON_HOST: dict[str, Any] = {"offload": [(RESIDUAL, NoOptions())]}
 WHOLE = frozenset({"block"})
 BF16, FP32 = PrecisionRequest(model_dtype="bf16"), PrecisionRequest(model_dtype="fp32")
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 Result = tuple[list[Any], dict[str, Tensor]]
 
@@ -103,7 +106,7 @@ def test_lora_has_the_bits_of_the_run_without_tiles(
         {"request": FP32},
         {"request": FP32, "recompute": WHOLE},
         {"config": {"model_type": "gemma2", "sliding_window": 60, "query_pre_attn_scalar": 16}, "request": FP32},
-        {"config": {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 24}, "request": FP32},
+        {"config": EXPERTS, "request": FP32},
     ],
     ids=["fp32", "recomputed", "windows and GeGLU", "experts"],
 )
@@ -117,6 +120,44 @@ def test_all_weights_have_the_losses_and_their_gradients_but_for_the_order_of_su
     assert losses == expected_losses
     for name, grad in expected.items():
         assert torch.allclose(grads[name], grad, rtol=0, atol=1e-5 * float(grad.abs().max() + 1e-30)), name
+
+
+def rows_of(model: PlannedModel, kind: str) -> set[int]:
+    """The rows of the first inputs of ops of a kind."""
+    return {op.ins[0].shape[0] for op in model.assembly.programs["micro_next"].ops if op.kind == kind}
+
+
+@pytest.mark.parametrize("recompute", [frozenset(), WHOLE])
+def test_adapters_of_attention_beside_experts_have_the_bits_too(
+    recompute: frozenset[str], untiled: Callable[..., Result]
+) -> None:
+    """A tile sorts its own rows by expert: two for each of its tokens."""
+    model = planned(config=EXPERTS, recompute=recompute, row_tiles=128)
+    assert rows_of(model, "grouped_linear") == {256} and rows_of(model, "expert_order") == {128}
+    losses, grads = trained(model)
+    expected_losses, expected = untiled(config=EXPERTS)
+    assert losses == expected_losses and all(torch.equal(grads[name], expected[name]) for name in expected)
+
+
+def test_experts_that_one_op_reads_whole_are_not_divided() -> None:
+    """Gradients in bf16 are summed at once, from rows that are sorted by one order of all tokens."""
+    settings: dict[str, Any] = {"lora": False, "config": EXPERTS, "request": replace(BF16, param_grad_dtype="bf16")}
+    tiled, whole = (planned(**settings, row_tiles=rows) for rows in (128, 0))
+    assert rows_of(tiled, "grouped_linear") == {1024} and rows_of(tiled, "expert_order") == {512}
+    one, other = trained(tiled), trained(whole)
+    assert one[0] == other[0] and all(torch.equal(one[1][name], other[1][name]) for name in other[1])
+
+
+def test_what_holds_for_the_rows_of_a_tile_is_read_in_tiles_also_where_no_value_becomes_smaller() -> None:
+    b = Builder(OPS, "fp32")
+    y, experts = b.input("y", (1024, 6), "fp32"), b.input("experts", (512, 2), "int32")
+    with b.record("forward"):
+        order, place, _ = b.emit("expert_order", experts, n_experts=4)
+        rows = b.apply("copy", y)
+        total = b.apply("square_sums", rows, chunks=(1,))
+        out = b.apply("sum_rows", rows, order, place, k=2)
+        tiled = tile(b.program("alone", (total, out)), 512, 128, b)
+    assert [op.ins[0].shape[0] for op in tiled.ops if op.kind == "sum_rows"] == [256] * 4
 
 
 def test_gradients_in_bf16_are_summed_at_once() -> None:

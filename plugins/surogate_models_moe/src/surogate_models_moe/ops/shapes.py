@@ -18,12 +18,19 @@ def define(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"{_REFERENCE}:{kind}", **fields)
 
 
-def rows(ins: Sequence[int], outs: Sequence[int] = (0,), **fields: tuple[int, ...]) -> Callable[[Op], RowWise]:
+def rows(
+    ins: Sequence[int],
+    outs: Sequence[int] = (0,),
+    *,
+    sums: Sequence[int] = (),
+    local: Sequence[int] = (),
+    takes: Sequence[int] = (),
+) -> Callable[[Op], RowWise]:
     """Return the `OpDef.row_wise` of an op whose inputs and outputs with rows are always the same.
 
     Rows of experts, their order and their ends are those of the tokens of the op alone: `local`, and `takes`.
     """
-    found = RowWise(ins=tuple(ins), outs=tuple(outs), **fields)
+    found = RowWise(ins=tuple(ins), outs=tuple(outs), sums=tuple(sums), local=tuple(local), takes=tuple(takes))
     return lambda op: found
 
 

@@ -268,12 +268,13 @@ def _in_tiles(
             for value in op.ins:
                 readers.setdefault(value, set()).add(index)
     kept: dict[tuple[Value, int], Value] = {}
+    local: set[Value] = set()
     for index, stretch in enumerate(stretches):
         acts = [v for op in stretch.ops for v in op.outs if v.role == "act"]
         own = {v for v in acts if readers.get(v, set()) <= {index}}
-        found = [row_wise(op) for op in stretch.ops] if stretch.rows else []
-        local = any(one.local for one in found if one) or any((v, 0) in kept for op in stretch.ops for v in op.ins)
-        if not stretch.rows or not (local or any(len(v.shape) > 1 for v in own)):
+        local |= {op.outs[i] for op in stretch.ops if (found := row_wise(op)) for i in found.local}
+        reads = not local.isdisjoint(v for op in stretch.ops for v in (*op.ins, *op.outs))
+        if not stretch.rows or not (reads or any(len(v.shape) > 1 for v in own)):
             yield from stretch.ops
             continue
         for first in range(0, row_wise.tokens, rows):
