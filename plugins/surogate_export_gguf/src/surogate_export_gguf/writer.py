@@ -100,20 +100,31 @@ def write(context: ExportContext, prepared: Prepared) -> None:
 
 
 def write_numbers(file: IO[bytes], context: ExportContext, prepared: Prepared) -> None:
-    """Write all tensors. Each is read once and converted by threads, a few rows in each."""
+    """Write all tensors. Each is read once and converted by threads, a few rows in each.
+
+    Threads convert rows of the next tensors while those of the last ones are written.
+    """
     alignment = prepared.writer.data_alignment
     pad(file, alignment)
+    waiting: deque[Future[Bytes] | None] = deque()  # None at the end of a tensor
+
+    def write_next() -> None:
+        rows = waiting.popleft()
+        if rows is None:
+            pad(file, alignment)
+        else:
+            file.write(rows.result().data)
+
     with converters(context.threads) as pool:
-        waiting: deque[Future[Bytes]] = deque()
         for done, (target, kind) in enumerate(zip(prepared.targets, prepared.types, strict=True)):
             context.progress(done, len(prepared.targets))
             for rows in chunks(target, prepared.read):
                 waiting.append(pool.submit(encoded, rows, kind, target.offset, target.name))
                 if len(waiting) > 2 * context.threads:
-                    file.write(waiting.popleft().result().data)
-            while waiting:
-                file.write(waiting.popleft().result().data)
-            pad(file, alignment)
+                    write_next()
+            waiting.append(None)
+        while waiting:
+            write_next()
     context.progress(len(prepared.targets), len(prepared.targets))
 
 
