@@ -73,6 +73,29 @@ struct Place {
     __device__ __forceinline__ bool exists(const Sizes& sizes) const { return at < sizes.chunks; }
 };
 
+// The index of the thread, of which the compiler knows nothing: so what is computed from it is computed where it is used, and not
+// kept in registers, of which this kernel has too few.
+__device__ __forceinline__ int thread_anew() {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return static_cast<int>(thread);
+}
+
+// copy_rows() with one address for all of a thread's words. The scans, which have registers for more, are slower with it.
+template <int Columns, int Rows>
+__device__ __forceinline__ void copy_tile(T* to, int row, const T* from, int64_t from_row, int thread) {
+    constexpr int words = Columns / 8, at_once = threads / words;
+    const int first = thread / words, column = thread % words * 8;
+    to += first * row + column;
+    from += first * from_row + column;
+#pragma unroll
+    for (int i = 0; i < (Rows + at_once - 1) / at_once; ++i) {
+        if (Rows >= at_once || first < Rows) {
+            copy_async(to + i * at_once * row, from + i * at_once * from_row, true);
+        }
+    }
+}
+
 // What a thread has of results: rows `row_of`, and the columns `column` and the next of each 8 columns of its warp.
 struct Lane {
     int lane, warp, part, rows, row_of[2], column;
@@ -166,18 +189,18 @@ __device__ __forceinline__ void load_stage(Stage<Values>& stage, Head& of_head, 
     const int head = place.key_head * sizes.share + place.of_share;
     const int64_t of_state = (static_cast<int64_t>(place.at) * sizes.v_heads + head) * dim * dim + column * dim;
     const int64_t of_values = first * sizes.values_row() + head * dim + column;
-    copy_rows<dim, Values, threads>(stage.state, wide, from.states + of_state, dim, thread);
-    copy_rows<dim, Values, threads>(stage.d_state, wide, from.d_states + of_state, dim, thread);
-    copy_rows<Values, chunk, threads>(stage.d, row, from.dout + of_values, sizes.values_row(), thread);
-    copy_rows<Values, chunk, threads>(stage.d_rest, row, from.d_rest + of_values, sizes.values_row(), thread);
-    copy_rows<Values, chunk, threads>(
+    copy_tile<dim, Values>(stage.state, wide, from.states + of_state, dim, thread);
+    copy_tile<dim, Values>(stage.d_state, wide, from.d_states + of_state, dim, thread);
+    copy_tile<Values, chunk>(stage.d, row, from.dout + of_values, sizes.values_row(), thread);
+    copy_tile<Values, chunk>(stage.d_rest, row, from.d_rest + of_values, sizes.values_row(), thread);
+    copy_tile<Values, chunk>(
         stage.values, row,
         from.inputs.qkv + first * sizes.qkv_row() + static_cast<int64_t>(2 * sizes.k_heads + head) * dim + column,
         sizes.qkv_row(), thread);
     if (place.slice == 0) {
         const int64_t of_chunk = (static_cast<int64_t>(head) * sizes.chunks + place.at) * chunk * chunk;
         const int64_t of_tokens = static_cast<int64_t>(head) * sizes.tokens + first;
-        copy_rows<chunk, chunk, threads>(of_head.solve, narrow, from.prepared.solve + of_chunk, chunk, thread);
+        copy_tile<chunk, chunk>(of_head.solve, narrow, from.prepared.solve + of_chunk, chunk, thread);
         if (thread < chunk) {
             const int which = thread / (chunk / 4), i = thread % (chunk / 4) * 4;
             const Prepared& p = from.prepared;

@@ -138,29 +138,16 @@ __device__ __forceinline__ void count_documents(int (&document)[chunk], const in
     }
 }
 
-// The index of the thread, of which the compiler knows nothing: so what is computed from it is computed where it is used, and not
-// kept in registers, of which loops with many addresses have too few.
-__device__ __forceinline__ int thread_anew() {
-    uint32_t thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return static_cast<int>(thread);
-}
-
 // Copies rows of `Columns` elements to shared memory. `from`: of the first row.
 template <int Columns, int Rows, int Threads>
-__device__ __forceinline__ void copy_rows(T* to, int row, const T* from, int64_t from_row,
-                                          int thread = threadIdx.x) {
+__device__ __forceinline__ void copy_rows(T* to, int row, const T* from, int64_t from_row) {
     constexpr int words = Columns / 8;
     static_assert(Rows * words % Threads == 0 || Rows * words < Threads);
-    static_assert(Threads % words == 0);
-    const int first = thread / words, c = thread % words * 8;
-    to += first * row + c;
-    from += first * from_row + c;
 #pragma unroll
     for (int i = 0; i < (Rows * words + Threads - 1) / Threads; ++i) {
-        const int r = i * (Threads / words);
-        if (Rows * words >= Threads || thread < Rows * words) {
-            copy_async(to + r * row, from + r * from_row, true);
+        const int word = static_cast<int>(threadIdx.x) + i * Threads, r = word / words, c = word % words * 8;
+        if (Rows * words >= Threads || word < Rows * words) {
+            copy_async(to + r * row + c, from + r * from_row + c, true);
         }
     }
 }
