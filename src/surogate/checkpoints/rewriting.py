@@ -23,9 +23,8 @@ from .tensor_file import Stored, Writable, nbytes, write_safetensors
 
 HELD_BYTES = 1 << 30
 """Bytes of computed tensors in memory, after which a file is written, in addition to the files of the model."""
-AHEAD_BYTES = 3 << 29
-"""Bytes of tensors that are read to be computed. A larger group is computed alone. With 1 GiB, five groups of an 8B model
-are computed at a time, which leaves half of 16 cores idle."""
+AHEAD_BYTES = 1 << 30
+"""Bytes of tensors that are read to be computed. A larger group is computed alone."""
 AT_ONCE = 16
 """Groups of tensors that are computed at the same time, at most: each has intermediate results of some 10 MiB."""
 

@@ -138,18 +138,16 @@ class CudaExecutor:
         """Run one of all ops of a signature, but no collectives. Leaves garbage in their outputs.
 
         This loads every module, which is not allowed during a capture, nor while a collective waits for a peer. Ops of
-        a signature have the same kernels, so that a step of long rows is not waited for. Parts of values are the
-        exception: where one lies in its whole may select a kernel.
+        a signature have the same kernels, so that a step of long rows is not waited for.
         """
         known: set[Signature] = set()
         with torch.cuda.stream(self._stream):
             for bound in self._bound.values():
                 for op, launches in zip(bound.ops, bound.launches, strict=True):
-                    is_known = op.signature in known and not any(v.shard for v in (*op.ins, *op.outs))
-                    known.add(op.signature)
-                    if op.lane != "comm" and not is_known:
+                    if op.lane != "comm" and (op.signature not in known or always_warmed_up(op)):
                         for function, arguments in (launch.call for launch in launches):
                             function(*arguments)
+                    known.add(op.signature)
         self.synchronize()
 
     def connect(self) -> None:
@@ -191,6 +189,16 @@ class CudaExecutor:
             self._stream.synchronize()
         for segment in (segment for segments in self._segments.values() for segment in segments):
             segment.graph = None
+
+
+def always_warmed_up(op: Op) -> bool:
+    """Return whether a warm-up runs all ops of the signature of an op.
+
+    It does where a part of a value is read or written: where the part lies in its whole may select a kernel. And where
+    whole numbers are written, such as the rows of each expert: kernels address memory by them, and garbage would be
+    addresses outside of the buffers.
+    """
+    return any(v.shard for v in (*op.ins, *op.outs)) or any(v.dtype in ("int32", "int64") for v in op.outs)
 
 
 @dataclass
