@@ -8,8 +8,8 @@
 
 Random tokens, random weights, those of a weight format drawn and encoded on the device block by block; `--documents` a
 row of equal length, `--labelled` of the tokens with a label. A line of JSON per batch size: median of the timed
-optimizer steps after `--warm-up`, and the bytes that the process holds on the first device beyond an empty context's, by
-cudaMemGetInfo. `--seconds` ends the timing early. `--gpus 2` trains on two, each with the batch size given.
+optimizer steps after `--warm-up`, and the bytes that the process holds on the first device beyond an empty context's,
+by cudaMemGetInfo. `--seconds` ends the timing early. `--gpus 2` trains on two, each with the batch size given.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ EXAMPLES: Mapping[str, Example] = {
     "fill": example("", "the value", shape=(17,), dtype="bf16", value=0.0),
     "accumulate_rounded": example("addend [T, C] fp32, total [T, C], micro_step [] int32, seed [] int64", stream=1),
     "copy": example("x [T, C]"),
+    "unwritten": example("", "memory that ops write before one reads it", shape=(17, 19), dtype="bf16"),
     "move": example("x [T, C]"),
     "wait": example("value [T, C] ...", "nothing"),
     "commit": example("clip_coef [] fp32, pending [T, C], state [T, C]"),

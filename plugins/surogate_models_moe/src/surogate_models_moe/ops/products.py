@@ -161,9 +161,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         row_wise=rows((0, 3), local=(0,), takes=(0, 2, 3)),
         may_overwrite=lambda op: {0: 3},
     ),
-    define(
-        "grouped_linear_pair", _paired(_grouped), flops=_pair_flops, group_wise=_some_experts, row_wise=_PAIR
-    ),
+    define("grouped_linear_pair", _paired(_grouped), flops=_pair_flops, group_wise=_some_experts, row_wise=_PAIR),
     define(
         "grouped_linear_dgrad_pair",
         _paired(_grouped_dgrad),
