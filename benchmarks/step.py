@@ -121,7 +121,7 @@ def measure_worker(
     if arguments.eager:
         worker.start(graphs=False)
         result["eager_ms"] = timed(step, arguments.warm_up, arguments)["step_ms"]
-    worker.start(graphs=True)
+    worker.start(graphs=plan.gains_by_graphs)
     result |= timed(step, arguments.warm_up, arguments)
     tokens = plan.inputs.batch_size * arguments.seq_len * arguments.accumulate * worker.width
     result["tokens_per_second"] = round(tokens / result["step_ms"] * 1000)

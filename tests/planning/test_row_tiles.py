@@ -54,6 +54,12 @@ def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Pa
     assert first == other > 2 * len(whole.assembly.programs["micro_first"].ops)
 
 
+def test_long_ops_are_launched_without_graphs(model: Path) -> None:
+    """Graphs of a row in tiles take memory for each of its launches, beside which an op of milliseconds gains nothing."""
+    assert planned(model, 2_048, "80GiB").gains_by_graphs
+    assert not planned(model, 262_144, "80GiB", recompute=True, offload_residual=True).gains_by_graphs
+
+
 def test_a_row_that_fits_has_no_tiles(model: Path) -> None:
     assert planned(model, 65_536, "130GiB").row_tiles == 0
 

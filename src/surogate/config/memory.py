@@ -67,4 +67,8 @@ class MemoryKeys(Keys):
         description="The update reads and writes what an offload strategy keeps in host memory where it is, over the "
         "link, instead of copying it to the device and back. auto: that of the embedding and the LM head alone.",
     )
-    use_cuda_graphs: Flag = Field(True, description="Replay a step as CUDA graphs. No effect on a CPU.")
+    use_cuda_graphs: Flag = Field(
+        True,
+        description="Replay a step as CUDA graphs, unless its ops are so long that launches take no time beside them. No "
+        "effect on a CPU.",
+    )

@@ -104,7 +104,7 @@ def train_planned(
         checkpoints = files.open_checkpoints(worker)
         stack.callback(checkpoints.close)
         mark("memory for checkpoints")
-        worker.start(graphs=config.use_cuda_graphs)
+        worker.start(graphs=config.use_cuda_graphs and plan.gains_by_graphs)
         mark("masters, CUDA graphs")
         if plan.inputs.loss.cached_reference:
             from .cached_reference import fill_reference

@@ -94,7 +94,7 @@ def train_from(
 
     try:
         _fill(worker, plan.assembly, weights or {}, seed)
-        worker.start()
+        worker.start(graphs=plan.gains_by_graphs)
         progress = Progress()
         train(worker, steps, rate, progress, report_step, duties)
         worker.settle()

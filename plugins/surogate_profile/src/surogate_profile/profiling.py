@@ -85,7 +85,7 @@ def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, no
     assert isinstance(worker, Worker)  # one device
     try:
         fill(opened, plan.assembly, worker, random=random_weights)
-        worker.start(graphs=opened.config.use_cuda_graphs)
+        worker.start(graphs=opened.config.use_cuda_graphs and plan.gains_by_graphs)
         prepass = plan.inputs.loss.prepass
         return measure(worker, batches.steps, prepass.means if prepass else ())
     finally:

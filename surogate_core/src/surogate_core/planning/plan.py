@@ -27,6 +27,9 @@ DECODED_BYTES = 256 << 20
 """Of a weight of experts that are decoded at a time. Products of fewer experts have too few tiles for all
 multiprocessors: with 256 rows each, 8 experts of gpt-oss 20B have 368 tiles for 132."""
 
+_LONG_OPS = 1e-3
+"""Seconds of an op, on average, from which on launches are free: the host takes some 10 us for one, ahead of the device."""
+
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
 
@@ -70,6 +73,16 @@ class Plan:
         """A line for the user about row tiles; "": there are none."""
         rows, tokens = self.row_tiles, self.inputs.tokens
         return f"row_tiles: {-(-tokens // rows)} tiles of {rows:,} of {tokens:,} rows" if rows else ""
+
+    @property
+    def gains_by_graphs(self) -> bool:
+        """Whether CUDA graphs may save time.
+
+        They take memory for each launch, which long rows in tiles have many of: 0.7 GiB for 36 blocks of 131,072 tokens
+        in 8 tiles (H200, 2026-11-30), where an op takes 4 ms.
+        """
+        launches = self.inputs.grad_accum_steps * max(len(p.ops) for p in self.assembly.programs.values())
+        return self.report.step.seconds < _LONG_OPS * launches
 
     @property
     def decoded_line(self) -> str:
