@@ -55,7 +55,7 @@ def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Pa
 
 
 def test_long_ops_are_launched_without_graphs(model: Path) -> None:
-    """Graphs of a row in tiles take memory for each of its launches, beside which an op of milliseconds gains nothing."""
+    """Graphs of a row in tiles take memory for each of its launches, and ops of milliseconds gain nothing by them."""
     assert planned(model, 2_048, "80GiB").gains_by_graphs
     assert not planned(model, 262_144, "80GiB", recompute=True, offload_residual=True).gains_by_graphs
 

@@ -69,6 +69,6 @@ class MemoryKeys(Keys):
     )
     use_cuda_graphs: Flag = Field(
         True,
-        description="Replay a step as CUDA graphs, unless its ops are so long that launches take no time beside them. No "
-        "effect on a CPU.",
+        description="Replay a step as CUDA graphs, unless its ops are so long that launches take no time beside them. "
+        "No effect on a CPU.",
     )

@@ -28,7 +28,8 @@ DECODED_BYTES = 256 << 20
 multiprocessors: with 256 rows each, 8 experts of gpt-oss 20B have 368 tiles for 132."""
 
 _LONG_OPS = 1e-3
-"""Seconds of an op, on average, from which on launches are free: the host takes some 10 us for one, ahead of the device."""
+"""Seconds of an op, on average, from which on launches are free: the host takes some 10 us for one, ahead of the
+device."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
