@@ -1,8 +1,9 @@
-"""Our training steps compared with those of PyTorch at its best, on one GPU in one run: ratio, memory, clock and power.
+"""Our training steps compared with those of PyTorch at its best, in one run: ratio, memory, clock and power.
 
-    python benchmarks/compare.py --out rows.jsonl                          # all rows of rows.py
+    python benchmarks/compare.py --out rows.jsonl                          # all rows of one GPU in rows.py
     python benchmarks/compare.py "lora-*" full-qwen3-8b --seconds 90 --out rows.jsonl
     python benchmarks/compare.py "lora-*" --only ours --set deterministic=true
+    python benchmarks/compare.py "two-*" --out two.jsonl                   # on two GPUs
 
 Each side runs in a process of its own, ours (`step.py`) first, then PyTorch's (`torch_step.py`). A row is printed, and
 appended to `--out` as a line of JSON, when it is done, so a run that is stopped leaves the rows before. A row takes at
@@ -63,7 +64,7 @@ def main() -> None:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="names or patterns of rows.py; all without any")
+    parser.add_argument("rows", nargs="*", help="names or patterns of rows.py; all of one GPU without any")
     parser.add_argument("--seconds", type=float, default=180.0, help="a row, both sides with their start")
     parser.add_argument("--timed", type=float, default=5.0, help="seconds of timed steps a side, at most 20 steps")
     parser.add_argument("--only", choices=["ours", "torch"])
@@ -83,6 +84,7 @@ def compare(row: Row, arguments: argparse.Namespace, read: Callable[[], Sample] 
         words += options(measured, arguments)
         if side == "torch":
             words += ["--fp8"] if row.fp8 else []
+            words += ["--zero-level", str(max(2, row.zero_level))]
         else:
             words += [word for setting in (*measured.settings, *arguments.set) for word in ("--set", setting)]
         if arguments.only is None or side.startswith(arguments.only):
@@ -92,7 +94,7 @@ def compare(row: Row, arguments: argparse.Namespace, read: Callable[[], Sample] 
 
 def options(row: Row, arguments: argparse.Namespace) -> list[str]:
     """The arguments of both scripts."""
-    sizes = ["--seq-len", row.seq_len, "--batch", row.batch, "--accumulate", row.accumulate]
+    sizes = ["--seq-len", row.seq_len, "--batch", row.batch, "--accumulate", row.accumulate, "--gpus", row.gpus]
     return [
         *("--model", str(arguments.models / row.model), *map(str, sizes), "--seconds", str(arguments.timed)),
         *(["--lora"] if row.lora else []),
@@ -143,6 +145,7 @@ def summarise(row: Row, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "batch": row.batch,
         "seq_len": row.seq_len,
         "accumulate": row.accumulate,
+        "gpus": row.gpus,
         "mode": ("fp8 " if row.fp8 else "") + ("lora" if row.lora else "full"),
         "ratio": round(rate / their_rate, 4) if rate and their_rate else None,
         "floor_tokens_per_second": known,

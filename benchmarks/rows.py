@@ -32,6 +32,7 @@ class Row:
     same row in bf16 is measured too. floor: tokens/s of the in-step floor on FLOOR_GPU, that is, if each op took the
     best time that it reaches inside a step at the power limit (measured on 2026-11-20): products and attention at their
     sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer. For LoRA without the work of the adapters.
+    gpus: each has `batch` rows; zero_level: of all weights on several. keys: more of our side.
     """
 
     name: str
@@ -42,12 +43,16 @@ class Row:
     lora: bool = False
     fp8: bool = False
     floor: float | None = None
+    gpus: int = 1
+    zero_level: int = 1
+    keys: tuple[str, ...] = ()
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Config keys of our side. Attention may add in any order, as on the other side."""
         chosen = {(False, False): BF16, (True, False): LORA, (False, True): FP8, (True, True): FP8_LORA}
-        return (*chosen[self.lora, self.fp8], "deterministic=false")
+        level = (f"zero_level={self.zero_level}",) if self.zero_level > 1 else ()
+        return (*chosen[self.lora, self.fp8], "deterministic=false", *level, *self.keys)
 
 
 ROWS = (
@@ -73,16 +78,28 @@ ROWS = (
     Row("lora-gemma-3-4b", "gemma-3-4b", 2, 2048, 4, lora=True),
     Row("full-gemma-3-4b", "gemma-3-4b", 2, 2048, 4),
     Row("lora-qwen3-30b-a3b", "qwen3-30b-a3b", 1, 2048, 4, lora=True),
+    Row("two-full-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 2, gpus=2, zero_level=2),
+    Row("two-full-qwen3-0.6b", "qwen3-0.6b", 16, 2048, 1, gpus=2, zero_level=2),
+    Row("two-full-qwen3-8b-zero2", "qwen3-8b", 4, 2048, 2, gpus=2, zero_level=2),
+    Row("two-full-qwen3-8b-zero3", "qwen3-8b", 4, 2048, 2, gpus=2, zero_level=3),
+    Row("two-fp8-qwen3-8b", "qwen3-8b", 4, 2048, 2, fp8=True, gpus=2, zero_level=3),
+    Row("two-full-qwen3-14b", "qwen3-14b", 2, 2048, 2, gpus=2, zero_level=3, keys=("optimizer=adamw_8bit",)),
+    Row("two-lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, gpus=2),
+    Row("two-fp8-lora-qwen3-32b", "qwen3-32b", 1, 2048, 4, lora=True, fp8=True, gpus=2),
+    Row("two-lora-qwen3-30b-a3b", "qwen3-30b-a3b", 1, 2048, 4, lora=True, gpus=2),
 )
 
 
 def chosen(patterns: list[str]) -> list[Row]:
-    """Return the rows whose name matches one of `patterns` ("lora-*"), in the order of the patterns; none: all rows.
+    """Return the rows whose name matches one of `patterns` ("lora-*"), in the order of the patterns; none: all of
+    one GPU.
 
     Raises ValueError for a pattern that matches none.
     """
+    if not patterns:
+        return [row for row in ROWS if row.gpus == 1]
     found: dict[Row, None] = {}
-    for pattern in patterns or ["*"]:
+    for pattern in patterns:
         rows = [row for row in ROWS if fnmatch(row.name, pattern)]
         if not rows:
             raise ValueError(f"no row is named {pattern}. Rows: {', '.join(row.name for row in ROWS)}")

@@ -2,6 +2,7 @@
 
     python benchmarks/torch_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 16 --accumulate 2
     python benchmarks/torch_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --accumulate 4 --lora
+    python benchmarks/torch_step.py --model benchmarks/models/qwen3-8b --seq-len 2048 --batch 4 --gpus 2 --zero-level 3
 
 The model of transformers with random weights in bf16: torch.compile of each layer, cuDNN attention without a mask, a
 compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, clipping of the gradient. With `--lora`
@@ -9,6 +10,8 @@ all but the adapters is frozen: PEFT's layers of rank 16 on the seven linear lay
 written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
 CUDA graph, which helps where launches take longer than kernels. The faster one is reported. `--fp8` makes the products
 of the blocks FP8 by torchao; `--nf4` with `--lora` stores the frozen ones by bitsandbytes. Prints one line of JSON.
+`--gpus` trains on several: all weights by fully_shard (FSDP2) of each layer, gathered again in the backward pass as of
+ZeRO level 3, or kept as of level 2; adapters whole on each, with one sum of their gradients a step.
 On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
 """
 
@@ -22,6 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from timing import timed
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WARM_UP = 3
 DISTINCT_BATCHES = 8
@@ -41,7 +47,27 @@ ATTENTION = "causal_without_mask"
 
 
 def main() -> None:
-    print(json.dumps(measure(parse(sys.argv[1:]))), flush=True)
+    arguments = parse(sys.argv[1:])
+    if arguments.gpus == 1:
+        print(json.dumps(measure(arguments)), flush=True)
+        return
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    torch.multiprocessing.spawn(run_rank, (arguments, port), nprocs=arguments.gpus)
+
+
+def run_rank(rank: int, arguments: argparse.Namespace, port: int) -> None:
+    """Run a process of several. The first one prints."""
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("nccl" if on_gpu else "gloo", address, rank=rank, world_size=arguments.gpus)
+    result = measure(arguments)
+    if rank == 0:
+        print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -55,6 +81,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--nf4", action="store_true", help="frozen linear layers by bitsandbytes; with --lora")
     parser.add_argument("--no-peft", action="store_true", help="the LoRA layers of this file, also where PEFT is there")
     parser.add_argument("--graph", choices=["auto", "never", "only"], default="auto", help="auto: with --lora, as well")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--zero-level", type=int, choices=[2, 3], default=3, help="of all weights on several GPUs")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0, help="of timed steps, at most; three are timed anyway")
     return parser.parse_args(words)
@@ -73,7 +101,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.lora:
         layers = add_lora(model, peft_wanted=not arguments.no_peft)
     step = Step.of(model, arguments, compiled=on_gpu)
-    graph = on_gpu and (arguments.graph == "only" or (arguments.graph == "auto" and arguments.lora))
+    graph = (
+        on_gpu and arguments.gpus == 1 and (arguments.graph == "only" or (arguments.graph == "auto" and arguments.lora))
+    )
     found = []
     if arguments.graph != "only" or not on_gpu:
         found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": False})
@@ -81,13 +111,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         step.capture()
         found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": True})
     best = min(found, key=lambda result: float(result["step_ms"]))
-    tokens = arguments.batch * arguments.seq_len * arguments.accumulate
+    tokens = arguments.batch * arguments.seq_len * arguments.accumulate * arguments.gpus
     return {
         "model": Path(arguments.model).name,
         **best,
         "tokens_per_second": round(tokens / best["step_ms"] * 1000),
         "other_ms": [result["step_ms"] for result in found if result is not best],
         "layers": layers,
+        "gpus": arguments.gpus,
         "loss": float(step.loss),
         "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
         "versions": versions(arguments.lora and layers == "PEFT"),
@@ -207,20 +238,41 @@ def head_and_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels.reshape(-1))
 
 
+class Loss(nn.Module):
+    """The loss of a model. Its params outside of layers, such as the LM head's, are gathered for all of it."""
+
+    def __init__(self, model: Any, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        return self.function(hidden, self.model.lm_head.weight, labels)
+
+
+def divide(loss: Loss, zero_level: int) -> None:
+    """Divide weights, gradients and moments among the processes, layer by layer."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for layer in loss.model.model.layers:
+        fully_shard(layer, mp_policy=policy, reshard_after_forward=zero_level == 3)
+    fully_shard(loss, mp_policy=policy, reshard_after_forward=False)
+
+
 @dataclass
 class Step:
     """An optimizer step.
 
+    summed: whether gradients are summed over processes before the optimizer, because backward passes do not.
     inputs, labels: [DISTINCT_BATCHES, batch, seq_len]. graph: a captured micro-step, which reads `place`.
     """
 
-    model: Any
-    loss_function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    loss_of: Loss
     optimizer: torch.optim.Optimizer
     inputs: Tensor
     labels: Tensor
     accumulate: int
     params: list[Tensor] = field(default_factory=list)
+    summed: bool = False
     graph: torch.cuda.CUDAGraph | None = None
     place: tuple[Tensor, Tensor] | None = None
     graph_loss: Tensor | None = None
@@ -228,17 +280,21 @@ class Step:
 
     @classmethod
     def of(cls, model: Any, arguments: argparse.Namespace, compiled: bool) -> Step:
-        params = [p for p in model.parameters() if p.requires_grad]
-        device = params[0].device
+        device = next(model.parameters()).device
         shape = (DISTINCT_BATCHES, arguments.batch, arguments.seq_len + 1)
         tokens = torch.randint(0, model.config.vocab_size, shape, device=device)
         if compiled:
             torch._dynamo.config.cache_size_limit = 64
             for layer in model.model.layers:
                 layer.compile(dynamic=False)
+        loss_of = Loss(model, torch.compile(head_and_loss, dynamic=False) if compiled else head_and_loss)
+        several = arguments.gpus > 1
+        if several and not arguments.lora:
+            divide(loss_of, arguments.zero_level)
+        params = [p for p in model.parameters() if p.requires_grad]
         return cls(
-            model=model,
-            loss_function=torch.compile(head_and_loss, dynamic=False) if compiled else head_and_loss,
+            loss_of=loss_of,
+            summed=several and arguments.lora,
             optimizer=torch.optim.AdamW(params, lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, fused=True),
             inputs=tokens[:, :, :-1].contiguous(),
             labels=tokens[:, :, 1:].contiguous(),
@@ -251,6 +307,8 @@ class Step:
         loss: Tensor | float = 0.0
         for i in range(self.accumulate):
             loss = loss + self._micro_step(self.inputs[i % DISTINCT_BATCHES], self.labels[i % DISTINCT_BATCHES])
+        if self.summed:
+            average_gradients(self.params)
         torch.nn.utils.clip_grad_norm_(self.params, 1.0, foreach=True)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.graph is None)
@@ -282,10 +340,21 @@ class Step:
         return self.graph_loss.clone()
 
     def _forward_backward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
-        loss = self.loss_function(hidden, self.model.lm_head.weight, labels) / self.accumulate
+        loss = self.loss_of(inputs, labels) / self.accumulate
         loss.backward()
         return loss.detach()
+
+
+def average_gradients(params: Sequence[Tensor]) -> None:
+    """Average gradients over the processes, in one sum."""
+    gradients = [p.grad for p in params if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    torch._foreach_copy_(
+        gradients,
+        [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)],
+    )
 
 
 def awaited(step: Callable[[], None]) -> Callable[[int], None]:

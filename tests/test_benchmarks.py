@@ -61,6 +61,16 @@ def test_the_other_side_times_the_same_step(benchmarks: Any, options: list[str],
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [["--zero-level", "2"], ["--zero-level", "3"], ["--lora", "--no-peft"]], ids=str)
+def test_the_other_side_trains_on_several_devices(options: list[str]) -> None:
+    words = [sys.executable, str(ROOT / "benchmarks/torch_step.py"), *SIZES, "--gpus", "2", *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["tokens_per_second"] == round(2 * 2 * 2 * 32 / result["step_ms"] * 1000)
+    assert result["loss"] == pytest.approx(7.6, abs=0.5)
+
+
+@pytest.mark.slow
 def test_the_written_out_adapter_computes_what_pefts_does(benchmarks: Any) -> None:
     peft = pytest.importorskip("peft")
     import torch
@@ -140,7 +150,7 @@ def test_samples_are_averaged_over_the_timed_steps_alone(benchmarks: Any) -> Non
 def test_rows_are_chosen_by_pattern_and_their_models_exist(benchmarks: Any) -> None:
     rows = benchmarks("rows")
     assert [row.name for row in rows.chosen(["lora-*-8b", "full-llama*"])] == ["lora-qwen3-8b", "full-llama-3.2-1b"]
-    assert len(rows.chosen([])) == len(rows.ROWS)
+    assert rows.chosen([]) == [row for row in rows.ROWS if row.gpus == 1]
     with pytest.raises(ValueError, match="no row is named nothing"):
         rows.chosen(["nothing"])
     assert all((rows.MODELS / row.model / "config.json").exists() for row in rows.ROWS)
