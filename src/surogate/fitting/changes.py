@@ -138,9 +138,12 @@ def with_level(config: TrainConfig, changes: Changes) -> Changes:
 
 
 def offload_axes(run: Run) -> Iterator[Axis]:
-    """Yield an axis for each strategy that the run selects or an installed package proposes."""
-    for name in sorted(run.registry.names("offload")):
-        strategy = run.registry.offload(name)
+    """Yield an axis for each strategy that the run selects or an installed package proposes.
+
+    Those that keep more values, not to compute them again, come last: they take memory of the host alone.
+    """
+    strategies = ((name, run.registry.offload(name)) for name in run.registry.names("offload"))
+    for name, strategy in sorted(strategies, key=lambda one: (bool(one[1].keeps), one[0])):
         options = run.loaded.options["offload", name]
         now, defaults = (values.model_dump(mode="json", by_alias=True) for values in (options, strategy.options()))
         off = {key: defaults[key] for proposed in strategy.proposed for key in proposed}

@@ -79,7 +79,9 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
 def _check_rows(
     definition: OpDef, op: Op, specs: Sequence[OutSpec], ins: Sequence[Tensor], outs: Sequence[Tensor]
 ) -> None:
-    found = definition.row_wise(replace(op, outs=tuple(Value(s.label, s.shape, s.dtype, "act") for s in specs)))
+    changed = len(definition.changes(op.ins, op.attrs))
+    made = specs[: len(specs) - changed]
+    found = definition.row_wise(replace(op, outs=tuple(Value(s.label, s.shape, s.dtype, "act") for s in made)))
     count = ins[found.ins[0]].shape[0] if found else 0
     if found is None or count < 2 or found.takes or found.together:
         return
@@ -89,7 +91,6 @@ def _check_rows(
         _call(definition, tuple(x[k * a : k * b] if k else x for k, x in zip(per, ins, strict=True)), dict(op.attrs))
         for a, b in ((0, cut), (cut, count))
     )
-    changed = len(definition.changes(op.ins, op.attrs))
     assert {*found.outs, *found.sums, *found.local} == {*range(len(outs) - changed)} and len(
         found.largest
     ) == changed, f"{definition.kind}: row_wise leaves out an output, or an input that it changes"
