@@ -90,7 +90,8 @@ def test_every_published_row_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
     from rows import ROWS
 
     random_routes = ["lora-qwen3-30b-a3b"]  # routers of random weights choose few experts, so plans are too slow
-    assert [row.name for row in ROWS] == [*(name for _, name, _ in STEP_MS), *random_routes]
+    on_one_gpu = [row.name for row in ROWS if row.gpus == 1]  # plans of several are compared in docs/scaling.md
+    assert on_one_gpu == [*(name for _, name, _ in STEP_MS), *random_routes]
 
 
 _TINY = json.loads((BENCHMARKS.parent / "examples/tiny-qwen3/config.json").read_text())
