@@ -84,6 +84,10 @@ OUTER: dict[str, dict[str, Any]] = {
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2]}},
         "vision_config": {**_QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     },
+    "smolvlm": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": {**_VISION, "image_size": 28},
+    },
     "qwen3_5": {
         "text_config": TEXT | {"layer_types": ["linear_attention", "full_attention"], **HYBRID},
         "vision_config": {**_QWEN, "num_position_embeddings": 16},

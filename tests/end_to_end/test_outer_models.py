@@ -58,7 +58,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def is_text(name: str) -> bool:
-    return not re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.", name)
+    return not re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.", name)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def test_an_adapter_is_pefts_of_the_outer_class_without_its_tower(place: Workpla
     model = getattr(transformers, LOADER).from_pretrained(base(place, kind), dtype=torch.float32)
     wrapped = peft.PeftModel.from_pretrained(model, output / "adapter")
     adapted = {name for name, _ in wrapped.named_modules() if name.endswith("lora_A")}
-    assert adapted and all("language_model" in name for name in adapted)
+    assert adapted and all(is_text(name.removeprefix("base_model.model.")) for name in adapted)
     merged = place.root / f"merged {kind}"
     run.merge(output / "adapter", merged, notice=lambda line: None)
     before, after = weights(base(place, kind)), weights(merged)

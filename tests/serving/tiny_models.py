@@ -215,6 +215,13 @@ MODELS: Mapping[str, Tiny] = {
     "mistral3-vision": Tiny(
         "mistral3", "tekken", "mistral-v3-tekken", {"model_type": "mistral", "head_dim": 64}, {**VISION, "head_dim": 16}
     ),
+    "smolvlm-vision": Tiny(
+        "smolvlm",
+        "llama3",
+        "llama-3.1",
+        {"model_type": "llama", "head_dim": 64, "rope_parameters": rope(1e5)},
+        {**VISION, "image_size": 28, "patch_size": 14},
+    ),
     "qwen2.5-vl": Tiny(
         "qwen2_5_vl",
         "qwen",

@@ -11,13 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from surogate_core.api import IMAGE_TEXT_TO_TEXT, ConfigError, HFTensor, ModelDef, RowChoice, WeightMap
+from surogate_core.api import IMAGE_TEXT_TO_TEXT, ConfigError, ModelDef, RowChoice, WeightMap
 
 from .config_json import invalid, is_given, read_bool
 
 _TEXT = "text_config"
 _TIED = "tie_word_embeddings"
-_INNER, _OUTER = "model.", "model.language_model."
+_INNER, LANGUAGE_MODEL = "model.", "model.language_model."
 BEFORE_LANGUAGE_MODEL: Mapping[str, str] = {
     "model.language_model.": "language_model.model.",
     "lm_head.": "language_model.lm_head.",
@@ -39,6 +39,7 @@ def outer(
     text_types: Sequence[str],
     towers: Mapping[str, Sequence[str]],
     tied: bool,
+    place: str = LANGUAGE_MODEL,
     defaults: Mapping[str, Any] = MappingProxyType({}),
     may_lack: Sequence[str] = (),
     published_names: Sequence[Mapping[str, str]] = (),
@@ -51,12 +52,20 @@ def outer(
     towers      {key of config.json that describes another part: patterns of its tensors, which are kept}
     tied        the default of `tie_word_embeddings` of the outer class. Embedding and LM head are one unless that key
                 or that of the text is false: transformers ties no tensors that differ in the files.
+    place       the beginning of the names of the text's tensors in the outer class, in place of "model."
     defaults    of keys that published files leave out of `text_config`
     may_lack    patterns of further tensors that are kept where files have them: `ModelDef.may_lack`
     published_names  see `ModelDef`
     dims        reads the sizes of the text, if not `text.dims`
     """
     read = dims or text.dims
+
+    def named(name: str) -> str:
+        return f"{place}{name.removeprefix(_INNER)}" if name.startswith(_INNER) else name
+
+    def renamed(stored: WeightMap) -> WeightMap:
+        tensors = tuple(replace(tensor, name=named(tensor.name)) for tensor in stored.tensors)
+        return replace(stored, tensors=tensors, parameter=named(stored.parameter))
 
     def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
         given = config.get(_TEXT, config if model_type in text_types else None)
@@ -91,26 +100,13 @@ def outer(
         architectures=(architecture,),
         model_types=(model_type,),
         dims=read_text,
-        weights=lambda d: [_renamed(m) for m in text.weights(d)],
-        published_weights=lambda d: [[_renamed(m) for m in form] for form in text.published_weights(d)],
-        ignored_tensors=lambda d: [_name(pattern) for pattern in text.ignored_tensors(d)],
-        tied_copies=lambda d: {_name(copy): _name(original) for copy, original in text.tied_copies(d).items()},
+        weights=lambda d: [renamed(m) for m in text.weights(d)],
+        published_weights=lambda d: [[renamed(m) for m in form] for form in text.published_weights(d)],
+        ignored_tensors=lambda d: [named(pattern) for pattern in text.ignored_tensors(d)],
+        tied_copies=lambda d: {named(copy): named(original) for copy, original in text.tied_copies(d).items()},
         kept_tensors=lambda d: [*(pattern for patterns in towers.values() for pattern in patterns), *may_lack],
         may_lack=lambda d: may_lack,
         published_names=lambda d: published_names,
         row_choice=row_choice,
         loaded_by=IMAGE_TEXT_TO_TEXT,
     )
-
-
-def _renamed(stored: WeightMap) -> WeightMap:
-    tensors = tuple(_tensor(tensor) for tensor in stored.tensors)
-    return replace(stored, tensors=tensors, parameter=_name(stored.parameter))
-
-
-def _tensor(tensor: HFTensor) -> HFTensor:
-    return replace(tensor, name=_name(tensor.name))
-
-
-def _name(name: str) -> str:
-    return f"{_OUTER}{name.removeprefix(_INNER)}" if name.startswith(_INNER) else name

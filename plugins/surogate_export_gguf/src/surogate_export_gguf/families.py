@@ -193,11 +193,13 @@ FAMILIES: Mapping[str, Family] = {
 
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "Gemma3ForConditionalGeneration": ("vision_tower", "multi_modal_projector"),
+    "Idefics3ForConditionalGeneration": ("vision_model", "connector"),
     "Mistral3ForConditionalGeneration": ("vision_tower", "multi_modal_projector"),
     "Qwen2_5_VLForConditionalGeneration": ("visual",),
     "Qwen3VLForConditionalGeneration": ("visual",),
     "Qwen3_5ForConditionalGeneration": ("visual",),
     "Qwen3_5MoeForConditionalGeneration": ("visual",),
+    "SmolVLMForConditionalGeneration": ("vision_model", "connector"),
 }
 """Classes around a text, and the parts of them that a GGUF file of the text does not have."""
 

@@ -116,7 +116,9 @@ def stored_names(context: ExportContext, text: Any) -> dict[str, str]:
 
 def text_name(name: str) -> str:
     """Return the name in the class of the text for one in a class around it."""
-    inner = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+    inner = name.removeprefix("model.")
+    for place in ("language_model.", "text_model.", "model."):
+        inner = inner.removeprefix(place)
     return inner if inner.startswith("lm_head.") else f"model.{inner}"
 
 

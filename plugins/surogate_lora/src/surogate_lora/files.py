@@ -32,8 +32,8 @@ _SUFFIX = ".weight"
 _KINDS = (".lora_A", ".lora_B")
 _STACKS = (experts.DOWN, experts.UP)
 _HEAD = f"{HEAD}{_SUFFIX}"
-_BESIDE_TOWERS = "model.language_model."
-"""Beginning of the names of a text model in the classes of transformers that have towers beside it."""
+_BESIDE_TOWERS = re.compile(r"(model\.\w+\.)layers\.")
+"""Name of a module of a block of a text model, in the classes of transformers that have towers beside it."""
 
 NO_EXPERTS: Parameters = {}
 """The parameters of experts of a model that has none."""
@@ -128,9 +128,10 @@ def _config(
 def _selecting(targets: list[str], modules: Sequence[str]) -> list[str] | str:
     """Return PEFT's `target_modules` for `modules`: their ends, or one expression if the model also has towers, which
     have modules of such names too."""
-    if not modules or not all(module.startswith(_BESIDE_TOWERS) for module in modules):
+    places = {place[1] for module in modules if (place := _BESIDE_TOWERS.match(module))}
+    if len(places) != 1 or not all(module.startswith(tuple(places)) for module in modules):
         return targets
-    return rf"{re.escape(_BESIDE_TOWERS)}(.*\.)?({'|'.join(map(re.escape, targets))})"
+    return rf"{re.escape(*places)}(.*\.)?({'|'.join(map(re.escape, targets))})"
 
 
 def _plain(value: Any) -> Any:

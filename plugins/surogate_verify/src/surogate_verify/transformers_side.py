@@ -227,8 +227,7 @@ def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
     While `stack` is open, hooks append what the first block reads, with the factor of the embedding that some models
     have, and what the blocks return.
     """
-    text = getattr(model.base_model, "language_model", model.base_model)
-    blocks = list(getattr(text, "layers", None) or ())
+    blocks = list(getattr(model.get_decoder(), "layers", None) or ())
     seen: dict[str, list[Tensor]] = {name: [] for name in (EMBEDDING, *map(block_name, range(len(blocks))), LOGITS)}
 
     def keep(name: str, state: Any) -> None:
