@@ -1,4 +1,4 @@
-"""The Python API. The command line is built on it, and docs/reference/python.md shows how to use it."""
+"""The commands as functions of a loaded config. The command line and `surogate` in Python are built on them."""
 
 from __future__ import annotations
 
