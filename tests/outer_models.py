@@ -88,6 +88,12 @@ OUTER: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"model_type": "llama"},
         "vision_config": {**_VISION, "image_size": 28},
     },
+    "muse_glimmer": {
+        "text_config": TEXT | {"num_hidden_layers": 5, "sliding_window": 16},
+        "vision_config": {**_VISION, "pos_emb_height": 4, "pos_emb_width": 4},
+        "out_hidden_size": 128,
+        "projector_hidden_size": 64,
+    },
     "qwen3_5": {
         "text_config": TEXT | {"layer_types": ["linear_attention", "full_attention"], **HYBRID},
         "vision_config": {**_QWEN, "num_position_embeddings": 16},

@@ -58,7 +58,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def is_text(name: str) -> bool:
-    return not re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.", name)
+    return not re.match(r"(model\.)?(multi_modal_projector|visual|vision_\w+|connector)\.", name)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -50,7 +50,15 @@ from .dims import (
 )
 from .layouts import Interleaved, Stacked, Transposed
 from .outer import BEFORE_LANGUAGE_MODEL, outer
-from .rope import QueryScaling, Rope, read_partial_rope, read_query_scaling, read_rope, read_rope_by_layer_type
+from .rope import (
+    QueryScaling,
+    Rope,
+    read_partial_rope,
+    read_query_scaling,
+    read_rope,
+    read_rope_by_layer_type,
+    unrotated,
+)
 from .tiny_config import TINY_CONFIG
 from .weight_maps import (
     attention_weights,
@@ -109,6 +117,7 @@ __all__ = [
     "refuse_layer_types",
     "refuse_sliding_windows",
     "rotate",
+    "unrotated",
     "vocabulary",
     "weight_map",
     "window_in",

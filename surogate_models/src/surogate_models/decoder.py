@@ -22,14 +22,13 @@ from surogate_core.api import (
     Init,
     Metric,
     ModelDef,
-    ProgramError,
     RowChoice,
     Value,
     WeightMap,
 )
 
 from .dims import DecoderDims
-from .rope import Rope, long_rope_of_rows
+from .rope import Rope, long_rope_of_rows, unrotated
 from .weight_maps import decoder_weights, ignored_tensors, tied_copies
 
 
@@ -173,10 +172,8 @@ def window_in(batch: BatchInputs, window: int) -> int:
 def rotate(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, qkv: Value, *, rope: Rope | None) -> Value:
     """Emit RoPE of the queries and keys, after an RMS norm of each head if the model has such norms."""
     if d.qk_norm:
-        if rope is None:
-            raise ProgramError(f"{name}: norms of queries and keys without RoPE are not supported yet")
         norms = [norm_weight(b, f"{name}.{which}_norm", d.head_dim, offset=d.norm_offset) for which in "qk"]
-        attrs = {**d.heads, **rope.of_rows(batch.seq_len).attrs, **d.norm}
+        attrs = {**d.heads, **(rope or unrotated(d.head_dim)).of_rows(batch.seq_len).attrs, **d.norm}
         return b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **attrs)
     if rope is None:
         return qkv

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, floor, log, pi, sqrt
+from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
 from surogate_core.api import RowChoice
@@ -117,6 +117,12 @@ class Rope:
             short = seq_len <= rope.scaling.original_positions
             rope = replace(rope, scaling=Divided(rope.scaling.short if short else rope.scaling.long))
         return rope
+
+
+def unrotated(head_dim: int) -> Rope:
+    """Return RoPE that leaves heads as they are: all its frequencies are 0. For layers without RoPE in an op that has
+    it."""
+    return Rope(1.0, Divided((inf,) * (head_dim // 2)))
 
 
 def long_rope_of_rows(config: Mapping[str, Any], ropes: Iterable[Rope], length: int) -> RowChoice | None:

@@ -1,0 +1,1 @@
+"""Muse models for Surogate."""
