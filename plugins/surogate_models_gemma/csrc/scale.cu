@@ -1,7 +1,7 @@
 // scale: out = x * factor, element by element. x and out may be the same buffer.
 //
 //   x, out   [size] fp32 or bf16, aligned to their element; accesses are 16 bytes wide where both are aligned to that
-//   factor   rounded by the caller to the dtype of x
+//   factor   taken in fp32
 //
 // The product is fp32 and rounded once. Grid: a thread per vector. Bytes moved per element in bf16: 2 + 2. 4,096 tokens of
 // 2,560 channels: 42 MB, 10 us at 4.26 TB/s.

@@ -15,6 +15,7 @@ from surogate_core.testing.ops import check_op
 from surogate_core.testing.programs import load_registry
 from surogate_models.rope import Linear, Rope
 from surogate_models_gemma import reference
+from surogate_models_gemma.gemma import rounded
 from surogate_models_gemma.ops import OPS
 
 KINDS = {definition.kind: definition for definition in OPS}
@@ -39,9 +40,10 @@ def test_geglu_and_its_gradient_are_torchs() -> None:
 
 def test_the_factor_of_the_embedding_is_rounded_to_its_dtype() -> None:
     """transformers multiplies bf16 embeddings of 3,072 channels by 55.5, not by 55.4256."""
-    ones = torch.ones(2, 2)
-    assert float(reference.scale(ones.bfloat16(), factor=3072**0.5)[0, 0]) == 55.5
-    assert float(reference.scale(ones, factor=3072**0.5)[0, 0]) == pytest.approx(55.4256, abs=1e-4)
+    assert rounded(3072**0.5, "bf16") == 55.5
+    for x in (n**0.5 for n in range(1, 5000)):
+        for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64)):
+            assert rounded(x, dtype) == float(torch.tensor(x, dtype=torch.float64).to(torch_dtype))
 
 
 def test_both_generations_of_config_json_give_the_same_ropes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from struct import pack, unpack
 from typing import Any
 
 from surogate_core.api import BatchInputs, Builder, Head, ModelDef, Value, WeightMap
@@ -153,11 +154,22 @@ def build(b: Builder, d: GemmaDims, batch: BatchInputs) -> Head:
     """Emit the forward program up to the last hidden state."""
     embedding = vocabulary(b, d, "embedding")
     embedded = b.apply("embedding", batch.tokens, embedding)
-    stream = ResidualStream(b.apply("scale", embedded, factor=d.d_model**0.5))
+    stream = ResidualStream(b.apply("scale", embedded, factor=rounded(d.d_model**0.5, embedded.dtype)))
     for i in range(d.n_layers):
         with b.block(i):
             stream = block(b, d, batch, i, stream)
     return lm_head(b, d, stream, embedding, **({"softcap": d.logit_cap} if d.logit_cap else {}))
+
+
+def rounded(x: float, dtype: str) -> float:
+    """Return a number as values of `dtype`, fp64, fp32 or bf16, hold it: transformers has the factor in their dtype."""
+    if dtype == "fp64":
+        return x
+    (bits,) = unpack("<I", pack("<f", x))
+    if dtype == "bf16":
+        bits = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+    (value,) = unpack("<f", pack("<I", bits))
+    return float(value)
 
 
 def block(b: Builder, d: GemmaDims, batch: BatchInputs, i: int, stream: ResidualStream) -> ResidualStream:

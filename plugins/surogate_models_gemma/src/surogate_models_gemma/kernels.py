@@ -6,15 +6,10 @@ from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support,
 
 
 def _bind_scale(op: Op, ctx: BindContext) -> Call:
-    import torch
-
-    from surogate_core.reference.rounding import TORCH_DTYPES
-
     from . import _C
 
     (x,), (out,) = op.ins, op.outs
-    factor = float(torch.tensor(op.attrs["factor"], dtype=torch.float64).to(TORCH_DTYPES[x.dtype]))
-    return ctx.call(_C.scale, x, out, x.size, factor, DTYPES[x.dtype].code)
+    return ctx.call(_C.scale, x, out, x.size, op.attrs["factor"], DTYPES[x.dtype].code)
 
 
 def _bind_geglu(op: Op, ctx: BindContext) -> Call:

@@ -1,6 +1,6 @@
 """Ops of these models.
 
-scale (x [...]; factor) -> x * factor            of the embedding
+scale (x [...]; factor) -> x * factor            in fp32, rounded once
 geglu (gate_up [T, 2F]) -> gelu(gate) * up       columns are the halves [gate; up]; gelu by its tanh formula
 """
 

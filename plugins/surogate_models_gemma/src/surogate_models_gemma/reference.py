@@ -14,8 +14,7 @@ _K, _A = (2 / pi) ** 0.5, 0.044715
 
 
 def scale(x: Tensor, *, factor: float) -> Tensor:
-    """x * factor, with the factor rounded to the dtype of x."""
-    return (up(x) * up(torch.tensor(factor, dtype=torch.float64).to(x.dtype))).to(x.dtype)
+    return (up(x) * factor).to(x.dtype)
 
 
 def geglu(gate_up: Tensor) -> Tensor:
