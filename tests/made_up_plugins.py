@@ -76,6 +76,7 @@ FIRST_PARTY = (
     *("models_mistral", "models_gemma", "models_phi", "models_olmo", "models_moe", "models_hybrid", "export_gguf"),
     "models_gptoss",
     "models_muse",
+    "models_mla",
     "offload_residual",
     "offload_states",
     *("nvfp4", "dora", "qlora_nf4", "qlora_fp8", "qlora_fp4", "qlora_mxfp4"),

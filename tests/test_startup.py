@@ -40,7 +40,7 @@ def imported(*args: str) -> set[str]:
 PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_recipes_fp8", "surogate_recipes_nvfp4"}
 PLUGINS |= {"surogate_models_olmo", "surogate_models_phi", "surogate_models_mistral", "surogate_models_gemma"}
 PLUGINS |= {"surogate_models_moe", "surogate_models_hybrid", "surogate_models_gptoss", "surogate_export_gguf"}
-PLUGINS |= {"surogate_models_muse"}
+PLUGINS |= {"surogate_models_muse", "surogate_models_mla"}
 PLUGINS |= {"surogate_optim_adamw", "surogate_lora", "surogate_dora"}
 PLUGINS |= {"surogate_optim_adamw_8bit", "surogate_optim_normuon", "surogate_log_tensorboard", "surogate_log_wandb"}
 PLUGINS |= {"surogate_log_mlflow"}

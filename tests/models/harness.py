@@ -45,6 +45,8 @@ from surogate_models_hybrid.qwen3_5_moe import QWEN3_5_MOE
 from surogate_models_hybrid.qwen3_next import QWEN3_NEXT
 from surogate_models_mistral.ministral3 import MINISTRAL3
 from surogate_models_mistral.mistral import MINISTRAL, MISTRAL
+from surogate_models_mla.families import DEEPSEEK_V3, GLM4_MOE_LITE
+from surogate_models_mla.ops import OPS as MLA_OPS
 from surogate_models_moe.glm4_moe import GLM4_MOE
 from surogate_models_moe.olmoe import OLMOE
 from surogate_models_moe.ops import OPS as MOE_OPS
@@ -72,6 +74,7 @@ OPS = {
         *MOE_OPS,
         *HYBRID_OPS,
         *SINK_OPS,
+        *MLA_OPS,
         *LORA_OPS,
         *DORA_OPS,
         *FP8_OPS,
@@ -84,6 +87,7 @@ OPS = {
 FAMILIES = (
     *(LLAMA, QWEN2, QWEN3, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3, GEMMA2, GEMMA3),
     *(OLMO2, OLMO3, PHI3, QWEN3_MOE, OLMOE, GLM4_MOE, QWEN2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, GPT_OSS),
+    *(GLM4_MOE_LITE, DEEPSEEK_V3),
 )
 MODELS = {model.model_types[0]: model for model in FAMILIES}
 NO_LABEL = -100

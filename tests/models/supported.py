@@ -47,6 +47,8 @@ FAMILIES = (
     Family("Qwen2-MoE", "qwen2_moe", ("qwen2.5",)),
     Family("OLMoE", "olmoe", ("OLMo 2, OLMoE",)),
     Family("GLM-4-MoE", "glm4_moe", ()),
+    Family("GLM-4.7-Flash", "glm4_moe_lite", ()),
+    Family("DeepSeek-V3", "deepseek_v3", ()),
     Family("gpt-oss", "gpt_oss", ("gpt-oss",)),
     Family("Qwen3.5", "qwen3_5_text", ("Qwen3.5", "Qwen3.6", "Qwen3.8")),
     Family("Qwen3.5, mixtures", "qwen3_5_moe_text", ("Qwen3.5", "Qwen3.6")),

@@ -91,6 +91,17 @@ GLM4_MOE: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "num_nextn_predict_layers": 0,
 }
+LATENT: dict[str, Any] = {
+    "head_dim": 6,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 16,
+}
+GLM4_MOE_LITE: dict[str, Any] = GLM4_MOE | LATENT | {"model_type": "glm4_moe_lite", "first_k_dense_replace": 1}
+DEEPSEEK_V3: dict[str, Any] = GLM4_MOE | LATENT | {"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1}
 QWEN2_MOE: dict[str, Any] = MOE | {
     "model_type": "qwen2_moe",
     "moe_intermediate_size": 20,
@@ -180,6 +191,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe": GLM4_MOE,
     "glm4_moe_groups": GLM4_MOE | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0, "attention_bias": True},
     "glm4_moe_plain": GLM4_MOE | {"norm_topk_prob": False, "use_qk_norm": True, "partial_rotary_factor": 0.25},
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "deepseek_v3": DEEPSEEK_V3 | {"v_head_dim": 9},
+    "deepseek_v3_groups": DEEPSEEK_V3 | {"n_group": 4, "topk_group": 2, "rope_interleave": False},
+    "deepseek_v3_yarn": DEEPSEEK_V3
+    | {"q_lora_rank": None, "attention_bias": True}
+    | scaled("yarn", beta_fast=4.0, mscale=0.7, mscale_all_dim=0.9),
     "qwen2_moe": QWEN2_MOE,
     "qwen2_moe_dense": QWEN2_MOE | {"norm_topk_prob": True, "mlp_only_layers": [0], "qkv_bias": False},
     "gpt_oss": GPT_OSS,

@@ -91,8 +91,8 @@ def test_a_null_factor_of_yarn_is_that_of_the_context_as_in_transformers() -> No
     assert (rope.attention_factor, rope.max_positions) == (factor, 131072)
 
 
-OWN_ROPE = ("phi3", "gemma3_text", "olmo3", "ministral3")
-"""Families with longrope alone, with a RoPE for each type of layer, and with a factor of queries."""
+OWN_ROPE = ("phi3", "gemma3_text", "olmo3", "ministral3", "glm4_moe_lite", "deepseek_v3")
+"""Families with longrope alone, with a RoPE for each type of layer, with a factor of queries, with heads of parts."""
 
 LONG = {
     "rope_type": "longrope",

@@ -39,7 +39,8 @@ def config_of(variant: str, layers: int = 2) -> dict[str, Any]:
     for key in {"layer_types", "no_rope_layers"} & config.keys():
         config[key] = config[key][:layers]
     widths = {"moe_intermediate_size", "shared_expert_intermediate_size"} & config.keys()
-    return config | dict.fromkeys(widths, 64)
+    latent = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    return config | dict.fromkeys(widths, 64) | {key: size for key, size in latent.items() if config.get(key)}
 
 
 def made(config: dict[str, Any], axes: dict[str, str]) -> Model:

@@ -42,6 +42,7 @@ PACKAGES = {
     "surogate-models-moe": ROOT / "plugins/surogate_models_moe/src/surogate_models_moe",
     "surogate-models-hybrid": ROOT / "plugins/surogate_models_hybrid/src/surogate_models_hybrid",
     "surogate-models-gptoss": ROOT / "plugins/surogate_models_gptoss/src/surogate_models_gptoss",
+    "surogate-models-mla": ROOT / "plugins/surogate_models_mla/src/surogate_models_mla",
     "surogate-models-muse": ROOT / "plugins/surogate_models_muse/src/surogate_models_muse",
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
     "surogate-recipe-fp8": ROOT / "surogate_recipes_fp8/src/surogate_recipes_fp8",

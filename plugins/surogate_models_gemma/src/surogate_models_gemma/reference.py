@@ -14,6 +14,7 @@ _K, _A = (2 / pi) ** 0.5, 0.044715
 
 
 def scale(x: Tensor, *, factor: float) -> Tensor:
+    """x * factor."""
     return (up(x) * factor).to(x.dtype)
 
 
