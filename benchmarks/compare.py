@@ -28,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -66,19 +66,32 @@ def main() -> None:
     read = reader()
     if read is None:
         print("no NVML (pip install nvidia-ml-py) and no nvidia-smi: no clock, power and process memory", flush=True)
+    sys.exit(print_rows(rows, arguments, read))
+
+
+def print_rows(
+    rows: Sequence[Row],
+    arguments: argparse.Namespace,
+    read: Callable[[], Sample] | None,
+    remarks: Callable[[Mapping[str, Any]], Iterable[str]] = lambda found: (),
+) -> str | None:
+    """Measure rows; print each, and append it to `--out`, when it is done, with a line for each of its `remarks`.
+
+    Return which rows failed or were not measured; None if there are none.
+    """
     print(HEADINGS, flush=True)
-    failed, on_one, end_at = False, dict[tuple[str, ...], dict[str, Any]](), time.monotonic() + arguments.limit
+    failed, on_one, end_at = list[str](), dict[tuple[str, ...], dict[str, Any]](), time.monotonic() + arguments.limit
     for index, row in enumerate(rows):
         if time.monotonic() > end_at - LEAST_SECONDS:
             names = ", ".join(left.name for left in rows[index:])
-            sys.exit(f"compare.py: --limit {arguments.limit:.0f} left no time for {names}")
+            return f"--limit {arguments.limit:.0f} left no time for {names}"
         found = compare(row, arguments, read, on_one, end_at)
-        print(line(found), flush=True)
+        print("\n".join([line(found), *(f"  {remark}" for remark in remarks(found))]), flush=True)
         if arguments.out:
             with arguments.out.open("a") as file:
                 file.write(json.dumps(found) + "\n")
-        failed |= any("error" in found[side] for side in SIDES if found.get(side))
-    sys.exit(1 if failed else 0)
+        failed += [row.name] if any("error" in found[side] for side in SIDES if found.get(side)) else []
+    return f"failed: {', '.join(failed)}" if failed else None
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

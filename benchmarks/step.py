@@ -34,7 +34,7 @@ from surogate.runs.plan import plan_run
 from surogate.runs.run import Run, open_run
 from surogate.world.connect import connected
 from surogate.world.processes import Processes
-from surogate_core.api import Comm, World
+from surogate_core.api import Comm, DeviceInfo, World
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
@@ -159,7 +159,8 @@ def free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
+def plan(arguments: argparse.Namespace, batch_size: int, card: DeviceInfo | None = None) -> tuple[Run, Plan]:
+    """The run of the arguments and its plan, for this machine or for `card`."""
     raw: dict[str, Any] = {
         "model": arguments.model,
         "from_scratch": not arguments.lora,
@@ -173,7 +174,7 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
     registry = load_registry()
     loaded = load_config(apply_overrides(raw, arguments.set), registry=registry, source="benchmark")
     opened = open_run(loaded, registry)
-    return opened, plan_run(opened, training_device(), arguments.gpus)
+    return opened, plan_run(opened, card or training_device(), arguments.gpus)
 
 
 if __name__ == "__main__":
