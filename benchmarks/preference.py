@@ -128,7 +128,7 @@ def measure_theirs(arguments: argparse.Namespace, settings: dict[str, Any]) -> d
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.gpus}"]
     done, gib = run([arguments.trl, *(several if arguments.gpus > 1 else []), __file__, *words])
     if done.returncode:
-        reasons = [text for text in done.stderr.splitlines() if "Error" in text]
+        reasons = [text for text in done.stderr.splitlines() if "Error" in text and "ChildFailedError" not in text]
         return {"error": (reasons or [done.stderr])[-1]}
     return {**json.loads(done.stdout.splitlines()[-1]), "gib": gib}
 
@@ -149,6 +149,7 @@ def theirs(arguments: argparse.Namespace, batch: int, checkpointing: bool) -> di
         **{"learning_rate": LR, "lr_scheduler_type": "constant", "beta": BETA, "max_length": LONGEST, "bf16": True},
         **{"gradient_checkpointing": checkpointing, "report_to": [], "save_strategy": "no", "logging_steps": 100},
         **{"disable_tqdm": True, "optim": "adamw_torch_fused", "dataloader_num_workers": 2},
+        use_cpu=not torch.cuda.is_available(),
         model_init_kwargs={"dtype": torch.bfloat16, "attn_implementation": "sdpa"},
     )
     times: list[float] = []
