@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 SIDES = ("torch", "ours", "ours in bf16", "ours on one")
 LEAST_SECONDS = 30.0
 """No row begins with less of --limit left: imports, weights and the choice of algorithms take longer."""
-WIDTH = 26
+WIDTH = 34
 HEADINGS = (
     f"{'row':<{WIDTH}}{'torch tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}{'ours tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}"
     f"{'ratio':>7}{'floor':>7}{'plan':>6}{'plan GiB':>10}{'scale':>7}"

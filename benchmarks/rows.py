@@ -26,6 +26,9 @@ FP32_8BIT = ("model_dtype=bf16", "master_dtype=bf16", "optimizer=adamw_8bit")
 
 BF16_8BIT = (*FP32_8BIT, "param_grad_dtype=bf16")
 
+AUTO = ("recompute=auto",)
+"""For rows that fit an H200 and not an H100, on which they recompute as little as they must."""
+
 LONG_ROW = ("recompute=true", "offload_residual=true", "offload_attention=true", "row_tiles=16384")
 """As docs/long-rows.md trains on a row of 131,072 tokens."""
 
@@ -107,10 +110,22 @@ ROWS = (
     Row("two-lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, gpus=2, alone=True),
     Row("two-full-qwen3-0.6b", "qwen3-0.6b", 16, 2048, 1, gpus=2, zero_level=2, alone=True),
     Row("two-full-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 2, gpus=2, zero_level=2, alone=True),
-    Row("two-full-qwen3-14b", "qwen3-14b", 2, 2048, 2, gpus=2, zero_level=3, base=BF16_8BIT),
-    Row("two-full-qwen3-14b-fp32", "qwen3-14b", 2, 2048, 2, gpus=2, zero_level=3, base=FP32_8BIT),
-    Row("two-fp8-lora-qwen3-32b", "qwen3-32b", 1, 2048, 4, lora=True, fp8=True, gpus=2),
+    Row("two-full-qwen3-14b", "qwen3-14b", 2, 2048, 2, gpus=2, zero_level=3, base=BF16_8BIT, keys=AUTO),
+    Row("two-full-qwen3-14b-fp32", "qwen3-14b", 2, 2048, 2, gpus=2, zero_level=3, base=FP32_8BIT, keys=AUTO),
+    Row("two-fp8-lora-qwen3-32b", "qwen3-32b", 1, 2048, 4, lora=True, fp8=True, gpus=2, keys=AUTO),
     Row("two-nf4-lora-llama-70b", "llama-3.1-70b", 1, 4096, 4, lora=True, nf4=True, gpus=2, checkpointed=True),
+    Row(
+        "two-nf4-lora-llama-70b-recomputed",
+        "llama-3.1-70b",
+        1,
+        4096,
+        4,
+        lora=True,
+        nf4=True,
+        gpus=2,
+        keys=("recompute=true",),
+        checkpointed=True,
+    ),
     Row("two-lora-qwen3-30b-a3b", "qwen3-30b-a3b", 1, 2048, 4, lora=True, gpus=2),
     Row("two-dpo-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, dpo=True, gpus=2),
     Row("two-full-qwen3.5-9b", "qwen3.5-9b", 2, 2048, 4, gpus=2, zero_level=2),
