@@ -31,7 +31,8 @@ from surogate_core.machine.devices import GIB
 from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
 from surogate_core.runtime.host_memory import allocate, pin, unpin
-from surogate_profile.batches import fill, random_batch
+from surogate_core.train import optimizer_step
+from surogate_profile.batches import fill, random_batch, step_of
 
 HERE = Path(__file__).parent
 REPEATS = 5
@@ -130,16 +131,16 @@ def milliseconds(opened: Run, plan: Plan, update_only: bool) -> float:
     """Return the time of the median step, or of its update alone. The first two do not count."""
     worker = run.make_worker(opened, plan, notice=lambda line: None)
     fill(opened, plan.assembly, worker, random=True)
-    batches = [random_batch(plan.inputs, 1, 1.0, seed=1)]
+    batch = step_of([random_batch(plan.inputs)])
     worker.start(graphs=True)
-    steps.take_step(worker, batches, 1, 1)
+    optimizer_step(worker, batch, 1, lr=1e-5).values()
     times = []
     for number in range(2, REPEATS + 4):
         began = time.perf_counter()
         if update_only:
             worker.update(lr=1e-5, step=number).values()
         else:
-            steps.take_step(worker, batches, number, 1)
+            optimizer_step(worker, batch, number, lr=1e-5).values()
         times.append((time.perf_counter() - began) * 1e3)
     worker.close()
     return statistics.median(times[2:])

@@ -1,7 +1,8 @@
-"""Preference training (DPO, LoRA) beside TRL on one GPU: pairs/s, memory, and what TRL pads.
+"""Preference training (DPO, LoRA) beside TRL: pairs/s, memory of the first GPU, and what TRL pads.
 
     python benchmarks/preference.py work --model DIR --pairs pairs.jsonl --trl ENVIRONMENT/bin/python
     python benchmarks/preference.py work --model DIR --pairs pairs.jsonl --set qlora_bnb=true --set recompute=true
+    python benchmarks/preference.py work --model DIR --pairs pairs.jsonl --trl ENVIRONMENT/bin/python --gpus 2
 
 DIR is a checkpoint with its tokenizer, pairs.jsonl has "prompt", "chosen" and "rejected", texts of up to 1,024 tokens.
 ENVIRONMENT has TRL with PEFT. Each side trains one epoch as its users do, in a process of its own: ours packs pairs in
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 import subprocess
@@ -32,6 +34,7 @@ from card import reader, sampling
 RANK, ALPHA, LR, BETA = 16, 32, 1e-5, 0.1
 LONGEST = 1024
 PAIRS_A_STEP = 16
+"""Of TRL, on each GPU."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -42,11 +45,14 @@ def main() -> int:
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--trl", help="the interpreter of an environment with TRL; without it, ours alone")
     parser.add_argument("--batches", type=int, nargs="+", default=[2, 4, 8], help="pairs of a batch of TRL")
+    parser.add_argument("--gpus", type=int, default=1, help="each takes as many pairs; TRL a process for each")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a config key of our side")
     parser.add_argument("--theirs", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.theirs:
-        print(json.dumps(theirs(arguments, **arguments.theirs)))
+        found = theirs(arguments, **arguments.theirs)
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(found))
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     sides = [ours(arguments)]
@@ -96,7 +102,8 @@ def ours(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     config = arguments.folder / "dpo.yaml"
     config.write_text(json.dumps(keys))  # JSON is YAML
-    command = ["surogate", "train", str(config), *(word for text in arguments.set for word in ("--set", text))]
+    settings = [f"gpus={arguments.gpus}", *arguments.set]
+    command = ["surogate", "train", str(config), *(word for text in settings for word in ("--set", text))]
     done, gib = run(command)
     if done.returncode:
         return {"error": done.stdout[-2000:] + done.stderr[-2000:]}
@@ -117,9 +124,11 @@ def ours(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def measure_theirs(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     words = [str(arguments.folder), "--model", str(arguments.model), "--pairs", str(arguments.pairs)]
-    done, gib = run([arguments.trl, __file__, *words, "--theirs", json.dumps(settings)])
+    words += ["--gpus", str(arguments.gpus), "--theirs", json.dumps(settings)]
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.gpus}"]
+    done, gib = run([arguments.trl, *(several if arguments.gpus > 1 else []), __file__, *words])
     if done.returncode:
-        reasons = [text for text in done.stderr.splitlines() if "Error" in text]
+        reasons = [text for text in done.stderr.splitlines() if "Error" in text and "ChildFailedError" not in text]
         return {"error": (reasons or [done.stderr])[-1]}
     return {**json.loads(done.stdout.splitlines()[-1]), "gib": gib}
 
@@ -140,6 +149,7 @@ def theirs(arguments: argparse.Namespace, batch: int, checkpointing: bool) -> di
         **{"learning_rate": LR, "lr_scheduler_type": "constant", "beta": BETA, "max_length": LONGEST, "bf16": True},
         **{"gradient_checkpointing": checkpointing, "report_to": [], "save_strategy": "no", "logging_steps": 100},
         **{"disable_tqdm": True, "optim": "adamw_torch_fused", "dataloader_num_workers": 2},
+        use_cpu=not torch.cuda.is_available(),
         model_init_kwargs={"dtype": torch.bfloat16, "attn_implementation": "sdpa"},
     )
     times: list[float] = []
@@ -171,9 +181,9 @@ def theirs(arguments: argparse.Namespace, batch: int, checkpointing: bool) -> di
     step = statistics.median(b - a for a, b in pairwise(times[1:]))
     padded, real = (sum(column) for column in zip(*tokens, strict=True))
     return {
-        "pairs_per_second": batch * accumulate / step,
+        "pairs_per_second": batch * accumulate * arguments.gpus / step,
         "step": step,
-        "real_tokens_per_second": real / len(times) / step,
+        "real_tokens_per_second": real * arguments.gpus / len(times) / step,
         "padded": padded / real,
         "note": f"{padded / real:.2f} tokens padded for a real one; TRL {trl.__version__}, torch {torch.__version__}",
     }

@@ -34,14 +34,13 @@ from surogate.runs.plan import plan_run
 from surogate.runs.run import Run, open_run
 from surogate.world.connect import connected
 from surogate.world.processes import Processes
-from surogate_core.api import Comm, World
-from surogate_core.batch import MicroBatch
+from surogate_core.api import Comm, DeviceInfo, World
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.team import Team
-from surogate_core.runtime.worker import Worker
-from surogate_profile.batches import fill, random_batch
+from surogate_core.train import optimizer_step
+from surogate_profile.batches import fill, random_batch, step_of
 
 DISTINCT_BATCHES = 4
 
@@ -79,6 +78,8 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     """One configuration: plan, run, compare."""
     before = free_bytes()
     opened, planned = plan(arguments, batch_size)
+    if not planned.report.fits:
+        sys.exit(f"step.py: does not fit {arguments.gpus} x {planned.target.device.title}: {needs(planned)}")
     gpus = range(arguments.gpus)
     processes = Processes(World(size=len(gpus), ranks=gpus, devices=gpus), inf)
     with processes.ending(), connected(processes, "auto", torch.cuda.is_available()) as comms:
@@ -95,9 +96,11 @@ def measure_worker(
     """Times and bytes of a worker, or of a team; `before`: bytes free on the first device in an empty process."""
     worker = run.make_worker(opened, plan, comms, lambda line: print(line, file=sys.stderr))
     fill(opened, plan.assembly, worker, random=True)
-    batches = [
+    distinct = [
         random_batch(plan.inputs, arguments.documents, arguments.labelled, seed=1 + i) for i in range(DISTINCT_BATCHES)
     ]
+    micro = [distinct[i % len(distinct)] for i in range(arguments.accumulate) for _ in range(worker.width)]
+    batch = step_of(micro)
     on_gpu = torch.cuda.is_available()
     result: dict[str, Any] = {
         "model": Path(arguments.model).name,
@@ -116,7 +119,7 @@ def measure_worker(
     }
 
     def step(number: int) -> None:
-        take_step(worker, batches, number, arguments.accumulate)
+        optimizer_step(worker, batch, number, lr=1e-5).values()
 
     if arguments.eager:
         worker.start(graphs=False)
@@ -141,6 +144,12 @@ def measure_worker(
     return result
 
 
+def needs(plan: Plan) -> str:
+    """What a run that does not fit needs of each device, in words."""
+    needed, there = plan.report.device_bytes["total"] / 2**30, plan.target.device.memory_bytes / 2**30
+    return f"{needed:.1f} GiB planned on each, which has {there:.1f}"
+
+
 def free_bytes() -> int:
     """Bytes free on the first GPU, once a context exists; 0 without a GPU."""
     if not torch.cuda.is_available():
@@ -150,7 +159,8 @@ def free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
+def plan(arguments: argparse.Namespace, batch_size: int, card: DeviceInfo | None = None) -> tuple[Run, Plan]:
+    """The run of the arguments and its plan, for this machine or for `card`."""
     raw: dict[str, Any] = {
         "model": arguments.model,
         "from_scratch": not arguments.lora,
@@ -164,18 +174,7 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
     registry = load_registry()
     loaded = load_config(apply_overrides(raw, arguments.set), registry=registry, source="benchmark")
     opened = open_run(loaded, registry)
-    return opened, plan_run(opened, training_device(), arguments.gpus)
-
-
-def take_step(worker: Worker | Team, batches: Sequence[MicroBatch], step: int, accumulate: int) -> None:
-    """Run an optimizer step and wait for it."""
-    width = worker.width
-    for i in range(accumulate):
-        batch = batches[i % len(batches)]
-        first, last, scale = i == 0, i == accumulate - 1, 1 / (batch.n_valid * accumulate * width)
-        index = (step * accumulate + i) * width
-        worker.micro_step(*[batch] * width, first=first, last=last, loss_scale=scale, index=index)
-    worker.update(lr=1e-5, step=step).values()
+    return opened, plan_run(opened, card or training_device(), arguments.gpus)
 
 
 if __name__ == "__main__":

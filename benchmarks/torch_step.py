@@ -9,7 +9,8 @@ compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, 
 all but the adapters is frozen: PEFT's layers of rank 16 on the seven linear layers of a block, or the same layers
 written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
 CUDA graph, which helps where launches take longer than kernels. The faster one is reported. `--fp8` makes the products
-of the blocks FP8 by torchao; `--nf4` with `--lora` stores the frozen ones by bitsandbytes. Prints one line of JSON.
+of the blocks FP8 by torchao; `--nf4` with `--lora` stores the frozen ones by bitsandbytes, block by block. A row is a
+pair of documents with `--dpo`, whose reference is the model without its adapter. Prints one line of JSON.
 `--gpus` trains on several: all weights by fully_shard (FSDP2) of each layer, gathered again in the backward pass as of
 ZeRO level 3, or kept as of level 2; adapters whole on each, with one sum of their gradients a step.
 On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
@@ -27,7 +28,8 @@ import argparse
 import json
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,10 +41,10 @@ from timing import timed
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-WARM_UP = 3
 DISTINCT_BATCHES = 8
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-RANK, ALPHA = 16, 32
+RANK, ALPHA, BETA = 16, 32, 0.1
+STD = 0.02
 ATTENTION = "causal_without_mask"
 
 
@@ -79,11 +81,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--fp8", action="store_true", help="linear layers of the blocks by torchao's tensorwise FP8")
     parser.add_argument("--nf4", action="store_true", help="frozen linear layers by bitsandbytes; with --lora")
+    parser.add_argument("--dpo", action="store_true", help="DPO of the two halves of a row; with --lora")
+    parser.add_argument("--checkpointing", action="store_true", help="compute the activations of a layer again")
     parser.add_argument("--no-peft", action="store_true", help="the LoRA layers of this file, also where PEFT is there")
     parser.add_argument("--graph", choices=["auto", "never", "only"], default="auto", help="auto: with --lora, as well")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--zero-level", type=int, choices=[2, 3], default=3, help="of all weights on several GPUs")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before those that are timed")
     parser.add_argument("--seconds", type=float, default=60.0, help="of timed steps, at most; three are timed anyway")
     return parser.parse_args(words)
 
@@ -92,12 +97,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time the step as it is and, if asked for, with a captured micro-step. Return the faster one."""
     on_gpu = torch.cuda.is_available()
     torch.manual_seed(0)
-    model = build(arguments.model, "cuda" if on_gpu else "cpu")
+    device = "cuda" if on_gpu else "cpu"
+    model = build(arguments.model, "meta" if arguments.nf4 else device)
     layers = "full"
     if arguments.fp8:
         to_fp8(model)
     if arguments.nf4:
-        to_nf4(model)
+        to_nf4(model, device)
+    if arguments.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if arguments.lora:
         layers = add_lora(model, peft_wanted=not arguments.no_peft)
     step = Step.of(model, arguments, compiled=on_gpu)
@@ -106,10 +114,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     found = []
     if arguments.graph != "only" or not on_gpu:
-        found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": False})
+        found.append(timed(awaited(step.run), arguments.warm_up, arguments) | {"captured": False})
     if graph:
         step.capture()
-        found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": True})
+        found.append(timed(awaited(step.run), arguments.warm_up, arguments) | {"captured": True})
     best = min(found, key=lambda result: float(result["step_ms"]))
     tokens = arguments.batch * arguments.seq_len * arguments.accumulate * arguments.gpus
     return {
@@ -126,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def build(folder: str, device: str) -> Any:
-    """The model with random weights in bf16, whose attention is cuDNN's causal one on a GPU."""
+    """The model with random weights in bf16, whose attention is cuDNN's causal one on a GPU; on "meta" without any."""
     try:
         import transformers
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -135,7 +143,7 @@ def build(folder: str, device: str) -> Any:
         sys.exit(f"torch_step.py: transformers is needed ({error}). Install it: pip install 'transformers>=5'.")
     ALL_ATTENTION_FUNCTIONS[ATTENTION] = attention
     ALL_MASK_ATTENTION_FUNCTIONS[ATTENTION] = lambda *arguments, **options: None
-    if device == "cuda":
+    if torch.cuda.is_available():
         torch.backends.cuda.enable_cudnn_sdp(True)
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -169,13 +177,16 @@ def to_fp8(model: Any) -> None:
     convert_to_float8_training(model.model.layers, config=Float8LinearConfig.from_recipe_name("tensorwise"))
 
 
-def to_nf4(model: Any) -> None:
-    """Store the linear layers of the blocks in bitsandbytes' NF4 with double quantization, dequantized to bf16."""
+def to_nf4(model: Any, device: str) -> None:
+    """Draw a model that has no weights yet, with the linear layers of its blocks in NF4 with double quantization,
+    dequantized to bf16. No more than a block is there in bf16."""
     try:
         import bitsandbytes
     except ImportError as error:
         sys.exit(f"torch_step.py: --nf4 needs bitsandbytes ({error}). Install it: pip install bitsandbytes.")
-    for block in model.model.layers:
+    blocks = model.model.layers
+    for block in blocks:
+        draw(block, device)
         for parent in list(block.modules()):
             for name in set(LINEAR) & set(dict(parent.named_children())):
                 whole = getattr(parent, name)
@@ -185,12 +196,26 @@ def to_nf4(model: Any) -> None:
                     bias=whole.bias is not None,
                     compute_dtype=torch.bfloat16,
                     quant_type="nf4",
+                    device="meta",
                 )
-                weight = whole.weight.data.cpu()
-                stored.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
-                if whole.bias is not None:
-                    stored.bias = whole.bias
-                setattr(parent, name, stored.to(whole.weight.device))
+                stored.weight = bitsandbytes.nn.Params4bit(whole.weight.data, requires_grad=False, quant_type="nf4")
+                stored.bias = whole.bias
+                setattr(parent, name, stored.to(device))
+    model.model.layers = nn.ModuleList()
+    draw(model, device)
+    model.model.layers = blocks
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)
+
+
+def draw(module: nn.Module, device: str) -> None:
+    """Give a module on "meta" memory and weights. Buffers are left as they come."""
+    module.to_empty(device=device)
+    for p in module.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=STD)
+        else:
+            nn.init.ones_(p)
 
 
 def add_lora(model: Any, peft_wanted: bool) -> str:
@@ -227,9 +252,15 @@ class LoraLinear(nn.Module):
         self.base = base
         self.lora_A = nn.Parameter(torch.empty(RANK, base.in_features, device=base.weight.device))
         self.lora_B = nn.Parameter(torch.empty(base.out_features, RANK, device=base.weight.device))
+        self.enabled = True
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
 
+    def enable_adapters(self, enabled: bool) -> None:
+        self.enabled = enabled
+
     def forward(self, x: Tensor) -> Tensor:
+        if not self.enabled:
+            return self.base(x)
         return self.base(x) + F.linear(F.linear(x, self.lora_A), self.lora_B) * (ALPHA / RANK)
 
 
@@ -248,6 +279,40 @@ class Loss(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
         return self.function(hidden, self.model.lm_head.weight, labels)
+
+
+def token_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The log-probability of every label, fp32 [documents, tokens]."""
+    logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), weight)
+    return -F.cross_entropy(logits.float(), labels.reshape(-1), reduction="none").view(labels.shape)
+
+
+class DpoLoss(Loss):
+    """DPO of rows that are pairs: the chosen document, then the rejected one, of equal length."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        halves = [x.reshape(2 * len(x), -1) for x in (inputs, labels)]
+        margin = self._margin(*halves)
+        with torch.no_grad(), without_adapters(self.model):
+            reference = self._margin(*halves)
+        return -F.logsigmoid(BETA * (margin - reference)).mean()
+
+    def _margin(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """By how much the chosen document of each pair is more probable than the rejected one."""
+        chosen, rejected = super().forward(inputs, labels).sum(1).view(-1, 2).unbind(1)
+        return chosen - rejected
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def divide(loss: Loss, zero_level: int) -> None:
@@ -287,7 +352,8 @@ class Step:
             torch._dynamo.config.cache_size_limit = 64
             for layer in model.model.layers:
                 layer.compile(dynamic=False)
-        loss_of = Loss(model, torch.compile(head_and_loss, dynamic=False) if compiled else head_and_loss)
+        kind, function = (DpoLoss, token_log_probs) if arguments.dpo else (Loss, head_and_loss)
+        loss_of = kind(model, torch.compile(function, dynamic=False) if compiled else function)
         several = arguments.gpus > 1
         if several and not arguments.lora:
             divide(loss_of, arguments.zero_level)

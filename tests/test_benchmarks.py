@@ -129,7 +129,13 @@ def test_a_side_that_takes_too_long_is_ended(benchmarks: Any) -> None:
 def test_ratio_floor_and_plan_follow_from_the_two_sides(benchmarks: Any) -> None:
     compare, rows = benchmarks("compare"), benchmarks("rows")
     row = rows.Row("r", "m", 1, 32, 1, floor=200.0)
-    ours = {"tokens_per_second": 150, "gpu": rows.FLOOR_GPU, "planned_ms": 9.0, "step_ms": 10.0}
+    ours = {
+        "tokens_per_second": 150,
+        "gpu": rows.FLOOR_GPU,
+        "planned_ms": 9.0,
+        "step_ms": 10.0,
+        "planned_bytes": 1 << 30,
+    }
     found = compare.summarise(row, {"ours": ours, "torch": {"tokens_per_second": 100, "captured": True}})
     assert (found["ratio"], found["share_of_floor"], found["planned_share"]) == (1.5, 0.75, 0.9)
     assert "1.500" in compare.line(found) and "100g" in compare.line(found)
@@ -192,7 +198,7 @@ def test_the_contents_of_an_update_have_the_dtypes_of_its_inputs(benchmarks: Any
 
 
 def test_the_guide_shows_the_scaling_that_is_planned(benchmarks: Any) -> None:
-    scaling = benchmarks("scaling")
+    scaling = benchmarks("published_scaling")
     guide = (ROOT / "docs/scaling.md").read_text().splitlines()
     start = guide.index(f"| {' | '.join(scaling.HEADINGS)} |")
     shown = guide[start : start + 2 + len(scaling.RUNS)]

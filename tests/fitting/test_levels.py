@@ -15,7 +15,7 @@ import pytest
 
 from surogate import run
 from surogate.fitting.changes import Proposal, divided_axes, with_level
-from surogate.fitting.proposals import propose, suggest
+from surogate.fitting.proposals import faster_settings, propose, suggest
 from surogate.runs.run import Run
 from surogate_core.errors import ConfigError
 from surogate_core.planning import plan as plan_module
@@ -24,6 +24,7 @@ from surogate_core.program.shards import Sharding
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "models"
 SMALL = {"sequence_len": 4096, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+ONE_MICRO_STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 LEVELS = {"zero_level", "shard_gradients", "shard_weights"}
 Planned = tuple[Run, Plan]
 Make = Callable[..., Planned]
@@ -165,3 +166,29 @@ def test_the_level_decides(
     assert found[0].fits and not found[0].resort and found[0].plan.inputs.sharding == sharding
     assert len(made) <= 40, "plans of such models take seconds"
     check(plan, found[:1], model, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        ({"zero_level": 3}, {"zero_level": 1}),
+        ({"zero_level": 3, "device_memory_limit": "17GiB"}, {"zero_level": 1, "shard_weights": True}),
+        ({"device_memory_limit": "20GiB", **ONE_MICRO_STEP}, {"zero_level": 3}),
+    ],
+)
+def test_what_ranks_should_divide_instead_is_said_if_it_fits_and_is_faster(
+    plan: Make, keys: Mapping[str, Any], changes: Mapping[str, Any]
+) -> None:
+    opened, before = plan("qwen3-8b", 8, 6, **keys)
+    assert before.report.fits
+    found = faster_settings(opened, before)
+    assert found and dict(found.changes) == changes and found.fits and found.costs(before) < -0.04
+    check(plan, [found], "qwen3-8b", 8, 6, **keys)
+
+
+def test_a_run_that_neither_divides_nor_recomputes_is_not_planned_again(
+    plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, before = plan("qwen3-8b", 8, 6)
+    monkeypatch.setattr(plan_module, "sketch", lambda *given: pytest.fail("planned again"))
+    assert before.report.fits and faster_settings(opened, before) is None

@@ -18,7 +18,7 @@ from surogate.cli.options import RunArguments
 from surogate.cli.plan import Machines, fit_command
 from surogate.cli.plan_text import nothing_fits, plan_text
 from surogate.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
-from surogate.fitting.proposals import faster_without, propose, suggest
+from surogate.fitting.proposals import faster_settings, propose, suggest
 from surogate.runs.run import Run
 from surogate.training import start as training
 from surogate_core.api import DeviceInfo
@@ -458,10 +458,10 @@ def test_rows_that_are_too_long_are_made_as_little_shorter_as_fits(plan: Make) -
 
 
 def test_a_run_that_needs_less_offloading_than_it_has_is_told_what_is_faster(plan: Make) -> None:
-    faster = faster_without(*plan("wide", "h200", lora=True, offload_weights=True, recompute=True))
+    faster = faster_settings(*plan("wide", "h200", lora=True, offload_weights=True, recompute=True))
     assert faster and faster.fits and faster.changes["offload_weights"] is False
-    assert faster_without(*plan("wide", "h200", lora=True)) is None
-    assert faster_without(*plan("wide", "h200", lora=True, device_memory_limit="2GiB", offload_weights=True)) is None
+    assert faster_settings(*plan("wide", "h200", lora=True)) is None
+    assert faster_settings(*plan("wide", "h200", lora=True, device_memory_limit="2GiB", offload_weights=True)) is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surogate import run
+from surogate.training import worker_setup
 
 STILL = {"learning_rate": 0, "weight_decay": 0, "max_steps": 1}
 
@@ -22,11 +23,18 @@ def drawn(folder: Path, **keys: Any) -> dict[str, Tensor]:
     return load_file(done.output_dir / "model.safetensors")
 
 
-@pytest.mark.parametrize("parts", [{}, {"shard_gradients": True}, {"shard_weights": True}])
+WEIGHTS = {"shard_weights": True}
+
+
+@pytest.mark.parametrize(
+    ("parts", "drawn_together"),
+    [({}, 0), ({"shard_gradients": True}, 0), (WEIGHTS, 4 << 30), (WEIGHTS, 20_000), (WEIGHTS, 1)],
+)
 def test_two_ranks_draw_the_bits_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, bool], drawn_together: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(worker_setup, "DRAWN_TOGETHER", drawn_together)
     one = drawn(tmp_path / "one")
     two = drawn(tmp_path / "two", ranks_per_gpu=2, per_device_train_batch_size=1, **parts)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

@@ -12,7 +12,7 @@ from surogate_core.planning.report import Report, SameValues, largest_values, me
 from surogate_core.plugins.registry import REFERENCE
 
 from ..config.schema import TrainConfig
-from ..fitting.proposals import faster_without, suggest
+from ..fitting.proposals import faster_settings, suggest
 from ..reporting.text import devices_text, parameters_text
 from ..runs.disk import disk_use
 from ..runs.published_form import reading_line
@@ -49,7 +49,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     if not plan.report.fits:
         yield ""
         yield from _suggestions(run, plan)
-    elif faster := faster_without(run, plan):
+    elif faster := faster_settings(run, plan):
         after = faster.plan.report
         yield _wrapped(
             f"faster, and fits: {', '.join(faster.lines)}: {after.tokens_per_second:,.0f} tokens/s, "

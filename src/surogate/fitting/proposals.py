@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from math import inf
 
 from surogate_core.errors import SurogateError
@@ -70,28 +70,52 @@ def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
     return [p for p in every if p.fits] or [p for p in every if p.saves(plan) > 0]
 
 
-def faster_without(run: Run, plan: Plan) -> Proposal | None:
-    """Return the run without what its keys divide, offload and recompute, if that fits too and is faster.
+def faster_settings(run: Run, plan: Plan) -> Proposal | None:
+    """Return the run with less of what its keys divide, offload and recompute, or with more that its ranks divide in
+    place of that, if it fits too and is faster: the fastest of these.
 
-    None for a run that does not fit, and where nothing of this kind is set. Makes one plan at most.
+    None for a run that does not fit, and where nothing of this kind is set or chosen. Makes four plans at most, and one
+    for a single rank.
     """
-    axes = [recompute_axis(run, plan.target.device), *offload_axes(run)]
-    axes += divided_axes(run, plan) if plan.inputs.world_size > 1 else []
-    off = {key: value for axis in axes for key, value in axis.settings[0].items()}
-    if not plan.report.fits or not off:
+    if not plan.report.fits:
         return None
-    changes, own = with_level(run.config, off), plan.inputs
+    found = [_sketched(run, plan, changes) for changes in _less_and_divided(run, plan)]
+    for proposal in sorted(filter(None, found), key=lambda proposal: proposal.seconds):
+        if proposal.seconds <= _FASTER * plan.report.step.seconds:
+            finished = proposal.finished()
+            if finished.fits and finished.seconds <= _FASTER * plan.report.step.seconds:
+                return finished
+    return None
+
+
+def _less_and_divided(run: Run, plan: Plan) -> list[Changes]:
+    """Return the changes that `faster_settings` tries: all that is set turned off, and whatever else ranks can divide.
+
+    They divide more only in place of what takes time now: recomputation, or offloading.
+    """
+    recompute, inputs = recompute_axis(run, plan.target.device), plan.inputs
+    axes = [*divided_axes(run, plan)] if inputs.world_size > 1 else []
+    off = {key: value for axis in (recompute, *offload_axes(run), *axes) for key, value in axis.settings[0].items()}
+    kept = recompute.settings[0] if inputs.recompute else {}
+    tried = [with_level(run.config, off)] if off else []
+    for settings in product(*(axis.settings for axis in axes)):
+        divided = {key: value for setting in settings for key, value in setting.items()}
+        more = any(divided.values())
+        if divided and (not more or plan.chosen or inputs.offload or inputs.recompute):
+            tried.append(with_level(run.config, {**divided, **(kept if more else {})}))
+    return [changes for index, changes in enumerate(tried) if changes not in tried[:index]]
+
+
+def _sketched(run: Run, plan: Plan, changes: Changes) -> Proposal | None:
+    """Return the plan of the run with changes, as a sketch; None if it cannot have them."""
+    own = plan.inputs
     try:
         sketch = sketch_run(
             changed(run, changes), plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes
         )
     except SurogateError:
         return None
-    found = Proposal(changes, sketch)
-    if found.seconds > _FASTER * plan.report.step.seconds:
-        return None
-    found = found.finished()
-    return found if found.fits and found.seconds <= _FASTER * plan.report.step.seconds else None
+    return Proposal(changes, sketch)
 
 
 def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surogate_core.api import Comm, Op, World
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.resolve import KernelTable
+from surogate_core.assembly.staging import Staged
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.plugins.registry import Registry
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 
 SELECTED = "the selection of algorithms"
+
+DRAWN_TOGETHER = 4 << 30
+"""Bytes on the host of the params that are drawn at a time before ranks divide them."""
 
 
 def make_worker(
@@ -101,14 +105,40 @@ def fill_weights(run: Run, assembly: Assembly, worker: AnyWorker) -> None:
 
 
 def _draw_staged(assembly: Assembly, worker: AnyWorker, seed: int, zero_projections: bool) -> None:
-    """Draw the params of which ranks keep their parts, block by block."""
+    """Draw the params of which ranks keep their parts.
+
+    Several blocks are drawn at a time, on the host: the largest matrix of a block takes one core as long as all others
+    take many, so block by block most cores would wait.
+    """
+    import torch
+
+    from surogate_core.reference.rounding import TORCH_DTYPES
+    from surogate_core.runtime.filling import upload
     from surogate_core.runtime.initialize import initialize
 
-    for part in assembly.staging:
-        views = worker.staged(part)
-        staged = [replace(place, name=param.name) for param, place in part.places.items()]
-        initialize(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
-        worker.derive(part)
+    for parts in _together(assembly.staging, DRAWN_TOGETHER):
+        wholes = [{v.name: replace(place, name=v.name, role="param") for v, place in p.places.items()} for p in parts]
+        params = [param for whole in wholes for param in whole.values()]
+        drawn = {v: torch.empty(v.stored_shape, dtype=TORCH_DTYPES[v.dtype]) for v in params}
+        initialize(params, drawn.__getitem__, seed, zero_projections)
+        for part, whole in zip(parts, wholes, strict=True):
+            views = worker.staged(part)
+            upload((views[name], drawn.pop(param)) for name, param in whole.items())
+            worker.derive(part)
+
+
+def _together(staging: Sequence[Staged], most: int) -> Iterator[list[Staged]]:
+    """Yield the parts in order, as many at a time as have `most` bytes of params together, or one that has more."""
+    parts, nbytes = list[Staged](), 0
+    for part in staging:
+        size = sum(place.nbytes for place in part.places.values())
+        if parts and nbytes + size > most:
+            yield parts
+            parts, nbytes = [], 0
+        parts.append(part)
+        nbytes += size
+    if parts:
+        yield parts
 
 
 def receive_staged(assembly: Assembly, worker: AnyWorker, stored: Collection[str]) -> None:

@@ -48,24 +48,31 @@ def from_data(data: Corpora, config: TrainConfig, count: int) -> Batches:
 
 
 def random_tokens(inputs: PlanInputs, count: int) -> Batches:
-    """Return `count` steps of random tokens, also for a prepass: one document a row, labels for all but its end."""
-    micro_steps = inputs.grad_accum_steps
+    """Return `count` steps of random tokens, also for a prepass: one document a row, or one group of documents if the
+    loss compares them; labels for all but their ends."""
+    micro_steps, documents = inputs.grad_accum_steps, max(1, inputs.loss.group_size)
     steps = []
     for index in range(count):
         first = index * micro_steps
-        micro = [random_batch(inputs, seed=first + i) for i in range(micro_steps)]
+        micro = [random_batch(inputs, documents, seed=first + i) for i in range(micro_steps)]
         micro = [replace(batch, before=batch) for batch in micro] if inputs.loss.prepass else micro
-        steps.append(StepBatch(micro, sum(b.n_tokens for b in micro), sum(b.n_valid for b in micro), epoch=0.0))
-    return Batches(
-        tuple(steps), f"{micro_steps} x {inputs.batch_size} x {inputs.seq_len} random tokens, one document a row"
-    )
+        steps.append(step_of(micro))
+    shape = f"{micro_steps} x {inputs.batch_size} x {inputs.seq_len} random tokens"
+    return Batches(tuple(steps), f"{shape}, {'one document' if documents == 1 else f'{documents} documents'} a row")
+
+
+def step_of(micro: list[MicroBatch]) -> StepBatch:
+    """Return the optimizer step of these micro-batches."""
+    tokens, labels, groups = (sum(getattr(b, name) for b in micro) for name in ("n_tokens", "n_valid", "n_groups"))
+    return StepBatch(micro, tokens, labels, epoch=0.0, groups=groups)
 
 
 def random_batch(inputs: PlanInputs, documents: int = 1, labelled: float = 1.0, seed: int = 1) -> MicroBatch:
     """Return a micro-batch of random tokens.
 
-    documents: of equal length in each row; must divide the row's length. labelled: share of each document's tokens that
-    have a label, from its first token on.
+    documents: of equal length in each row; must divide the row's length. Those of a group follow each other, if the
+    loss compares them, and there must be whole groups. labelled: share of each document's tokens that have a label,
+    from its first token on.
     """
     total, length = inputs.tokens, inputs.seq_len // documents
     tokens = np.random.default_rng(seed).integers(0, inputs.dims.vocab_size, total, dtype=np.int32)
@@ -74,7 +81,13 @@ def random_batch(inputs: PlanInputs, documents: int = 1, labelled: float = 1.0, 
     offsets[: len(starts)] = starts
     positions = np.tile(np.arange(length, dtype=np.int32), len(starts))
     targets = np.where(positions < min(labelled * length, length - 1), np.roll(tokens, -1), NO_LABEL).astype(np.int32)
-    return MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
+    batch = MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
+    group = inputs.loss.group_size
+    if not group:
+        return batch
+    spans = np.zeros(((inputs.max_documents - inputs.batch_size) // group, group, 2), np.int32)
+    spans[: len(starts) // group] = np.stack([starts, starts + length], -1).reshape(-1, group, 2)
+    return replace(batch, n_groups=len(starts) // group, asked={"groups": spans})
 
 
 def _labels(steps: tuple[StepBatch, ...]) -> float:

@@ -73,20 +73,32 @@ class Buffers:
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input, or of this rank's part of one."""
+        return view_of(*self._held(value), value)
+
+    def view(self, value: Value, program: str) -> Tensor:
+        return view_of(*self._found(value, program), value)
+
+    def address(self, value: Value, program: str) -> int:
+        """Return where `view` begins. Binding asks for a hundred thousand of them, and a view takes far longer."""
+        memory, offset = self._found(value, program)
+        return memory.data_ptr() + offset
+
+    def _found(self, value: Value, program: str) -> tuple[Tensor, int]:
+        """Return the memory in which a value is, and its offset."""
+        if value.role not in ("act", "staged"):
+            return self._held(value)
+        memory, offset = self._in_arena(value, program)
+        return memory.arena, offset
+
+    def _held(self, value: Value) -> tuple[Tensor, int]:
         held, within = value.inside or value.root, _within_root(value)
         if value.inside and value.owner is None:
             within = self.rank * value.nbytes
         for memory in self._on[value.place]:
             segment = memory.plan.segments.get(value.role)
             if segment is not None and held in segment.offsets:
-                return view_of(memory.segments[value.role], segment.offsets[held] + within, value)
+                return memory.segments[value.role], segment.offsets[held] + within
         raise ProgramError(f"{value!r} is not in the memory plan")
-
-    def view(self, value: Value, program: str) -> Tensor:
-        if value.role not in ("act", "staged"):
-            return self.persistent(value)
-        memory, offset = self._in_arena(value, program)
-        return view_of(memory.arena, offset, value)
 
     def scratch(self, program: str, index: int) -> tuple[int, int]:
         """Return (address, bytes) of the workspace of the op at `index` of `program`; (0, 0) if it has none."""

@@ -123,7 +123,7 @@ class Binding:
         return self.buffers.scratch(self.program.name, self.index)[0]
 
     def pointer(self, value: Value) -> int:
-        return self.buffers.view(value, self.program.name).data_ptr()
+        return self.buffers.address(value, self.program.name)
 
     def call(self, function: Callable[..., None], *arguments: Any) -> Call:
         return function, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from ..api import Call, Comm, KernelDef, Op, Span, Support, Value
 from ..api.world import REDUCIBLE, Position
@@ -108,6 +108,25 @@ def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], sizes: Sequence[i
         for (own, whole), size in zip(pairs, sizes, strict=True):
             copy(own, part(whole, comm.rank, comm.world_size), stream)
             clear(own, max(0, size - comm.rank * own[1]), stream)
+
+
+def sent(call: Call) -> Hashable:
+    """Return what a call of `call` moves, without addresses; None for other calls. NCCL connects ranks alike for equal
+    results."""
+    function, arguments = call
+    if function is _collective:
+        _, _, method, given, _ = arguments
+        return method.__name__, _without_addresses(given)
+    return _without_addresses(arguments[1:-1]) if function is _take_part else None
+
+
+def _without_addresses(given: object) -> Hashable:
+    match given:
+        case (int(), int() as size, str() as dtype):
+            return size, dtype
+        case tuple() | list():
+            return tuple(map(_without_addresses, given))
+    return given
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:

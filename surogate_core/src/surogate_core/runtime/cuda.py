@@ -9,7 +9,7 @@ collectives and copies overlap with the other launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,6 +23,7 @@ from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
 from .arena import Buffers
 from .bind import BoundProgram, ExecutionContext, bind, each_once
+from .collectives import sent
 from .readings import PendingReading, device_readings
 
 
@@ -151,16 +152,21 @@ class CudaExecutor:
         self.synchronize()
 
     def connect(self) -> None:
-        """Run every collective once, on garbage, because NCCL connects devices on first use.
+        """Run every collective that differs from those before in more than its addresses, on garbage, because NCCL
+        connects devices on first use.
 
         The other workers must call this at the same time. Each collective is awaited, so that none waits for a peer
         while the next one is prepared.
         """
+        known: set[Hashable] = set()
         for bound in self._bound.values():
             for op, launches in zip(bound.ops, bound.launches, strict=True):
-                for function, arguments in (launch.call for launch in launches if op.lane == "comm"):
+                calls = [launch.call for launch in launches if op.lane == "comm"]
+                moved = tuple(filter(None, map(sent, calls)))
+                for function, arguments in calls if moved not in known else ():
                     function(*arguments)
                     self.synchronize()
+                known.update([moved] if moved else [])
 
     def capture(self) -> None:
         """Capture each program that runs often and supports it; `run` replays its graphs from then on. Runs nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 
 import torch
@@ -87,3 +88,12 @@ def fill(jobs: Iterable[Callable[[Upload], None]]) -> None:
             future.result()
     finally:
         torch.set_num_threads(threads)
+
+
+def upload(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy (target, source on the host) pairs as `Upload.copy` does, on all cores."""
+    fill(partial(_upload, *pair) for pair in pairs)
+
+
+def _upload(target: Tensor, source: Tensor, by: Upload) -> None:
+    by.copy(target, source)
