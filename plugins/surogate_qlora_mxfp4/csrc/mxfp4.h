@@ -30,4 +30,7 @@ void mxfp4_amax(const Mxfp4Weight& weight, void* amax, const Mxfp4Shape& shape, 
 void mxfp4_to_e4m3(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
                    const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
+void mxfp4_to_e5m2(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
+                   const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
+
 }  // namespace surogate

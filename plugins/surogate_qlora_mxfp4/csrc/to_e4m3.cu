@@ -1,5 +1,6 @@
 // mxfp4_amax     amax [matrices, 2] of the dequantized weight
 // mxfp4_to_e4m3  its copy in E4M3 with one scale, [R, K] or transposed [K, R]
+// mxfp4_to_e5m2  the same in E5M2, with a power of two as scale
 //
 // <surogate/e4m3_copy.cuh> has formulas, grids and alignments; dequantize.cu has the layout of what is stored. The bits
 // are those of the references in `surogate_qlora_mxfp4.reference`.
@@ -7,8 +8,8 @@
 // All elements of a block have one of 16 bytes: those of eight magnitudes and, but for NaN, the same with another sign.
 // A thread has four halves of blocks.
 //
-// Bytes moved per element: 0.53125 read, 1 written. A copy is exact where the exponents of blocks that share its scale
-// spread by at most 14: E4M3 has no smaller steps.
+// Bytes moved per element: 0.53125 read, 1 written. A copy in E5M2 is exact where the exponents of blocks that share its scale
+// spread by at most 28. In E4M3 a power of two as scale would be exact for 14; 448 / amax, the scale of all formats, rounds.
 #include <surogate/e4m3_copy.cuh>
 
 #include "mxfp4.cuh"
@@ -43,10 +44,11 @@ struct Mxfp4Source {
         return raw;
     }
 
+    template <class Code = E4m3Code>
     __device__ __forceinline__ void encode(const Raw& raw, float encode, uint32_t (&bytes)[4][4]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const ByteTable table = table_of(float_of_e8m0(raw.scales[i]), encode);
+            const ByteTable table = table_of<Code>(float_of_e8m0(raw.scales[i]), encode);
             table.look_up(raw.codes[i].x, bytes[i][0], bytes[i][1]);
             table.look_up(raw.codes[i].y, bytes[i][2], bytes[i][3]);
         }
@@ -63,13 +65,15 @@ struct Mxfp4Source {
     }
 
 private:
+    template <class Code>
     static __device__ __forceinline__ ByteTable table_of(float scale, float encode) {
         const auto value = [&](int code) { return __fmul_rn(e2m1_levels[code], scale); };
         ByteTable table;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
             const int code = 4 * k;
-            const uint32_t word = e4m3_word<T>(value(code), value(code + 1), value(code + 2), value(code + 3), encode);
+            const uint32_t word =
+                e4m3_word<T, Code>(value(code), value(code + 1), value(code + 2), value(code + 3), encode);
             // The carry of the lower seven bits marks the bytes 0x7F, which are NaN and have no sign. There is no 0xFF.
             const uint32_t nan = (word & 0x7f7f7f7fu) + 0x01010101u;
             table.word[k] = word;
@@ -107,6 +111,13 @@ void mxfp4_to_e4m3(const Mxfp4Weight& weight, const void* amax, void* copy, void
     constexpr const char* op = "mxfp4_to_e4m3";
     with_source(weight, shape, dtype, op,
                 [&](const auto& source) { e4m3_copy(source, amax, {copy, scale, transposed}, op, stream); });
+}
+
+void mxfp4_to_e5m2(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
+                   const Mxfp4Shape& shape, int dtype, cudaStream_t stream) {
+    constexpr const char* op = "mxfp4_to_e5m2";
+    with_source(weight, shape, dtype, op,
+                [&](const auto& source) { e4m3_copy<E5m2Code>(source, amax, {copy, scale, transposed}, op, stream); });
 }
 
 }  // namespace surogate

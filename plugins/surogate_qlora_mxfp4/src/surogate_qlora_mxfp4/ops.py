@@ -1,4 +1,4 @@
-"""The ops of MXFP4 storage: `mxfp4_quantize`, `_dequantize`, `_amax` and `_to_e4m3`.
+"""The ops of MXFP4 storage: `mxfp4_quantize`, `_dequantize`, `_amax`, `_to_e4m3` and `_to_e5m2`.
 
 A weight is codes [R, K / 2], two E2M1 numbers a byte of which the first is in the lower half, and scales [R, K / 32],
 an E8M0 code for each 32 elements of a row: the exponent of a power of two, plus 127. See the OCP Microscaling Formats
@@ -57,5 +57,6 @@ STORAGE = MatrixStorage(
     read=_read,
     attrs=_attrs,
     apart=True,
+    copied_to=("e4m3", "e5m2"),
 )
 OPS = STORAGE.ops
