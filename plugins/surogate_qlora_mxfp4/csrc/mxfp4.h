@@ -1,4 +1,4 @@
-// Launchers of quantize.cu, dequantize.cu and to_e4m3.cu, which document formulas and layouts.
+// Launchers of quantize.cu, dequantize.cu and to_fp8.cu, which document formulas and layouts.
 #pragma once
 
 #include <cuda_runtime_api.h>
