@@ -1,5 +1,6 @@
 #include <surogate/bind.h>
 
+#include "inexact.h"
 #include "norms.h"
 #include "numerics.h"
 #include "quantize.h"
@@ -21,6 +22,7 @@ void bind_fp8(nanobind::module_& m) {
                   +[](const void* q, void* q_t, int64_t rows, int64_t columns, cudaStream_t stream) {
                       fp8_transpose(q, q_t, {rows, columns}, columns, stream);
                   });
+    bind_launcher(m, "fp8_inexact", fp8_inexact);
     bind_launcher(m, "fp8_amax",
                   +[](const void* x, void* amax, int64_t rows, int64_t columns, int dtype_x, cudaStream_t stream) {
                       fp8_amax(x, amax, {rows, columns}, dtype_x, stream);

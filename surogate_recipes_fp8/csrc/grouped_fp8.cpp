@@ -27,6 +27,8 @@ void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
                      "groups must be 1 to 65535, got " + std::to_string(shape.groups));
     SUROGATE_REQUIRE(shape.dtype_a == E4M3 || shape.dtype_a == E5M2, op_name,
                      std::string("a must be e4m3 or e5m2, not ") + name_of(shape.dtype_a));
+    SUROGATE_REQUIRE(shape.dtype_b == E4M3 || shape.dtype_b == E5M2, op_name,
+                     std::string("b must be e4m3 or e5m2, not ") + name_of(shape.dtype_b));
     check_pointer(buffers.a, op_name, "a", 16);
     check_pointer(buffers.b, op_name, "b", 16);
     check_pointer(buffers.scale_a, op_name, "scale_a", 4);
@@ -40,6 +42,11 @@ void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
                          "matrices that others are added to are beside each other where a is e5m2, else one above another");
         check_pointer(buffers.a2, op_name, "a2", 16);
         check_pointer(buffers.b2, op_name, "b2", 16);
+    }
+    if (buffers.bias != nullptr) {
+        SUROGATE_REQUIRE(shape.dtype_a == E4M3 && shape.terms2 == 0, op_name,
+                         "a bias is added to a product of a in e4m3 that adds no other");
+        check_pointer(buffers.bias, op_name, "bias", 16);
     }
     check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
 }

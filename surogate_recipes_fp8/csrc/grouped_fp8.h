@@ -1,10 +1,10 @@
 // Products of groups of rows with FP8 operands by CUTLASS, for the SM90 (H100, H200) alone: those of experts, for instance. Rows
 // are sorted by group, and group g has the rows from ends[g - 1] to ends[g].
 //
-//   d [rows,width] = a [rows,terms] b_g^T times the scales of a and b, + a2 [rows,terms2] b2_g^T
+//   d [rows,width] = a [rows,terms] b_g^T times the scales of a and b, + a2 [rows,terms2] b2_g^T, or + bias_g [width]
 //
 // b_g is [width,terms]. The groups' are one above another, b [groups*width,terms], or `beside` each other, b [width,groups*terms]:
-// the transposed copy of a stack [groups*terms,width]. a is E4M3 or E5M2, b E4M3, d bf16, all row-major, contiguous, aligned to 16
+// the transposed copy of a stack [groups*terms,width]. a and b are E4M3 or E5M2, d and bias [groups,width] bf16, all row-major, contiguous, aligned to 16
 // bytes; terms is a multiple of 16, width of 8. A scale is fp32 [2], (decode, encode). Sums are fp32, or with `fast` those of the
 // tensor cores, of 14 bits, and are rounded once. a2 and b2 are the operands of adapters, bf16: b2_g is [width,terms2], or where a
 // is E5M2 stored as its transpose, [terms2,width]; the groups' are one above another, and terms2 is a multiple of 8. Results
@@ -26,7 +26,7 @@ namespace surogate {
 
 struct GroupedFp8Shape {
     int64_t rows, width, terms, groups;
-    int dtype_a;  // of <surogate/dtype.h>
+    int dtype_a, dtype_b;  // of <surogate/dtype.h>
     bool beside, fast;
     int64_t terms2;  // 0: nothing is added, and a2 and b2 are not read
 };
@@ -35,7 +35,7 @@ struct GroupedFp8Buffers {
     const void *a, *b;
     const float *scale_a, *scale_b;
     const int32_t* ends;
-    const void *a2, *b2;
+    const void *a2, *b2, *bias;  // bias: nullptr, or of a product of a in E4M3 that adds no other
     void *d, *workspace;
 };
 

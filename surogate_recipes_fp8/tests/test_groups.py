@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -75,17 +76,44 @@ def test_the_product_of_a_branch_is_added_before_the_sum_is_rounded(beside: bool
         start = end
 
 
-def op(width: int = WIDTH, terms: int = TERMS, *, a: str = "e4m3", ranks: int = 0, **attrs: bool) -> Op:
+def test_the_bias_of_a_group_is_added_before_the_sum_is_rounded() -> None:
+    ends = torch.tensor(COUNTS).cumsum(0).int()
+    a, scale_a = quantized(ROWS, TERMS, dtype="e4m3")
+    b, scale_b = quantized(GROUPS * WIDTH, TERMS, dtype="e4m3")
+    bias = 100 * torch.randn(GROUPS, WIDTH, generator=torch.Generator().manual_seed(5)).bfloat16()
+    (found,) = check_op(KINDS["fp8_grouped_linear"], a, b, scale_a, scale_b, ends, bias)
+    left, right = a.double() * scale_a[0].double(), b.double() * scale_b[0].double()
+    expected = torch.cat(
+        [
+            left[end - count : end] @ matrix.T + row.double()
+            for end, count, matrix, row in zip(ends.tolist(), COUNTS, right.chunk(GROUPS), bias, strict=True)
+        ]
+    )
+    assert torch.allclose(found.double(), expected, rtol=2.0**-8, atol=1e-4)
+
+
+def op(
+    width: int = WIDTH,
+    terms: int = TERMS,
+    *,
+    a: str = "e4m3",
+    b: str = "e4m3",
+    ranks: int = 0,
+    biased: bool = False,
+    **attrs: bool,
+) -> Op:
     shape = (width, GROUPS * terms) if attrs.get("beside") else (GROUPS * width, terms)
     ins = (
         Value("a", (ROWS, terms), a, "act"),
-        Value("b", shape, "e4m3", "state"),
+        Value("b", shape, b, "state"),
         *(Value(name, (2,), "fp32", "state") for name in ("scale_a", "scale_b")),
         Value("ends", (GROUPS,), "int32", "act"),
     )
     if ranks:
         second = (GROUPS * ranks, width) if attrs.get("beside") else (GROUPS * width, ranks)
         ins = (*ins, Value("a2", (ROWS, ranks), "bf16", "act"), Value("b2", second, "bf16", "act"))
+    if biased:
+        ins = (*ins, Value("bias", (GROUPS, width), "bf16", "param"))
     (spec,) = KINDS["fp8_grouped_linear"].infer(ins, attrs)
     return Op("fp8_grouped_linear", ins, (Value("d", spec.shape, spec.dtype, "act"),), attrs)
 
@@ -97,7 +125,9 @@ def supported(product: Op, device: str = "h100") -> Support:
 
 
 def test_the_kernel_is_for_sm90_and_names_what_it_does_not_serve() -> None:
-    for product in (op(), op(a="e5m2", beside=True), op(ranks=8), op(ranks=8, a="e5m2", beside=True)):
+    served: list[dict[str, Any]] = [{}, {"ranks": 8}, {"a": "e5m2", "beside": True}]
+    served += [{"ranks": 8, "a": "e5m2", "beside": True}, {"biased": True}]
+    for product in (op(b=weight, **how) for how in served for weight in ("e4m3", "e5m2")):
         assert [name for name in ("l40s", "h100", "h200", "b200", "rtx5090") if supported(product, name).ok] == [
             "h100",
             "h200",
@@ -119,5 +149,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         infer((a, replace(b, shape=(10, 16)), *rest), {})
     with pytest.raises(ProgramError, match=r"the second product is of \[136, 8\] and \[48, 8\]"):
         infer((a, b, *rest, replace(a, shape=(ROWS, 8)), replace(b, shape=(48, 8))), {})
+    with pytest.raises(ProgramError, match=r"bias must have shape \[5, 48\], got \[48\]"):
+        infer((a, b, *rest, replace(a, shape=(48,))), {})
     with pytest.raises(ProgramError, match="int32"):
         infer((a, b, *rest[:2], replace(rest[2], dtype="fp32")), {})

@@ -179,6 +179,15 @@ class Narrow:
         return self.values if rows is ... else self.values[rows]
 
 
+@pytest.mark.parametrize("name", ["q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "mxfp4"])
+@pytest.mark.parametrize("shape", [(7, 96), (3, 40, 1024), (300, 2048)], ids=str)
+def test_pieces_have_the_bytes_that_the_package_gives_all_rows(name: str, shape: tuple[int, ...]) -> None:
+    kind = values.Type[name.upper()]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    expected = gguf.quants.quantize(x.float().numpy() + 1, kind)
+    assert values.encoded(x, kind, 1.0, "x").tobytes() == expected.tobytes()
+
+
 def test_threads_and_pieces_change_no_byte(models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.write_model(context_of(models("llama3"), "q4_0", threads=1), tmp_path / "one.gguf")
     monkeypatch.setattr(writer, "CHUNK", 300)

@@ -67,13 +67,6 @@ struct Block {
 // Returns the smaller number; NaN if x is NaN.
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
 
-__device__ __forceinline__ uint32_t e2m1_of(float x) {
-    const float a = fabsf(x);
-    // Ties go to the even code. All comparisons with NaN are true.
-    const uint32_t code = !(a <= 0.25f) + !(a < 0.75f) + !(a <= 1.25f) + !(a < 1.75f) + !(a <= 2.5f) + !(a < 3.5f) + !(a <= 5.0f);
-    return x != x ? 7u : code | (__float_as_uint(x) >> 28 & 8u);
-}
-
 // What the blocks of a matrix share.
 struct Matrix {
     float amax;
@@ -190,7 +183,8 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 void launch(const void* w, const Fp4Weight& weight, void* amax, const Fp4Shape& shape, bool four_over_six,
             cudaStream_t stream) {
-    const FusedRows fused = fused_elements(shape, threads * fp4_block, op);
+    const auto chunks = [&](int64_t rows) { return ceil_div(rows * shape.columns, int64_t{threads} * fp4_block); };
+    const FusedRows fused = fused_rows(shape.rows, chunks, [](int64_t) { return int64_t{1}; }, op);
     const int64_t blocks_per_row = shape.columns / fp4_block;
     const unsigned grid = fused.chunks(op);
     check_cuda(cudaMemsetAsync(amax, 0, fused.count * sizeof(uint32_t), stream), op);
@@ -208,7 +202,7 @@ void launch(const void* w, const Fp4Weight& weight, void* amax, const Fp4Shape& 
 
 void fp4_block_quantize(const void* w, const Fp4Weight& weight, void* amax, const Fp4Shape& shape, bool four_over_six,
                         int dtype, cudaStream_t stream) {
-    check_weight(weight, shape, dtype, op);
+    check_weight<Fp4Scale>(stored(weight, shape, dtype), op);
     check_pointer(w, op, "w", 16);
     check_pointer(amax, op, "amax", 4);
     (dtype == BF16 ? launch<__nv_bfloat16> : launch<float>)(w, weight, amax, shape, four_over_six, stream);

@@ -19,4 +19,9 @@ void bind_mxfp4(nanobind::module_& m) {
                       const Rows& rows, int64_t columns, int dtype, cudaStream_t stream) {
                       mxfp4_to_e4m3({codes, scales}, amax, copy, scale, transposed, {rows, columns}, dtype, stream);
                   });
+    bind_launcher(m, "mxfp4_to_e5m2",
+                  +[](void* codes, void* scales, const void* amax, void* copy, void* scale, bool transposed,
+                      const Rows& rows, int64_t columns, int dtype, cudaStream_t stream) {
+                      mxfp4_to_e5m2({codes, scales}, amax, copy, scale, transposed, {rows, columns}, dtype, stream);
+                  });
 }

@@ -1,19 +1,11 @@
-// The levels of E2M1, the powers of E8M0, and checks of arguments.
+// The scales of MXFP4. <surogate/e2m1_weight.cuh> has what is stored.
 #pragma once
 
-#include <surogate/check.h>
-#include <surogate/dtype.h>
-
-#include <surogate/fused_rows.cuh>
-#include <surogate/table16.cuh>
+#include <surogate/e2m1_weight.cuh>
 
 #include "mxfp4.h"
 
 namespace surogate {
-
-// By code: the sign is the upper bit.
-__device__ constexpr float e2m1_levels[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 // Elements of a row that share a scale.
 constexpr int mxfp4_block = 32;
@@ -23,19 +15,14 @@ __device__ __forceinline__ float float_of_e8m0(uint32_t code) {
     return __uint_as_float(code == 255u ? 0x7fc00000u : code == 0u ? 0x00400000u : code << 23);
 }
 
-inline void check_weight(const Mxfp4Weight& weight, int64_t columns, int dtype, const char* op) {
-    check_positive(columns, op, "columns");
-    SUROGATE_REQUIRE(columns % mxfp4_block == 0, op, "columns must be a multiple of 32, got " + std::to_string(columns));
-    check_pointer(weight.codes, op, "codes", 16);
-    check_pointer(weight.scales, op, "scales");
-    SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op, "the weight must be fp32 or bf16");
-}
+struct Mxfp4Scale {
+    static constexpr int block = mxfp4_block;
+    static constexpr bool is_global = false;
+    static __device__ __forceinline__ float of(uint32_t code) { return float_of_e8m0(code); }
+};
 
-// Returns the matrices, where a matrix has a chunk for every `elements` elements.
-inline FusedRows fused_elements(const Mxfp4Shape& shape, int64_t elements, const char* op) {
-    return fused_rows(
-        shape.rows, [&](int64_t rows) { return ceil_div(rows * shape.columns, elements); },
-        [](int64_t) { return int64_t{1}; }, op);
+inline E2m1Weight stored(const Mxfp4Weight& weight, const Mxfp4Shape& shape, int dtype) {
+    return {weight.codes, weight.scales, nullptr, shape.rows, shape.columns, dtype};
 }
 
 }  // namespace surogate

@@ -1,4 +1,4 @@
-// Launchers of quantize.cu, dequantize.cu and to_e4m3.cu, which document formulas and layouts.
+// Launchers of quantize.cu, dequantize.cu and to_fp8.cu, which document formulas and layouts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,6 +28,9 @@ void mxfp4_dequantize(const Mxfp4Weight& weight, void* out, const Mxfp4Shape& sh
 void mxfp4_amax(const Mxfp4Weight& weight, void* amax, const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
 void mxfp4_to_e4m3(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
+                   const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
+
+void mxfp4_to_e5m2(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
                    const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
 }  // namespace surogate

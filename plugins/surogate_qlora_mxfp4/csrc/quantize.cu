@@ -14,6 +14,7 @@
 // loaded.
 #include <algorithm>
 
+#include <surogate/small_floats.cuh>
 #include <surogate/words.cuh>
 
 #include "mxfp4.cuh"
@@ -24,13 +25,6 @@ namespace {
 constexpr const char* op = "mxfp4_quantize";
 constexpr int threads = 128;
 constexpr uint32_t infinity = 0x7f800000u;
-
-__device__ __forceinline__ uint32_t e2m1_of(float x) {
-    const float a = fabsf(x);
-    // Ties go to the even code. All comparisons with NaN are true.
-    const uint32_t code = !(a <= 0.25f) + !(a < 0.75f) + !(a <= 1.25f) + !(a < 1.75f) + !(a <= 2.5f) + !(a < 3.5f) + !(a <= 5.0f);
-    return x != x ? 7u : code | (__float_as_uint(x) >> 28 & 8u);
-}
 
 // Returns the scale of a block by the bits of its largest magnitude. NaN is above infinity.
 __device__ __forceinline__ uint32_t scale_of(uint32_t top) {
@@ -83,7 +77,7 @@ void launch(const void* w, const Mxfp4Weight& weight, int64_t blocks, cudaStream
 void mxfp4_quantize(const void* w, void* codes, void* scales, int64_t rows, int64_t columns, int dtype,
                     cudaStream_t stream) {
     const Mxfp4Weight weight{codes, scales};
-    check_weight(weight, columns, dtype, op);
+    check_weight<Mxfp4Scale>(stored(weight, {{rows}, columns}, dtype), op);
     check_positive(rows, op, "rows");
     check_pointer(w, op, "w", 16);
     (dtype == BF16 ? launch<__nv_bfloat16> : launch<float>)(w, weight, rows * (columns / mxfp4_block), stream);

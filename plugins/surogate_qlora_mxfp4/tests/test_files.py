@@ -299,3 +299,34 @@ def test_codes_in_another_dtype_are_refused_by_name(place: Workplace, tmp_path: 
     blocks = weights(place.root / "mx")[f"{DOWN}_blocks"]
     folder = changed(place, tmp_path / "x", down_proj_blocks=blocks.to(torch.int16))
     refused(place, folder, rf"{DOWN}_blocks must be torch.uint8 .*, found torch.int16")
+
+
+# --------------------------------------------------------------------------------------------------- products in FP8
+
+FP8: dict[str, Any] = {**LORA, "qlora_mxfp4": True, "recipe": "fp8-hybrid"}
+
+
+def test_fp8_products_of_experts_have_the_losses_of_files_and_of_the_model_stored_on_load(place: Workplace) -> None:
+    """Products read every expert as it is stored, so they are near those of bf16."""
+    files, stored = (
+        losses(train(place, f"fp8 {which}", model=str(place.root / which), **FP8)) for which in ("mx", "model")
+    )
+    wide = losses(train(place, "bf16 mx", model=str(place.root / "mx"), **{**FP8, "recipe": "bf16"}))
+    assert files == stored and files == pytest.approx(wide, rel=1e-2)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_experts_that_e5m2_does_not_hold_are_refused_by_name(place: Workplace, tmp_path: Path, world: int) -> None:
+    scales = weights(place.root / "mx")[f"{GATE_UP}_scales"].clone()
+    codes = weights(place.root / "mx")[f"{GATE_UP}_blocks"].clone()
+    scales[3, 5, 0] = int(scales.max()) - 40
+    codes[3, 5, 0] = 0x11
+    model = changed(place, tmp_path / "mx", gate_up_proj_scales=scales, gate_up_proj_blocks=codes)
+    divided = {"ranks_per_gpu": 2, "per_device_train_batch_size": 2, "zero_level": 3} if world > 1 else {}
+    keys = {"model": str(model), "output_dir": str(tmp_path / "out"), **FP8, **divided}
+    with pytest.raises(
+        ConfigError, match=r"32 elements of layers.0.mlp.gate_up are no numbers of E5M2, .*recipe: bf16"
+    ):
+        run.train(run.load(place.write(**keys), mode="train"), notice=lambda line: None)
+    wide = train(place, f"wide {world}", model=str(model), **{**FP8, "recipe": "bf16"})
+    assert losses(wide)[-1] > 0

@@ -24,7 +24,7 @@ from surogate_qlora_mxfp4.ops import OPS, STORAGE
 from surogate_qlora_mxfp4.options import Mxfp4WeightOptions
 from surogate_qlora_mxfp4.reference import decoded, mxfp4_quantize, power, quantized
 
-QUANTIZE, DEQUANTIZE, AMAX, TO_E4M3 = OPS
+QUANTIZE, DEQUANTIZE, AMAX, TO_E4M3, TO_E5M2 = OPS
 
 
 def random_stored(rows: int, columns: int, scales: range) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,31 @@ def test_fused_matrices_are_stored_as_if_each_were_alone() -> None:
 
 
 def test_a_copy_in_e4m3_has_one_scale_that_maps_the_largest_magnitude_of_all_matrices_to_448() -> None:
-    check_copies(OPS, {}, {})
+    check_copies(OPS[:4], {}, {})
+
+
+def test_a_copy_in_e5m2_holds_every_weight() -> None:
+    """With one scale for all matrices, a power of two; a copy in E4M3 rounds most of them."""
+    w = normal_weight(48, 128, dtype="bf16") * torch.logspace(-6, 0, 48)[:, None].bfloat16()
+    rows, stored = (16, 32), mxfp4_quantize(w, rows=(16, 32))
+    attrs = {"rows": rows, "dtype": "bf16"}
+    (back,), (amax,) = (check_op(op, *stored, **attrs) for op in (DEQUANTIZE, AMAX))
+    copy, scale = check_op(TO_E5M2, *stored, amax, **attrs, transposed=False)
+    assert copy.dtype == torch.float8_e5m2 and torch.equal(copy.float() * scale[0], back.float())
+    transposed, again = check_op(TO_E5M2, *stored, amax, **attrs, transposed=True)
+    assert same_bits(transposed, copy.T.contiguous()) and same_bits(again, scale)
+    rounded, scale = check_op(TO_E4M3, *stored, amax, **attrs, transposed=False)
+    assert (rounded.float() * scale[0] != back.float()).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("special", [torch.inf, torch.nan])
+def test_a_copy_of_a_weight_that_is_not_finite_cannot_be_used(special: float) -> None:
+    w = normal_weight(16, 32)
+    w[3, 5] = special
+    stored, attrs = mxfp4_quantize(w, rows=(16,)), {"rows": (16,), "dtype": "bf16"}
+    (amax,) = check_op(AMAX, *stored, **attrs)
+    _, scale = check_op(TO_E5M2, *stored, amax, **attrs, transposed=False)
+    assert scale[0].isnan()
 
 
 def test_experts_alone_are_stored_if_there_are_any() -> None:

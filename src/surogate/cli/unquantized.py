@@ -33,7 +33,7 @@ def unquantized_matrices(plan: Plan) -> list[str]:
     for name, op in _wide(plan).items():
         if op.block < 0 or op.block in plain or name not in maps:
             continue
-        if _has_form(op, plan.inputs.ops[op.kind]):
+        if _has_form(plan.inputs.ops[op.kind]):
             modules |= dict.fromkeys(tensor.name.removesuffix(_WEIGHT).split(".")[-1] for tensor in maps[name].tensors)
         else:
             kinds.add(op.kind)
@@ -72,11 +72,9 @@ def _wide(plan: Plan) -> Mapping[str, Op]:
     return {name: op for op, value in reading if (name := matrix(value))}
 
 
-def _has_form(op: Op, definition: OpDef) -> bool:
+def _has_form(definition: OpDef) -> bool:
     """Return whether it is for the matrix, and not for the kind of op, that a recipe leaves it as it is.
 
-    Every recipe of narrow products has a form of a product that is not of groups. One of groups that adds a bias is
-    left whatever the recipe has (`quantized_weights`).
+    Every recipe of narrow products has a form of a product that is not of groups.
     """
-    at = definition.group_ends
-    return definition.product is not None and (at is None or len(op.ins) > at + 1)
+    return definition.product is not None and definition.group_ends is None

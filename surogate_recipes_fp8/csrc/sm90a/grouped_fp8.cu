@@ -6,9 +6,12 @@
 // blocks below each other, which would share those of B, 128 rows are lost to a group on average instead of 64.
 //
 // A tile of the second pair has 64 terms in bf16, as many bytes as 128 in FP8. The sums are multiplied by the scales before
-// its products are added, so they are rounded once. Forward b2 is stored like b, and where a is E5M2 as its transpose.
+// its products are added, so they are rounded once. Forward b2 is stored like b, and where a is E5M2 as its transpose. A bias is
+// added by the epilogue.
 #include <cuda_runtime.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/epilogue/fusion/sm90_visitor_compute_tma_warpspecialized.hpp>
+#include <cutlass/epilogue/fusion/sm90_visitor_load_tma_warpspecialized.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
@@ -27,7 +30,8 @@ namespace surogate {
 namespace {
 
 constexpr const char* op_name = "grouped_fp8";
-using B = cutlass::float_e4m3_t;
+using E4m3 = cutlass::float_e4m3_t;
+using E5m2 = cutlass::float_e5m2_t;
 using D = cutlass::bfloat16_t;
 using RowMajor = cutlass::layout::RowMajor;
 using ColumnMajor = cutlass::layout::ColumnMajor;
@@ -44,38 +48,60 @@ struct Exact {
     using Schedule = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative;
 };
 
-constexpr int alignment = 16 / sizeof(B), alignment_d = 16 / sizeof(D);
+constexpr int alignment = 16, alignment_d = 16 / sizeof(D);
 
+// From an array of pointers, one of each group, in fp32. Where there is no array it is 0.
 template <class Sums>
+using BiasOfGroup = cutlass::epilogue::fusion::Sm90RowBroadcast<0, typename Sums::Tile, D*, float>;
+
+constexpr auto round_to_nearest = cutlass::FloatRoundStyle::round_to_nearest;
+
+// What the epilogue computes of the sums.
+template <class Sums, bool Biased>
+using Computed = std::conditional_t<
+    Biased,
+    cutlass::epilogue::fusion::Sm90EVT<cutlass::epilogue::fusion::Sm90Compute<cutlass::plus, D, float, round_to_nearest>,
+                                       BiasOfGroup<Sums>, cutlass::epilogue::fusion::Sm90AccFetch>,
+    cutlass::epilogue::fusion::LinearCombination<D, float, void, float, round_to_nearest>>;
+
+template <class Sums, bool Biased>
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Sums::Tile, Pair,
     cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, RowMajor*, alignment_d, D, RowMajor*, alignment_d,
-    cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
+    cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative, Computed<Sums, Biased>>::CollectiveOp;
 
-template <class A, class Sums>
+// The dtypes of a and b, and whether the epilogue knows a bias.
+template <class A_, class B_, class Sums_, bool Biased_>
+struct Kind {
+    using A = A_;
+    using B = B_;
+    using Sums = Sums_;
+    static constexpr bool biased = Biased_;
+    static constexpr bool transposed = std::is_same_v<A, E5m2>;  // b2
+    using Epilogue = surogate::Epilogue<Sums, biased>;
+};
+
+template <class Kind>
 using First = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, RowMajor*, alignment, B, ColumnMajor*, alignment, float,
-    typename Sums::Tile, Pair,
-    cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue<Sums>::SharedStorage))>,
-    typename Sums::Schedule>::CollectiveOp;
-
-template <class A>
-constexpr bool is_transposed = std::is_same_v<A, cutlass::float_e5m2_t>;  // b2
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Kind::A, RowMajor*, alignment, typename Kind::B, ColumnMajor*,
+    alignment, float, typename Kind::Sums::Tile, Pair,
+    cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Kind::Epilogue::SharedStorage))>,
+    typename Kind::Sums::Schedule>::CollectiveOp;
 
 template <class Tile>
 using HalfTile = decltype(cute::make_shape(cute::get<0>(Tile{}), cute::get<1>(Tile{}), cute::_64{}));
 
-template <class A, class Sums>
+template <class Kind>
 using Second = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, D, RowMajor*, alignment_d, D,
-    std::conditional_t<is_transposed<A>, RowMajor, ColumnMajor>*, alignment_d, float, HalfTile<typename Sums::Tile>, Pair,
-    cutlass::gemm::collective::StageCount<First<A, Sums>::DispatchPolicy::Stages>,
+    std::conditional_t<Kind::transposed, RowMajor, ColumnMajor>*, alignment_d, float, HalfTile<typename Kind::Sums::Tile>, Pair,
+    cutlass::gemm::collective::StageCount<First<Kind>::DispatchPolicy::Stages>,
     cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
 
-template <class A, class Sums>
-struct Mainloop : PairedGroups<First<A, Sums>, Second<A, Sums>> {
-    using Product = First<A, Sums>;
-    using Added = Second<A, Sums>;
+template <class Kind>
+struct Mainloop : PairedGroups<First<Kind>, Second<Kind>> {
+    using Product = First<Kind>;
+    using Added = Second<Kind>;
     using Paired = PairedGroups<Product, Added>;
     using typename Paired::MainloopPipeline;
     using typename Paired::PipelineState;
@@ -143,21 +169,21 @@ private:
     }
 };
 
-template <class A, class Sums>
-using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<A, Sums>, Epilogue<Sums>>;
+template <class Kind>
+using Kernel = cutlass::gemm::kernel::GemmUniversal<GroupProblem, Mainloop<Kind>, typename Kind::Epilogue>;
 
-// Those of kernels with other sums are the same.
-template <class A>
-using Groups = CutlassGroups<Kernel<A, Exact>>;
+template <class Kind>
+using Groups = CutlassGroups<Kernel<Kind>>;
 
-template <class A>
-using Others = SecondOperands<Second<A, Exact>>;
+template <class Kind>
+using Others = SecondOperands<Second<Kind>>;
 
-// A thread per group. Bytes: about 60 a group, 90 with a second pair.
-template <class A>
-__global__ void groups_kernel(float* factor, Groups<A> groups, Others<A> others, const A* a, const B* b, const D* a2,
-                              const D* b2, D* d, const float* scale_a, const float* scale_b, const int32_t* ends, int width,
-                              int terms, int terms2, int count, bool beside) {
+// A thread per group. Bytes: about 60 a group, 90 with a second pair. A bias, of a product without one, is held in its place.
+template <class Kind>
+__global__ void groups_kernel(float* factor, Groups<Kind> groups, Others<Kind> others, const typename Kind::A* a,
+                              const typename Kind::B* b, const D* a2, const D* b2, const D* bias, D* d, const float* scale_a,
+                              const float* scale_b, const int32_t* ends, int width, int terms, int terms2, int count,
+                              bool beside) {
     const int g = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (g >= count) {
         return;
@@ -167,33 +193,36 @@ __global__ void groups_kernel(float* factor, Groups<A> groups, Others<A> others,
     }
     const int first = g == 0 ? 0 : ends[g - 1];
     const int64_t start = first, between = beside ? terms : static_cast<int64_t>(width) * terms;
-    groups.shapes[g] = cute::make_shape(ends[g] - first, width, Mainloop<A, Exact>::padded_terms(terms, terms2));
+    groups.shapes[g] = cute::make_shape(ends[g] - first, width, Mainloop<Kind>::padded_terms(terms, terms2));
     groups.a[g] = a + start * terms;
     groups.b[g] = b + g * between;
     groups.d[g] = d + start * width;
-    typename Groups<A>::StrideA stride_a{};
-    typename Groups<A>::StrideB stride_b{};
-    typename Groups<A>::StrideD stride_d{};
+    typename Groups<Kind>::StrideA stride_a{};
+    typename Groups<Kind>::StrideB stride_b{};
+    typename Groups<Kind>::StrideD stride_d{};
     cute::get<0>(stride_a) = terms;
     cute::get<0>(stride_b) = beside ? static_cast<int64_t>(count) * terms : terms;
     cute::get<0>(stride_d) = width;
     groups.stride_a[g] = stride_a;
     groups.stride_b[g] = stride_b;
     groups.stride_d[g] = stride_d;
+    if (bias != nullptr) {
+        others.b[g] = bias + static_cast<int64_t>(g) * width;
+    }
     if (terms2 > 0) {
         using cute::make_shape;
         others.a[g] = a2 + start * terms2;
         others.b[g] = b2 + static_cast<int64_t>(g) * width * terms2;
         others.stride_a[g] =
-            cutlass::make_cute_packed_stride(typename Second<A, Exact>::InternalStrideA{}, make_shape(width, terms2, 1));
+            cutlass::make_cute_packed_stride(typename Second<Kind>::InternalStrideA{}, make_shape(width, terms2, 1));
         others.stride_b[g] =
-            cutlass::make_cute_packed_stride(typename Second<A, Exact>::InternalStrideB{}, make_shape(width, terms2, 1));
+            cutlass::make_cute_packed_stride(typename Second<Kind>::InternalStrideB{}, make_shape(width, terms2, 1));
     }
 }
 
-template <class A, class Sums>
+template <class Kind>
 struct Prepared : GroupedFp8::Impl {
-    using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<A, Sums>>;
+    using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel<Kind>>;
 
     Prepared(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers)
         : shape(shape),
@@ -203,8 +232,12 @@ struct Prepared : GroupedFp8::Impl {
           groups(at, shape.groups),
           others(at, shape.groups) {
         auto arguments = group_arguments<Gemm>(groups, shape.groups, op_name);
-        arguments.epilogue.thread.alpha = 1.0f;
-        arguments.epilogue.thread.beta = 0.0f;
+        if constexpr (Kind::biased) {
+            arguments.epilogue.thread = {{buffers.bias == nullptr ? nullptr : others.b, D(0), {}}, {}, {}};
+        } else {
+            arguments.epilogue.thread.alpha = 1.0f;
+            arguments.epilogue.thread.beta = 0.0f;
+        }
         auto& loop = arguments.mainloop;
         loop.second = {others.a, others.stride_a, others.b, others.stride_b};
         loop.first_terms = static_cast<int>(shape.terms);
@@ -217,9 +250,10 @@ struct Prepared : GroupedFp8::Impl {
 
     void run(cudaStream_t stream) const override {
         const int count = static_cast<int>(shape.groups);
-        groups_kernel<A><<<(count + 127) / 128, 128, 0, stream>>>(
-            factor, groups, others, static_cast<const A*>(buffers.a), static_cast<const B*>(buffers.b),
-            static_cast<const D*>(buffers.a2), static_cast<const D*>(buffers.b2), static_cast<D*>(buffers.d), buffers.scale_a,
+        groups_kernel<Kind><<<(count + 127) / 128, 128, 0, stream>>>(
+            factor, groups, others, static_cast<const typename Kind::A*>(buffers.a),
+            static_cast<const typename Kind::B*>(buffers.b), static_cast<const D*>(buffers.a2),
+            static_cast<const D*>(buffers.b2), static_cast<const D*>(buffers.bias), static_cast<D*>(buffers.d), buffers.scale_a,
             buffers.scale_b, buffers.ends, static_cast<int>(shape.width), static_cast<int>(shape.terms),
             static_cast<int>(shape.terms2), count, shape.beside);
         check_launch(op_name);
@@ -230,22 +264,31 @@ struct Prepared : GroupedFp8::Impl {
     GroupedFp8Buffers buffers;
     float* factor;  // of all sums
     char* at;
-    Groups<A> groups;
-    Others<A> others;
+    Groups<Kind> groups;
+    Others<Kind> others;
     mutable Gemm gemm;
 };
 
 }  // namespace
 
-// Sums of E5M2 are exact with `fast` too: gradients are seldom fast, and another kernel takes 11 s to compile.
+// Another kernel takes 11 s to compile. So sums of gradients are exact with `fast` too, which they seldom are, and those of
+// weights in E5M2 know a bias without having one.
 std::unique_ptr<GroupedFp8::Impl> make_grouped_fp8(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
+    const auto make = [&](auto kind) -> std::unique_ptr<GroupedFp8::Impl> {
+        return std::make_unique<Prepared<decltype(kind)>>(shape, buffers);
+    };
+    if (shape.dtype_b == E5M2) {
+        return shape.dtype_a == E5M2 ? make(Kind<E5m2, E5m2, Exact, false>{})
+               : shape.fast          ? make(Kind<E4m3, E5m2, Fast, true>{})
+                                     : make(Kind<E4m3, E5m2, Exact, true>{});
+    }
     if (shape.dtype_a == E5M2) {
-        return std::make_unique<Prepared<cutlass::float_e5m2_t, Exact>>(shape, buffers);
+        return make(Kind<E5m2, E4m3, Exact, false>{});
     }
-    if (shape.fast) {
-        return std::make_unique<Prepared<B, Fast>>(shape, buffers);
+    if (buffers.bias != nullptr) {
+        return shape.fast ? make(Kind<E4m3, E4m3, Fast, true>{}) : make(Kind<E4m3, E4m3, Exact, true>{});
     }
-    return std::make_unique<Prepared<B, Exact>>(shape, buffers);
+    return shape.fast ? make(Kind<E4m3, E4m3, Fast, false>{}) : make(Kind<E4m3, E4m3, Exact, false>{});
 }
 
 }  // namespace surogate

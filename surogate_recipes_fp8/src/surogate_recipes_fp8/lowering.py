@@ -108,8 +108,9 @@ class Fp8Quantizer(Quantizer):
         ins = (copies.rows, operand, copies.scale, stored.scale)
         at = self._b.ops[op.kind].group_ends
         if at is not None:
-            assert base is None and bias is None, f"{op.kind} is declared to add to a product of groups"
-            self._b.emit("fp8_grouped_linear", *ins, op.ins[at], outs=op.outs, fast=fast, beside=not forward)
+            assert base is None, f"{op.kind} is declared to add to a product of groups"
+            groups = (op.ins[at], *([] if bias is None else [bias]))
+            self._b.emit("fp8_grouped_linear", *ins, *groups, outs=op.outs, fast=fast, beside=not forward)
             return
         kind = "fp8_linear" if base is None else "fp8_linear_add"
         added = [value for value in (base, bias) if value is not None]

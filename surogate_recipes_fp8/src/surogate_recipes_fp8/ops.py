@@ -349,6 +349,13 @@ QUANTIZERS: tuple[OpDef, ...] = (
 # ------------------------------------------------------------------------------------------------------------ products
 
 
+def _exact_copies(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (w,) = ins
+    _need(len(w.shape) == 2, f"a weight is a matrix, got {list(w.shape)}")
+    shapes = (w.shape, w.shape[::-1]) if attrs["transposed"] else (w.shape,)
+    return [*(OutSpec(w.label, shape, "e5m2") for shape in shapes), OutSpec(SCALE, (2,), "fp32")]
+
+
 def _operand(value: Value, transposed: bool) -> tuple[int, int]:
     _need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
     outer, summed = value.shape[::-1] if transposed else value.shape
@@ -377,7 +384,7 @@ def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    a, b, scale_a, scale_b, ends, *second = ins
+    a, b, scale_a, scale_b, ends, *added = ins
     (rows, terms), groups = _operand(a, False), ends.size
     _need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
     width, found = _operand(b, False)
@@ -386,11 +393,14 @@ def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     width, found = (width, found // groups) if attrs.get("beside") else (width // groups, found)
     _need(terms == found, f"a sums over {terms} elements, b over {found}")
     _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
-    if second:
-        a2, b2 = second
-        added, terms2 = _operand(a2, False)
+    if len(added) == 1:
+        (bias,) = added
+        _need(bias.shape == (groups, width), f"bias must have shape [{groups}, {width}], got {list(bias.shape)}")
+    elif added:
+        a2, b2 = added
+        rows2, terms2 = _operand(a2, False)
         shape = (groups * terms2, width) if attrs.get("beside") else (groups * width, terms2)
-        _need(added == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
+        _need(rows2 == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
     return [OutSpec("linear", (rows, width), "bf16")]
 
 
@@ -428,8 +438,18 @@ def _product_rows(*added: int) -> Callable[[Op], RowWise | None]:
 
 
 def _grouped_rows(op: Op) -> RowWise:
-    second = (5,) if len(op.ins) > 5 else ()
+    second = (5,) if second_pair(op) else ()
     return RowWise(ins=(0, *second), outs=(0,), local=(0,), takes=(0, 2, 4, *second))
+
+
+def second_pair(op: Op) -> Sequence[Value]:
+    """Return the operands of the product that a product of groups adds, of an adapter's branch; () without one."""
+    return op.ins[5:] if len(op.ins) == 7 else ()
+
+
+def group_bias(op: Op) -> Value | None:
+    """Return the bias of each group that a product of groups adds, if it does."""
+    return op.ins[5] if len(op.ins) == 6 else None
 
 
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
@@ -451,7 +471,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         "fp8_grouped_linear",
         _grouped,
         attrs={"fast": (bool, False), "beside": (bool, False)},
-        flops=lambda op: 2 * sum(v.size for v in (op.ins[0], *op.ins[5:6])) * op.outs[0].shape[1],
+        flops=lambda op: 2 * sum(v.size for v in (op.ins[0], *second_pair(op)[:1])) * op.outs[0].shape[1],
         math=_fp8,
         row_wise=_grouped_rows,
     ),
@@ -466,6 +486,15 @@ def _same(ins: Ins) -> list[OutSpec]:
 
 def _transpose(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(ins[0].label, ins[0].shape[::-1], ins[0].dtype)]
+
+
+def _inexact(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    codes, scales, amax = ins
+    _need({codes.dtype, scales.dtype} == {"uint8"} and amax.dtype == "fp32", f"reads uint8, uint8, fp32, got {ins!r}")
+    rows, blocks = _operand(scales, False)
+    _need(codes.shape == (rows, 16 * blocks), f"codes of {blocks} blocks a row are [{rows}, {16 * blocks}]")
+    _need(len(amax.shape) == 2 and amax.shape[1] == 2, f"an amax of matrices is [matrices, 2], got {amax!r}")
+    return [OutSpec("inexact", (), "int32")]
 
 
 def _amax(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -502,6 +531,14 @@ def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 STEPS: tuple[OpDef, ...] = (
+    _plain(
+        "fp8_quantize_exact",
+        _exact_copies,
+        attrs={"transposed": bool},
+        flops=_elements(2),
+        copies_to=lambda op: "e5m2",
+    ),
+    _plain("fp8_inexact", _inexact, flops=lambda op: op.ins[1].size),
     _plain("fp8_transpose", _transpose),
     _plain("fp8_amax", _amax),
     _plain("fp8_scales", _scales, attrs={"maximum": float}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from surogate_core.api import Builder, Init, Value
@@ -28,7 +28,10 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """The FP8 copies of a weight [N, K]. transposed: [K, N]; None if micro-steps make it, or products need none."""
+    """The FP8 copies of a weight [N, K]. transposed: [K, N]; None if micro-steps make it, or products need none.
+
+    They are in E4M3, or in E5M2 with a power of two as scale, where that is exact.
+    """
 
     weight: Value
     copy: Value
@@ -40,10 +43,11 @@ class Quantizers:
     """Declares the states of a family, each once, however many programs use it.
 
     `delayed` quantizers belong to a recipe that records magnitudes; without it, every tensor is quantized by its own.
+    `exact`: weights of which E5M2 holds every element.
     """
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self, builder: Builder, exact: Collection[Value]) -> None:
+        self._builder, self._exact = builder, exact
         self._delayed: dict[str, Quantizer] = {}
         self._weights: dict[Value, QuantizedWeight] = {}
 
@@ -75,12 +79,13 @@ class Quantizers:
         """Return the FP8 copies of `weight`, with the transposed one if `transposed`."""
         if weight not in self._weights:
             name, (rows, columns) = f"fp8.{weight.name}", weight.shape
+            dtype = "e5m2" if weight in self._exact else "e4m3"
             with self._builder.block(weight.block):
                 self._weights[weight] = QuantizedWeight(
                     weight,
-                    self._derived(name, (rows, columns), "e4m3"),
+                    self._derived(name, (rows, columns), dtype),
                     self._derived(f"{name}.scale", (2,), "fp32"),
-                    self._derived(f"{name}.transposed", (columns, rows), "e4m3") if transposed else None,
+                    self._derived(f"{name}.transposed", (columns, rows), dtype) if transposed else None,
                 )
         return self._weights[weight]
 

@@ -27,6 +27,7 @@ from surogate_core.api import (
     Program,
     Programs,
     RecipeDef,
+    Refusal,
     Support,
     Value,
 )
@@ -47,6 +48,9 @@ from .quantizers import QuantizedWeight, Quantizers
 
 PRODUCT_ERROR = 0.045
 """Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
+
+POWERS_LAYOUT = "e2m1, ue8m0 for 32"
+"""The layout of stored weights that are E2M1 numbers times powers of two (`WeightFormatDef.layout`)."""
 
 BF16 = "use recipe: bf16, without FP8 dtypes"
 """The remedy where FP8 is not available. FP8 dtypes may be asked for under `recipe: bf16` too."""
@@ -80,7 +84,7 @@ def lower(programs: Programs, context: LowerContext[Fp8Options]) -> Programs:
     """Lower the products of the blocks, and keep scales and FP8 weights up to date."""
     options = context.options
     settings = _settings(programs, context, options)
-    quantizers = Quantizers(context.builder)
+    quantizers = Quantizers(context.builder, _exact(programs, context))
     _declare_groups(programs, context, quantizers)
 
     def lowered(program: Program, scaling: Scaling, counts: Counts | None = None) -> Program:
@@ -107,7 +111,7 @@ def lower(programs: Programs, context: LowerContext[Fp8Options]) -> Programs:
 def lower_unrecorded(programs: Programs, context: LowerContext) -> Programs:
     """Lower the products of the blocks, every tensor scaled by its own magnitude: for recipes without FP8 states."""
     settings = _settings(programs, context, Fp8Options.model_validate({}))
-    quantizers = Quantizers(context.builder)
+    quantizers = Quantizers(context.builder, _exact(programs, context))
 
     def lowered(program: Program, counts: Counts | None = None) -> Program:
         return lower_program(program, context, quantizers, settings, "unrecorded", counts)
@@ -124,6 +128,18 @@ def lower_unrecorded(programs: Programs, context: LowerContext) -> Programs:
 
 def reads_amax(info: ParamInfo, precision: Precision, options: Fp8Options) -> bool:
     return is_block_matrix(info) or (options.fp8_lm_head and may_be_head(info))
+
+
+def _exact(programs: Programs, context: LowerContext) -> frozenset[Value]:
+    """Return the stored weights of products of groups of rows whose elements, of two significant bits, E5M2 holds.
+
+    Its exponents span 2^30, those of E4M3 2^16. cuBLASLt multiplies no gradients in E5M2 by weights in E5M2, so weights
+    of other products are not among them.
+    """
+    if context.layout != POWERS_LAYOUT:
+        return frozenset()
+    groups = [op for op in programs.evaluate.ops if context.builder.ops[op.kind].group_ends is not None]
+    return frozenset(op.ins[1] for op in groups if op.ins[1] in context.stored)
 
 
 def _declare_groups(programs: Programs, context: LowerContext[Fp8Options], quantizers: Quantizers) -> None:
@@ -157,12 +173,16 @@ def _settings(programs: Programs, context: LowerContext, options: Fp8Options) ->
 
 def _with_quantized_weights(programs: Programs, context: LowerContext, quantizers: Quantizers) -> Programs:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
-    b, derive = context.builder, []
+    b, derive, refusals = context.builder, [], []
     for weight in quantizers.weights:
         outs = [weight.copy, *([weight.transposed] if weight.transposed else []), weight.scale]
         both = weight.transposed is not None
         with b.record("derive", weight.weight.block) as emitted:
-            b.emit("fp8_quantize", weight.weight, outs=outs, dtype="e4m3", scaling="current", transposed=both)
+            if weight.copy.dtype == "e5m2":
+                b.emit("fp8_quantize_exact", weight.weight, outs=outs, transposed=both)
+                refusals.append(_refusal(weight, context))
+            else:
+                b.emit("fp8_quantize", weight.weight, outs=outs, dtype="e4m3", scaling="current", transposed=both)
         derive += emitted
     trained = _trained(context, quantizers)
     with b.record("update") as update:
@@ -171,7 +191,19 @@ def _with_quantized_weights(programs: Programs, context: LowerContext, quantizer
             b.emit("fp8_scales", *amax, outs=[w.scale for w in trained], maximum=LARGEST["e4m3"])
         for w in trained:
             b.emit("fp8_quantize", w.weight, w.scale, outs=[w.copy], dtype="e4m3", scaling="given")
-    return programs.appending(derive, update)
+    return replace(programs.appending(derive, update), refusals=(*programs.refusals, *refusals))
+
+
+def _refusal(weight: QuantizedWeight, context: LowerContext) -> Refusal:
+    """Emit the count of elements that E5M2 does not hold, for which a run is refused."""
+    name = weight.weight.name
+    count = context.builder.state(f"fp8.{name}.inexact", (), "int32", None, derived=True)
+    context.builder.emit("fp8_inexact", *context.stored[weight.weight], outs=[count])
+    return Refusal(
+        count,
+        f"elements of {name} are no numbers of E5M2, in which FP8 products of experts read MXFP4: the exponents of "
+        f"their blocks are more than 28 below the largest. For this model {BF16}.",
+    )
 
 
 def _trained(context: LowerContext, quantizers: Quantizers) -> list[QuantizedWeight]:

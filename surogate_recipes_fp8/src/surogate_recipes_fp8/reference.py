@@ -26,9 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surogate_core.reference import e2m1
 from surogate_core.reference import ops as standard
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.reference.stored_matrix import e5m2_copy
 
 from .formats import CLIPPED_ABOVE, LARGEST, LOST_BELOW
 
@@ -87,6 +89,29 @@ def fp8_quantize(
     found = _Quantizer(x, scaling, given, dtype)
     sums = (up(x).sum(0),) if column_sums else ()
     return *found.copies(transposed), *sums, *found.outs, *found.changed
+
+
+def fp8_quantize_exact(w: Tensor, *, transposed: bool) -> tuple[Tensor, ...]:
+    """The weight in E5M2, its transpose if `transposed`, and a scale that is a power of two.
+
+    Weight formats make these copies from what they store (`OpDef.copies_to`), so there is no kernel.
+    """
+    amax = fp8_amax(w)[None]
+    (copy, scale), both = e5m2_copy(w, amax, False), (True,) if transposed else ()
+    return copy, *(e5m2_copy(w, amax, turned)[0] for turned in both), scale
+
+
+def fp8_inexact(codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
+    """Count the elements of a weight, E2M1 times powers of two, that its copy by `fp8_quantize_exact` does not hold.
+
+    codes [R, K / 2] and scales [R, K / 32], E8M0, as MXFP4 stores them; amax [matrices, 2] of the weight. -> int32 [].
+    """
+    largest = amax[:, 0].max()
+    exponent = torch.frexp(largest).exponent.int() - 1
+    encode = torch.where(largest > 0, (15 - exponent).clamp(max=127), 0)
+    unit = scales.int() - 127 + encode + 15  # of a block: its magnitudes, times 2, are multiples of 2^(unit - 16)
+    twos = torch.tensor([511, 0, 1, 0, 2, 1, 3, 2])[(e2m1.unpacked(codes) & 7).long()]  # in 0, 1, 2, 3, 4, ...
+    return (twos.view(*scales.shape, -1) < -unit[..., None]).sum().int()
 
 
 def fp8_transpose(q: Tensor) -> Tensor:
@@ -311,24 +336,24 @@ def fp8_grouped_linear(
     scale_a: Tensor,
     scale_b: Tensor,
     ends: Tensor,
-    a2: Tensor | None = None,
-    b2: Tensor | None = None,
-    *,
+    *added: Tensor,
     fast: bool = False,
     beside: bool = False,
 ) -> Tensor:
     """a b^T of the rows of each group, which end at `ends`, with its matrix of b [groups N, K]: -> bf16 [rows, N].
 
     With `beside`, the matrices of the groups are beside each other: b is [N, groups K], as the transposed copy of a
-    stack [groups K, N] is. `fast` as in `fp8_linear`. a2 and b2, a stack in bf16, are the operands of a second product,
-    of the branch of an adapter, which is added before the sum is rounded.
+    stack [groups K, N] is. `fast` as in `fp8_linear`. Added before the sum is rounded: a bias of each group
+    [groups, N], or the product of two operands in bf16, a2 and the stack b2, which is the branch of an adapter.
     """
     bounds = [0, *ends.tolist()]
     rows = [slice(start, end) for start, end in pairwise(bounds)]
     matrices = b.chunk(len(ends), dim=1 if beside else 0)
     sums = [_product(a[own], m, scale_a, scale_b, False, False) for own, m in zip(rows, matrices, strict=True)]
-    if a2 is not None and b2 is not None:
-        stack = b2.float().chunk(len(ends))
+    if len(added) == 1:
+        sums = [x + bias.float() for x, bias in zip(sums, added[0], strict=True)]
+    elif added:
+        a2, stack = added[0], added[1].float().chunk(len(ends))
         sums = [x + a2[own].float() @ (m if beside else m.T) for x, own, m in zip(sums, rows, stack, strict=True)]
     return torch.cat(sums).bfloat16()
 

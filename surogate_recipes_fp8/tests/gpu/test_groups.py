@@ -53,17 +53,19 @@ MORE: dict[str, tuple[Sequence[int], int, int]] = {
 class Product:
     """An op with random operands, and its result in fp64."""
 
-    def __init__(self, name: str, mode: tuple[str, bool, bool], *, ranks: int = 0) -> None:
+    def __init__(
+        self, name: str, mode: tuple[str, bool, bool], *, ranks: int = 0, biased: bool = False, weight: str = "e4m3"
+    ) -> None:
         counts, width, terms = (GROUPS | MORE)[name]
         dtype, beside, fast = mode
         rows, groups = sum(counts), len(counts)
         self.bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
         self.tolerance = FAST if fast and dtype == "e4m3" else EXACT
         codes, scale_a, a = quantized((rows, terms), dtype)
-        stack, scale_b, b = quantized((groups, width, terms), "e4m3")
+        stack, scale_b, b = quantized((groups, width, terms), weight)
         held = stack.permute(1, 0, 2).reshape(width, -1).contiguous() if beside else stack.view(-1, terms)
         tensors = (codes, held, scale_a, scale_b, torch.tensor(self.bounds[1:], dtype=torch.int32))
-        dtypes = (dtype, "e4m3", "fp32", "fp32", "int32")
+        dtypes = (dtype, weight, "fp32", "fp32", "int32")
         names = ("a", "b", "scale_a", "scale_b", "ends", "a2", "b2")
         self.truth = torch.cat([a[self.rows(g)] @ b[g].T for g in range(groups)])
         if ranks:
@@ -73,6 +75,10 @@ class Product:
             tensors, dtypes = (*tensors, a2, b2.flatten(0, 1)), (*dtypes, "bf16", "bf16")
             matrices = b2.double() if beside else b2.double().mT
             self.truth += torch.cat([a2[self.rows(g)].double() @ matrices[g] for g in range(groups)])
+        if biased:
+            bias = (float(self.truth.square().mean().sqrt()) * torch.randn(groups, width)).cuda().bfloat16()
+            tensors, dtypes = (*tensors, bias), (*dtypes, "bf16")
+            self.truth += torch.cat([bias[g].double().expand(counts[g], -1) for g in range(groups)])
         values = [Value(n, tuple(t.shape), d, "act") for n, t, d in zip(names, tensors, dtypes, strict=False)]
         self.out = Value("d", (rows, width), "bf16", "act")
         self.op = Op("fp8_grouped_linear", tuple(values), (self.out,), {"fast": fast, "beside": beside})
@@ -105,6 +111,29 @@ def test_products_of_the_dequantized_operands(name: str, mode: tuple[str, bool, 
 @pytest.mark.parametrize(("name", "ranks"), zip([*GROUPS, *MORE], (8, 16, 64, 40, 72, 24, 16, 32), strict=True))
 def test_products_of_branches_are_added(name: str, ranks: int, mode: tuple[str, bool, bool]) -> None:
     assert_close(Product(name, mode, ranks=ranks))
+
+
+@pytest.mark.parametrize("weight", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT], ids=str)
+@pytest.mark.parametrize("name", cases([*GROUPS], more=[*MORE]))
+def test_the_bias_of_each_group_is_added(name: str, mode: tuple[str, bool, bool], weight: str) -> None:
+    assert_close(Product(name, mode, biased=True, weight=weight))
+
+
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
+@pytest.mark.parametrize(("name", "ranks"), zip([*GROUPS, *MORE], (0, 16, 64, 40, 0, 24, 0, 32), strict=True))
+def test_weights_in_e5m2_are_multiplied(name: str, ranks: int, mode: tuple[str, bool, bool]) -> None:
+    assert_close(Product(name, mode, ranks=ranks, weight="e5m2"))
+
+
+@pytest.mark.parametrize("weight", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT], ids=str)
+def test_a_bias_of_zeros_changes_no_bit(mode: tuple[str, bool, bool], weight: str) -> None:
+    x = Product("uneven", mode, biased=True, weight=weight)
+    x.contents[x.op.ins[5]].zero_()
+    alone = Op(x.op.kind, x.op.ins[:5], x.op.outs, x.op.attrs)
+    (expected,) = run_kernel(KERNELS, alone, x.contents)
+    assert same_bits(x.run(), expected.cuda())
 
 
 @pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
@@ -181,15 +210,18 @@ def test_wrong_arguments_are_named() -> None:
     from surogate_recipes_fp8 import _C
 
     p = guarded((64,), torch.float32).pointer
-    pointers = (p,) * 9
+    pointers, plain = (p,) * 7, (0, p, p)  # no bias, the result, the workspace
     for arguments, message in (
-        ((*pointers, 8, 12, 16, 1, 5, False, False, 0), "width must be a multiple of 8, got 12"),
-        ((*pointers, 8, 16, 24, 1, 5, False, False, 0), "terms must be a multiple of 16, got 24"),
-        ((*pointers, 8, 16, 16, 0, 5, False, False, 0), "groups must be 1 to 65535, got 0"),
-        ((*pointers, 8, 16, 16, 1, 1, False, False, 0), "a must be e4m3 or e5m2, not bf16"),
-        ((*pointers, 8, 16, 16, 1, 5, False, False, 4), "terms2 must be a multiple of 8, got 4"),
-        ((*pointers, 8, 16, 16, 1, 5, True, False, 8), "beside each other where a is e5m2"),
-        ((p + 8, *pointers[1:], 8, 16, 16, 1, 5, False, False, 0), "a must be aligned to 16 bytes"),
+        ((*pointers, *plain, 8, 12, 16, 1, 5, 5, False, False, 0), "width must be a multiple of 8, got 12"),
+        ((*pointers, *plain, 8, 16, 24, 1, 5, 5, False, False, 0), "terms must be a multiple of 16, got 24"),
+        ((*pointers, *plain, 8, 16, 16, 0, 5, 5, False, False, 0), "groups must be 1 to 65535, got 0"),
+        ((*pointers, *plain, 8, 16, 16, 1, 1, 5, False, False, 0), "a must be e4m3 or e5m2, not bf16"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 1, False, False, 0), "b must be e4m3 or e5m2, not bf16"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, False, False, 4), "terms2 must be a multiple of 8, got 4"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, True, False, 8), "beside each other where a is e5m2"),
+        ((*pointers, p, p, p, 8, 16, 16, 1, 5, 5, False, False, 8), "a bias is added to a product of a in e4m3 that"),
+        ((*pointers, p + 8, p, p, 8, 16, 16, 1, 5, 5, False, False, 0), "bias must be aligned to 16 bytes"),
+        ((p + 8, *pointers[1:], *plain, 8, 16, 16, 1, 5, 5, False, False, 0), "a must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.GroupedFp8(*arguments)

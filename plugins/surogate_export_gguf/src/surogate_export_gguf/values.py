@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -52,6 +52,9 @@ OUTER = ("token_embd.weight", "output.weight")
 PRECISE = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_exps.bias", "ssm_conv1d.weight")
 EXPERTS = "_exps.weight"
 LARGEST_F16 = 65504.0
+PIECE = 1 << 18
+"""Numbers that are quantized at a time, about: in fp32 they fit the cache of a core. The package would take 16 rows,
+whose ops are so short that threads wait for each other."""
 
 
 def type_of(target: Target, form: Form) -> Type:
@@ -81,25 +84,41 @@ def encoded(rows: Tensor, kind: Type, offset: float, name: str) -> Bytes:
     if kind is Type.BF16 and rows.dtype is torch.bfloat16:
         check_finite(rows, name)
         return rows.contiguous().view(torch.uint8).numpy()
+    if kind in TORCH:
+        x = _checked(rows, kind, offset, name)
+        return x.to(TORCH[kind]).contiguous().view(torch.uint8).numpy()
+    quantizer = getattr(quants, kind.name)
+    block, size = GGML_QUANT_SIZES[kind]
+    matrix = rows.reshape(-1, rows.shape[-1])
+    found = np.empty((len(matrix), matrix.shape[1] // block * size), dtype=np.uint8)
+    step = max(1, PIECE // matrix.shape[1])
+    for at in range(0, len(matrix), step):
+        x = _checked(matrix[at : at + step], kind, offset, name)
+        found[at : at + step] = quantizer.quantize_rows(x.contiguous().numpy())
+    return found
+
+
+def _checked(rows: Tensor, kind: Type, offset: float, name: str) -> Tensor:
+    """Return rows in fp32. Raises ConfigError for values that the type cannot hold."""
     x = rows.to(torch.float32)
     if offset:
         x = x + offset
-    check_finite(x, name)
-    if kind not in (Type.F32, Type.BF16) and (largest := float(x.abs().max())) > LARGEST_F16:
+    largest = check_finite(x, name)
+    if kind not in (Type.F32, Type.BF16) and largest > LARGEST_F16:
         reason = f"{kind.name} holds numbers up to {LARGEST_F16:.0f}, this one is {largest:.3g}"
         raise ConfigError(f"{name}: {reason}. Export with --format gguf:bf16.")
-    if kind in TORCH:
-        return x.to(TORCH[kind]).contiguous().view(torch.uint8).numpy()
-    return quants.quantize(np.ascontiguousarray(x.numpy()), kind).view(np.uint8)
+    return x
 
 
 TORCH = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
-def check_finite(x: Tensor, name: str) -> None:
-    """Raise ConfigError for NaN and inf."""
-    if not bool(torch.isfinite(x).all()):
+def check_finite(x: Tensor, name: str) -> float:
+    """Return the largest magnitude. Raises ConfigError for NaN and inf."""
+    largest = max(abs(float(bound)) for bound in x.aminmax())  # either is NaN if a number is
+    if not isfinite(largest):
         raise ConfigError(f"{name} has NaN or inf. The training failed before this checkpoint: export an earlier one.")
+    return largest
 
 
 def odd(targets: list[Target], form: Form) -> list[str]:

@@ -52,11 +52,11 @@ DOWN, UP = ".lora_A_experts", ".lora_B_experts"
 _PRODUCTS = ("grouped_linear", "grouped_linear_dgrad")
 """Products of experts. Each has a kind `..._add`, which adds to a base, and `..._pair`, the sum of two."""
 
-_UNBIASED = 3
-"""Inputs of a product that adds no bias. No op adds a branch to one that does."""
-
 _QUANTIZED = "fp8_grouped_linear"
 """Either product in FP8, the second one with `beside`. Further inputs are the operands of a product that it adds."""
+
+_UNBIASED = {False: 3, True: 5}
+"""Inputs of a product that adds no bias, in FP8 or not. No op adds a branch to one that does."""
 
 _WRAPPED = ".base_layer"
 
@@ -146,7 +146,7 @@ def fuse_branches(program: Program) -> Program:
         if product is None or reads[op.ins[-1]] > 1:
             continue
         is_quantized = product.kind == _QUANTIZED
-        if not is_quantized and len(product.ins) > _UNBIASED:
+        if len(product.ins) > _UNBIASED[is_quantized]:
             continue
         kind = _PRODUCTS[product.attrs["beside"]] if is_quantized else product.kind
         if (op.kind, op.phase, op.block) == (f"{kind}_add", product.phase, product.block):

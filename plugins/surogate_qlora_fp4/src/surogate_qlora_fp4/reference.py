@@ -79,8 +79,8 @@ def quantized(w: Tensor, amax: Tensor, four_over_six: bool) -> tuple[Tensor, Ten
 
 def _squared_error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, limit: Tensor) -> Tensor:
     """Return the sum over each block, in order."""
-    values = e2m1.levels(codes) * scales.float()[..., None] * amax / limit
+    off = e2m1.levels(codes).mul_(scales.float()[..., None]).mul_(amax).div_(limit).sub_(x)
     error = torch.zeros_like(x[..., 0])
-    for term in (values - x).square().unbind(dim=-1):
-        error = error + term
+    for term in off.square_().unbind(dim=-1):
+        error += term
     return error

@@ -16,12 +16,16 @@ def stores(params: Sequence[ParamInfo]) -> Sequence[ParamInfo]:
     return [info for info in params if info.parameter] or params
 
 
+LAYOUT = "e2m1, ue8m0 for 32"
+"""Codes uint8 [R, K / 2] and scales uint8 [R, K / 32], powers of two: two significant bits for each number."""
+
 MXFP4 = WeightFormatDef(
     name="mxfp4",
     summary="frozen experts in MXFP4: 4 bits and a power of two for each 32 of a row",
     options=Mxfp4WeightOptions,
     key="qlora_mxfp4",
     bits=4.25,
+    layout=LAYOUT,
     quantize=STORAGE.quantize,
     dequantize=STORAGE.dequantize,
     stores=stores,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from surogate_core.reference import e2m1
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.reference.stored_matrix import e4m3_copy, matrix_amax
+from surogate_core.reference.stored_matrix import e4m3_copy, e5m2_copy, matrix_amax
 
 from .ops import BLOCK
 
@@ -69,3 +69,9 @@ def mxfp4_to_e4m3(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[Tens
     """Return `e4m3_copy` of the dequantized weight. The last input is its amax."""
     *weight, amax = stored
     return e4m3_copy(mxfp4_dequantize(*weight, **attrs), amax, transposed)
+
+
+def mxfp4_to_e5m2(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Return `e5m2_copy` of the dequantized weight. The last input is its amax."""
+    *weight, amax = stored
+    return e5m2_copy(mxfp4_dequantize(*weight, **attrs), amax, transposed)

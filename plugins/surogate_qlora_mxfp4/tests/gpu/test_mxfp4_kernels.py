@@ -18,7 +18,8 @@ from surogate_qlora_mxfp4.reference import mxfp4_quantize
 
 pytestmark = pytest.mark.gpu
 
-QUANTIZE, DEQUANTIZE, _, _ = OPS
+QUANTIZE, DEQUANTIZE, AMAX, TO_E4M3, TO_E5M2 = OPS
+COPYING = [(QUANTIZE, DEQUANTIZE, AMAX, to) for to in (TO_E4M3, TO_E5M2)]
 
 # One block, chunks of 8,192 elements that are not full, several chunks, equal matrices.
 SHAPES = cases(
@@ -75,10 +76,12 @@ def test_ties_and_powers_of_two_are_rounded_as_by_the_reference() -> None:
 @pytest.mark.parametrize("shape", COPIES)
 def test_amax_and_copies_are_bit_identical_to_the_references(shape: Shape, dtype: str) -> None:
     """Of random bytes, so that every code occurs, NaN too."""
-    check_copying_kernels(KERNELS, OPS, *random_stored(*shape, dtype), factors=(1.0, 0.1))
+    for ops in COPYING:
+        check_copying_kernels(KERNELS, ops, *random_stored(*shape, dtype), factors=(1.0, 0.1))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_copies_of_usual_weights_are_bit_identical_to_the_references(dtype: str) -> None:
     stored = mxfp4_quantize(uneven_weight((16, 32), 512, "fp32"), rows=(16, 32))
-    check_copying_kernels(KERNELS, OPS, stored, {"rows": (16, 32), "dtype": dtype})
+    for ops in COPYING:
+        check_copying_kernels(KERNELS, ops, stored, {"rows": (16, 32), "dtype": dtype})

@@ -15,7 +15,8 @@ from typing import Any, Final
 from surogate_core.errors import ConfigError
 
 from . import protocol
-from .connection import Connection, Refused, shown
+from .connection import Refused, shown
+from .http_server import HttpServer
 from .protocol import OwnForm, Rendering, ServedModel, Words
 
 _TOP: Final = 20
@@ -47,26 +48,20 @@ WORDS: Final = Words(
 
 
 @dataclass
-class LlamaServer:
+class LlamaServer(HttpServer):
     """A llama-server."""
 
-    connection: Connection
     program: str = "llama-server"
     words: Words = WORDS
     own_error: float = _F16_SUMS
     least: float = _LEAST
     left_out: str = "end inside of a character"
     continues: bool = True
-    adapter: str | None = None
     _loras: dict[str, int] = field(default_factory=dict, repr=False)
     _name: str = field(default="", repr=False)
 
-    @property
-    def where(self) -> str:
-        return self.connection.url
-
     def models(self) -> Sequence[ServedModel]:
-        served = protocol.served_models(self.connection.get("/v1/models"))
+        served = super().models()
         try:
             listed = self.connection.get("/lora-adapters")
         except Refused:  # a router of several models has no adapters of its own

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final
 
 from surogate_core.errors import ConfigError
 
 from . import protocol
-from .connection import Connection, Refused, shown
+from .connection import Refused, shown
+from .http_server import HttpServer, asked
 from .protocol import NotGiven, OwnForm, Rendering, ServedModel, Words
 
 _TOP: Final = 20
@@ -30,31 +30,18 @@ WORDS: Final = Words(
 
 
 @dataclass
-class SGLang:
+class SGLang(HttpServer):
     """A server of SGLang."""
 
-    connection: Connection
     program: str = "SGLang"
     words: Words = WORDS
-    own_error: float = 0.0
-    least: float = -inf
-    left_out: str = ""
-    continues: bool = False
-    adapter: str | None = None
     _renders_whole: bool | None = field(default=None, repr=False)
     _adapters: frozenset[str] = field(default=frozenset(), repr=False)
 
-    @property
-    def where(self) -> str:
-        return self.connection.url
-
     def models(self) -> Sequence[ServedModel]:
-        served = protocol.served_models(self.connection.get("/v1/models"))
+        served = super().models()
         self._adapters = frozenset(model.name for model in served if model.parent is not None)
         return served
-
-    def form(self) -> str | None:
-        return None
 
     def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
         tools = protocol.functions(rendering.tools, lambda given: {**given, **{key: given.get(key) for key in _FILLED}})
@@ -71,17 +58,8 @@ class SGLang:
         return found
 
     def _ids(self, model: str, rendering: Rendering, prompt: bool) -> list[int]:
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": protocol.sent(rendering.messages),
-            "add_generation_prompt": prompt,
-        }
-        if rendering.tools:
-            body["tools"] = list(rendering.tools)
-        if rendering.variables:
-            body["chat_template_kwargs"] = dict(rendering.variables)
         try:
-            return protocol.token_ids(self.connection.post("/tokenize", body), "tokens")
+            return protocol.token_ids(self.connection.post("/tokenize", asked(model, rendering, prompt)), "tokens")
         except Refused as error:
             if error.status in _NO_ROUTE or (error.status in _WRONG_INPUT and _asks_for_prompt(error.said)):
                 raise NotGiven("this version of SGLang renders no messages at /tokenize; 0.5.23 does") from None

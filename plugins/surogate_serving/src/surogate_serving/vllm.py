@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final
 
 from surogate_core.errors import ConfigError
 
 from . import protocol
-from .connection import Connection, Refused, shown
-from .protocol import OwnForm, Rendering, ServedModel, Words
+from .connection import Refused, shown
+from .http_server import HttpServer, asked
+from .protocol import OwnForm, Rendering, Words
 
 _TOP: Final = 20
 """Likeliest tokens that are asked for: as many as the server allows by default."""
@@ -29,43 +29,19 @@ WORDS: Final = Words(
 
 
 @dataclass
-class VLLM:
+class VLLM(HttpServer):
     """A server of vLLM."""
 
-    connection: Connection
     program: str = "vLLM"
     words: Words = WORDS
-    own_error: float = 0.0
-    least: float = -inf
-    left_out: str = ""
-    continues: bool = False
-    adapter: str | None = None
     _top: int = field(default=_TOP, repr=False)
-
-    @property
-    def where(self) -> str:
-        return self.connection.url
-
-    def models(self) -> Sequence[ServedModel]:
-        return protocol.served_models(self.connection.get("/v1/models"))
-
-    def form(self) -> str | None:
-        return None
 
     def own_forms(self, rendering: Rendering) -> Iterator[OwnForm]:
         tools = protocol.functions(rendering.tools, lambda given: {**dict.fromkeys(_FUNCTION), **given})
         yield from protocol.own_tools(self.program, rendering, tools)
 
     def ids(self, model: str, rendering: Rendering) -> list[int]:
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": protocol.sent(rendering.messages),
-            "add_generation_prompt": rendering.prompt,
-        }
-        if rendering.tools:
-            body["tools"] = list(rendering.tools)
-        if rendering.variables:
-            body["chat_template_kwargs"] = dict(rendering.variables)
+        body = asked(model, rendering, rendering.prompt)
         return protocol.token_ids(self.connection.post("/tokenize", body), "tokens")
 
     def log_probs(self, model: str, ids: Sequence[int], wanted: Sequence[int]) -> Mapping[int, Mapping[int, float]]:

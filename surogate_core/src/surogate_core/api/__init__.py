@@ -73,6 +73,7 @@ from .recipes import (
     Programs,
     QuantizedTensor,
     RecipeDef,
+    Refusal,
 )
 from .running import (
     CallbackReport,
@@ -181,6 +182,7 @@ __all__ = [
     "Programs",
     "QuantizedTensor",
     "RecipeDef",
+    "Refusal",
     "Report",
     "Rewrites",
     "Rewritten",

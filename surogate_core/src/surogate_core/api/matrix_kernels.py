@@ -22,11 +22,11 @@ def reading_kernels(
     stored: Callable[[Sequence[Value], BindContext], Sequence[Value | int]] = lambda values, ctx: values,
     supports: Callable[[Op, Target], Support] = supports,
 ) -> tuple[KernelDef, ...]:
-    """Return the kernels of `<kind>_dequantize`, `<kind>_amax` and `<kind>_to_e4m3`.
+    """Return the kernels of `<kind>_dequantize`, `<kind>_amax` and the copies, such as `<kind>_to_e4m3`.
 
-    They call the functions of these names in `module` with `stored` of the stored values, the amax that `to_e4m3`
-    reads, the outputs, whether the copy is transposed (`to_e4m3`), `shape` of the op, the code of the dtype of the
-    dequantized weight, and the stream.
+    They call the functions of these names in `module` with `stored` of the stored values, the amax that copies read,
+    the outputs, whether the copy is transposed, `shape` of the op, the code of the dtype of the dequantized weight, and
+    the stream.
     """
 
     def bind(op: Op, ctx: BindContext) -> Call:
@@ -35,5 +35,7 @@ def reading_kernels(
         arguments = (*stored(op.ins[:count], ctx), *op.ins[count:], *op.outs, *copied, *shape(op))
         return ctx.call(getattr(import_module(module), op.kind), *arguments, DTYPES[op.attrs["dtype"]].code)
 
-    kinds = [f"{storage.kind}_{name}" for name in ("dequantize", "amax", "to_e4m3")]
-    return tuple(KernelDef(op=kind, dtypes=("*", "..."), supports=supports, bind=bind, module=module) for kind in kinds)
+    return tuple(
+        KernelDef(op=definition.kind, dtypes=("*", "..."), supports=supports, bind=bind, module=module)
+        for definition in storage.ops[1:]
+    )

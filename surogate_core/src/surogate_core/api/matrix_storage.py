@@ -1,7 +1,8 @@
 """Weight formats that four ops make: one quantizes a matrix, one dequantizes, one measures, and one copies it to E4M3.
 
-A `MatrixStorage` says what is stored of a matrix. From that it declares the ops, whose references and kernels the
-package brings, and it has the functions of a `WeightFormatDef`:
+A fifth one copies it to E5M2, if the format says so (`copied_to`). A `MatrixStorage` says what is stored of a matrix.
+From that it declares the ops, whose references and kernels the package brings, and it has the functions of a
+`WeightFormatDef`:
 
     STORAGE = MatrixStorage(
         kind="int4", title="INT4", reference="acme.reference", states=states, read=read, attrs=attrs
@@ -13,7 +14,7 @@ Attrs of the ops, besides those of the format:
 
 rows        rows of each logical matrix that is fused in the param. Each is quantized as if it were a tensor of its own.
 dtype       (all but `<kind>_quantize`) of the dequantized weight
-transposed  (`<kind>_to_e4m3`) write the copy transposed
+transposed  (`<kind>_to_e4m3` and `_to_e5m2`) write the copy transposed
 
 Inputs and outputs:
 
@@ -22,6 +23,7 @@ Inputs and outputs:
 <kind>_amax        stored values -> fp32 [matrices, 2]: of each dequantized matrix the largest finite magnitude, and 1
                    if an element is not finite, else 0
 <kind>_to_e4m3     stored values, amax -> the weight in E4M3 with one scale, and that scale, fp32 [2]
+<kind>_to_e5m2     the same in E5M2, whose scale is a power of two
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ Shape = tuple[int, ...]
 MAX_MATRICES = 256
 """Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
-_E4M3_MULTIPLE = 16
-"""Rows of each matrix and columns of a weight that is copied to E4M3 are multiples of this."""
+_COPY_MULTIPLE = 16
+"""Rows of each matrix and columns of a weight that is copied to FP8 are multiples of this."""
 
 
 def need(condition: bool, message: str) -> None:
@@ -81,6 +83,7 @@ class MatrixStorage(Generic[Options]):
     reading    param -> further attrs of the other ops
     apart      whether what is stored of some of several matrices is read and written by itself (`OpDef.apart`): no
                further attribute depends on how many there are
+    copied_to  dtypes in which the format makes copies
     declares   {name: type} of what `attrs`, `writing` and `reading` return (`OpDef.attrs`), in this order
     """
 
@@ -93,6 +96,7 @@ class MatrixStorage(Generic[Options]):
     writing: Callable[[Options], Attrs] = lambda options: {}
     reading: Callable[[ParamInfo], Attrs] = lambda info: {}
     apart: bool = False
+    copied_to: tuple[str, ...] = ("e4m3",)
     declares: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]] = ({}, {}, {})
 
     # ------------------------------------------------------------------------------------------------- weight format
@@ -115,18 +119,19 @@ class MatrixStorage(Generic[Options]):
     def copies(
         self, stored: Ins, op: Op, outputs: Sequence[int], context: StorageContext[Options]
     ) -> Sequence[Value] | None:
-        """`WeightFormatDef.copies`, of an op that makes E4M3 copies with one scale (`OpDef.copies_to`).
+        """`WeightFormatDef.copies`, of an op that makes copies in one of `copied_to` (`OpDef.copies_to`).
 
         Each copy is written by an op of its own: forward products read one, and backward products may read the other.
         """
         b, info = context.builder, context.param
         sizes = (*(matrix.rows for matrix in info.matrices), info.param.shape[1])
-        if b.ops[op.kind].copies_to(op) != "e4m3" or any(size % _E4M3_MULTIPLE for size in sizes):
+        dtype = b.ops[op.kind].copies_to(op)
+        if dtype not in self.copied_to or any(size % _COPY_MULTIPLE for size in sizes):
             return None
         attrs, scale = self._reading(info, context.options), len(op.outs) - 1
         made: dict[int, Value] = {}
         for index in [i for i in outputs if i != scale] or [0]:
-            made[index], made[scale] = b.emit(f"{self.kind}_to_e4m3", *stored, **attrs, transposed=index == 1)
+            made[index], made[scale] = b.emit(f"{self.kind}_to_{dtype}", *stored, **attrs, transposed=index == 1)
         return [made[i] for i in outputs]
 
     def _attrs(self, info: ParamInfo, options: Options) -> dict[str, Any]:
@@ -139,12 +144,12 @@ class MatrixStorage(Generic[Options]):
 
     @property
     def ops(self) -> tuple[OpDef, ...]:
-        """The four ops, in the order of this module's docstring."""
+        """The ops, in the order of this module's docstring."""
         return (
             self._op("quantize", self._quantize, 20, apart=self.apart),
             self._op("dequantize", self._dequantize, 2, always_recomputed=True, apart=self.apart),
             self._op("amax", self._amax, 2),
-            self._op("to_e4m3", self._to_e4m3, 4, always_recomputed=True),
+            *(self._op(f"to_{dtype}", self._to(dtype), 4, always_recomputed=True) for dtype in self.copied_to),
         )
 
     def _op(self, name: str, infer: Callable[[Ins, Attrs], Specs], flops_of_a_weight: int, **fields: Any) -> OpDef:
@@ -153,7 +158,7 @@ class MatrixStorage(Generic[Options]):
         return OpDef(
             kind=kind,
             infer=infer,
-            attrs={"rows": tuple, **both, **attrs, **({"transposed": bool} if name == "to_e4m3" else {})},
+            attrs={"rows": tuple, **both, **attrs, **({"transposed": bool} if name.startswith("to_") else {})},
             reference=f"{self.reference}:{kind}",
             vjp=lambda b, op, grads: (None,) * len(op.ins),  # a stored weight is frozen
             flops=lambda op: flops_of_a_weight * self._size(op),
@@ -200,7 +205,10 @@ class MatrixStorage(Generic[Options]):
         self._dequantize(ins, attrs)
         return [OutSpec("amax", (len(attrs["rows"]), 2), "fp32")]
 
-    def _to_e4m3(self, ins: Ins, attrs: Attrs) -> Specs:
+    def _to(self, dtype: str) -> Callable[[Ins, Attrs], Specs]:
+        return lambda ins, attrs: self._copied(ins, attrs, dtype)
+
+    def _copied(self, ins: Ins, attrs: Attrs, dtype: str) -> Specs:
         *stored, amax = ins
         (weight,), (needed,) = self._dequantize(stored, attrs), self._amax(stored, attrs)
         need(
@@ -210,8 +218,8 @@ class MatrixStorage(Generic[Options]):
         )
         for size in (*attrs["rows"], weight.shape[1]):
             need(
-                size % _E4M3_MULTIPLE == 0,
-                f"rows of matrices and columns must be multiples of {_E4M3_MULTIPLE}, got {size}",
+                size % _COPY_MULTIPLE == 0,
+                f"rows of matrices and columns must be multiples of {_COPY_MULTIPLE}, got {size}",
             )
         shape = weight.shape[::-1] if attrs["transposed"] else weight.shape
-        return [OutSpec(WEIGHT_LABEL, shape, "e4m3"), OutSpec(WEIGHT_LABEL, (2,), "fp32")]
+        return [OutSpec(WEIGHT_LABEL, shape, dtype), OutSpec(WEIGHT_LABEL, (2,), "fp32")]

@@ -8,8 +8,7 @@ quantizes each x and each dy once, where it is computed, and multiplies. All oth
     micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
 
 Products of groups of rows (`OpDef.group_ends`) are among them if the recipe asks for `groups`, all but their dw: it
-sums over the rows of a group, whose number only the device knows. Those with a bias for each group stay as they are,
-forward and backward, because no op of a recipe adds one.
+sums over the rows of a group, whose number only the device knows. Their bias is a row for each group, [G, N].
 """
 
 from __future__ import annotations
@@ -249,7 +248,6 @@ def quantized_weights(
     ops = context.builder.ops
     multiplies = [op for op in programs.evaluate.ops if ops[op.kind].product is not None]
     multiplies = [op for op in multiplies if groups or ops[op.kind].group_ends is None]
-    multiplies = [op for op in multiplies if not _has_group_bias(op, ops[op.kind])]
     read = {op.ins[1] for op in multiplies}
     infos = [info for info in context.params.values() if is_block_matrix(info) and info.param in read]
     if not infos:
@@ -280,12 +278,6 @@ def quantized_weights(
         grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
-
-
-def _has_group_bias(op: Op, definition: OpDef) -> bool:
-    """Return whether an op adds a bias of its group to each row."""
-    product = definition.product
-    return product is not None and definition.group_ends is not None and _added(op, product, definition) is not None
 
 
 def is_block_matrix(info: ParamInfo) -> bool:

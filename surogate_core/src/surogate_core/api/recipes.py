@@ -117,6 +117,19 @@ class Numerics:
     columns: tuple[NumericsColumn, ...]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why a run cannot be right, of a kind that shows only when its weights are loaded.
+
+    count    int32 [], a derived state that `derive` writes: how many numbers are wrong. Unless it is 0, the run ends
+             before its first step.
+    message  what follows the count in the error: what is wrong, where, and what to do
+    """
+
+    count: Value
+    message: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Programs:
     """The programs of a run, which a recipe lowers together, and an offload strategy schedules.
@@ -132,6 +145,7 @@ class Programs:
                ones, where they differ; None: as `micro`
     numerics   the micro-step that reports on numerics, if `LowerContext.numerics` asks for it; None: the recipe has no
                such report
+    refusals   what ends a run when its weights are loaded
     """
 
     micro: Program
@@ -142,6 +156,7 @@ class Programs:
     start: Program
     calibrate: Program | None = None
     numerics: Numerics | None = None
+    refusals: tuple[Refusal, ...] = ()
 
     def micro_steps(self) -> tuple[Program, ...]:
         """Return the programs of micro-steps, in the order in which they first run."""

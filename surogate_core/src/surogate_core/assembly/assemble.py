@@ -205,5 +205,6 @@ def _finished(draft: Draft, recorded: Draft) -> Assembly:
         passed=draft.verifier,
         world_size=inputs.world_size,
         numerics=draft.numerics,
+        refusals=tuple(replace(found, count=places.get(found.count, found.count)) for found in draft.refusals),
         cached=draft.cached,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..api import BatchInputs, Numerics, Scalars, WeightMap
+from ..api import BatchInputs, Numerics, Refusal, Scalars, WeightMap
 from ..api.models import Unit
 from ..memory.plan import MemoryPlan
 from ..program.op import Program, Purpose, Stage
@@ -56,6 +56,7 @@ class Assembly:
     passed      the passes that ran; `passed.verify` runs the checks of a draft
     reported    the loss, then the other metrics of the run's loss and of the model
     numerics    what the programs of the purpose "report" write; None: there are none
+    refusals    what ends the run when its weights are loaded
     cached      what an evaluation writes of each document (`LossDef.cached_reference`), if anything
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
@@ -79,6 +80,7 @@ class Assembly:
     passed: Verifier
     world_size: int
     numerics: Numerics | None = None
+    refusals: tuple[Refusal, ...] = ()
     cached: tuple[Value, ...] = ()
 
     @property
@@ -105,7 +107,8 @@ class Assembly:
         """States that hold what the host reads of a step. No later step depends on them."""
         numerics = () if self.numerics is None else (self.numerics.values,)
         metrics = (state for metric in self.reported for state in (metric.step, metric.evaluation))
-        return frozenset((*metrics, *self.cached, self.grad_norm, *numerics))
+        refusals = (found.count for found in self.refusals)
+        return frozenset((*metrics, *self.cached, self.grad_norm, *numerics, *refusals))
 
     def micro_step(self, *, first: bool, last: bool, purpose: Purpose = "train") -> Program:
         """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..api import BatchInputs, Head, Metric, Numerics, ParamInfo, Programs, Scalars, WeightFormatDef, WeightMap
+from ..api import BatchInputs, Head, Metric, Numerics, ParamInfo, Programs, Refusal, Scalars, WeightFormatDef, WeightMap
 from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import Value
@@ -70,6 +70,7 @@ class Draft:
     stored      {frozen param: the states that hold it in the run's weight format}
     storing     the ops of `derive` that write these
     numerics    the recipe's report, if the run asks for it
+    refusals    what ends the run when its weights are loaded
 
     Of one plan:
 
@@ -109,6 +110,7 @@ class Draft:
     stored: Mapping[Value, Sequence[Value]] = field(default_factory=dict)
     storing: frozenset[Op] = frozenset()
     numerics: Numerics | None = None
+    refusals: tuple[Refusal, ...] = ()
     on_host: tuple[Value, ...] = ()
     pending: tuple[Value, ...] = ()
     staging: tuple[Staged, ...] = ()

@@ -209,8 +209,9 @@ class OpDef(Definition):
     moves       its only output holds the elements of its first input, of any dtype, each at least once and nothing
                 else: recipes may quantize the input instead
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
-                their scale by the largest magnitude, fp32 [2] (decode, encode). "": it does anything else. Weight
-                formats make such copies from what they store (`WeightFormatDef.copies`).
+                their scale by the largest magnitude, fp32 [2] (decode, encode). To "e4m3" it maps that to 448; to
+                "e5m2" it is a power of two (`surogate_core.reference.stored_matrix`). "": the op does anything else.
+                Weight formats make such copies from what they store (`WeightFormatDef.copies`).
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
     """

@@ -10,21 +10,25 @@ from torch import Tensor
 LEVELS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes by code."""
 
-_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Between adjacent levels. A number on a bound has the even code."""
-
 
 def rounded(y: Tensor) -> Tensor:
-    """Return the codes of y, rounded to nearest. Numbers above 6 become 6, NaN has the code 7."""
-    magnitude, code = y.abs(), y.signbit().to(torch.uint8) << 3
-    for i, bound in enumerate(_BOUNDS):  # takes less than half of the time of `torch.bucketize`
-        code += magnitude >= bound if i % 2 else magnitude > bound
-    return torch.where(y.isnan(), 7, code)
+    """Return the codes of y, rounded to nearest, ties to the even code. Numbers above 6 become 6, NaN has the code 7.
+
+    Levels are 1/2 apart up to 2, 1 up to 4 and 2 up to 6, so the code of a magnitude a is the least of round(2 a),
+    round(a) + 2 and round(a / 2) + 4. That takes a third of the time of comparisons with the bounds between levels.
+    """
+    magnitude = y.abs().clamp_(max=8)
+    code = (magnitude * 2).round_()
+    torch.minimum(code, magnitude.round().add_(2), out=code)
+    torch.minimum(code, magnitude.mul_(0.5).round_().add_(4), out=code)
+    code.clamp_(max=7).nan_to_num_(7)
+    return code.to(torch.uint8).bitwise_or_((y.signbit() & ~y.isnan()).to(torch.uint8) << 3)
 
 
 def levels(codes: Tensor) -> Tensor:
     """Return the numbers of codes, in fp32."""
-    return torch.tensor([*LEVELS, *(-level for level in LEVELS)])[codes.long()]
+    table = torch.tensor([*LEVELS, *(-level for level in LEVELS)])
+    return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
 def packed(codes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parts of the references of weight formats: rounding to E4M3, and measuring and copying a dequantized matrix."""
+"""Parts of the references of weight formats: rounding to FP8, and measuring and copying a dequantized matrix."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
+E5M2_MAX = 57344.0
+_E5M2_TOP = 15
 FLT_MAX = torch.finfo(torch.float32).max
 
 
@@ -32,4 +34,22 @@ def e4m3_copy(w: Tensor, amax: Tensor, transposed: bool) -> tuple[Tensor, Tensor
     encode = torch.where(largest > 0, (torch.tensor(E4M3_MAX) / largest).clamp(max=FLT_MAX), 1.0)
     decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
     copy = e4m3(w.float() * encode)
+    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
+
+
+def e5m2_copy(w: Tensor, amax: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """Return the weight in E5M2, scaled by a power of two, and (decode, encode), by the `matrix_amax` of the weight.
+
+    encode maps the largest magnitude to at least 2^15 and less than 2^16. What is above 57344, the largest number of
+    E5M2, becomes that. So numbers of two significant bits stay what they are, down to 2^-30 of the largest. decode is
+    NaN if an element is not finite.
+    """
+    largest, not_finite = amax.amax(dim=0)
+    exponent = torch.frexp(largest).exponent - 1
+    power = (127 + (_E5M2_TOP - exponent).clamp(max=127)) << 23  # by bits: functions of torch may round powers of two
+    encode = torch.where(largest > 0, power.int().view(torch.float32), 1.0)
+    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
+    wide = w.float() * encode
+    codes = wide.clamp(-E5M2_MAX, E5M2_MAX).to(torch.float8_e5m2).view(torch.uint8)
+    copy = codes.masked_fill(wide.isnan(), 0x7F).view(torch.float8_e5m2)
     return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])

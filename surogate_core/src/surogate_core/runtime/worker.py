@@ -15,6 +15,7 @@ from ..api import Comm, OpDef
 from ..assembly.assembly import ADAPTER_START, Assembly
 from ..assembly.staging import Staged
 from ..batch import MicroBatch
+from ..errors import ConfigError
 from ..machine.timing import mark
 from ..program.op import Program, Purpose
 from ..program.value import Value
@@ -232,7 +233,10 @@ class Worker:
         self._run(self.assembly.programs[ADAPTER_START])
 
     def prepare(self) -> None:
-        """Do the first part of `start`, which waits for the whole device. No stream of it may be captured meanwhile."""
+        """Do the first part of `start`, which waits for the whole device. No stream of it may be captured meanwhile.
+
+        Raises ConfigError for weights that the run cannot be right with (`Programs.refusals`).
+        """
         self.executor.synchronize()
         if not self._restored:
             parts = (v for v in self.assembly.declared if v.shard and v.init)  # `share` gives those of no other rank
@@ -240,6 +244,11 @@ class Worker:
             initialize((v for v in parts if v.owner in own), self.buffers.persistent, seed=0)
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
+        if self.assembly.refusals:
+            self.executor.synchronize()
+        for found in self.assembly.refusals:
+            if count := int(self.buffers.persistent(found.count)):
+                raise ConfigError(f"{count} {found.message}")
 
     def begin(self, *, graphs: bool = True) -> None:
         """Do the second part of `start`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.api.compiled import aligned, groups_bytes
 
+from ..ops import group_bias, second_pair
+
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
     """Return rows, columns of the result, terms and groups."""
@@ -14,7 +16,8 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
 
 def _second_terms(op: Op) -> int:
     """Return the terms of the product that is added, or 0."""
-    return op.ins[5].shape[1] if op.ins[5:] else 0
+    second = second_pair(op)
+    return second[0].shape[1] if second else 0
 
 
 def _supports(op: Op, target: Target) -> Support:
@@ -27,7 +30,7 @@ def _supports(op: Op, target: Target) -> Support:
     for name, size, multiple in sizes:
         if size % multiple:
             return Support(False, f"FP8 products need a multiple of {multiple} as {name}, got {size}")
-    if op.ins[5:] and bool(op.attrs.get("beside")) != (op.ins[0].dtype == "e5m2"):
+    if second_pair(op) and bool(op.attrs.get("beside")) != (op.ins[0].dtype == "e5m2"):
         return Support(False, "branches are added to y of e4m3, and to dx of e5m2")
     return Support(True)
 
@@ -40,17 +43,20 @@ def _workspace(op: Op, target: Target) -> int:
 def _bind(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    first, second = ([ctx.pointer(value) for value in values] for values in (op.ins[:5], op.ins[5:]))
-    pointers = (*first, *(second or (0, 0)), ctx.pointer(op.outs[0]), ctx.workspace)
+    first, second = ([ctx.pointer(value) for value in values] for values in (op.ins[:5], second_pair(op)))
+    bias = group_bias(op)
+    added = (*(second or (0, 0)), 0 if bias is None else ctx.pointer(bias))
+    pointers = (*first, *added, ctx.pointer(op.outs[0]), ctx.workspace)
+    dtypes = [DTYPES[value.dtype].code for value in op.ins[:2]]
     modes = (bool(op.attrs.get("beside")), bool(op.attrs.get("fast")))
-    product = _C.GroupedFp8(*pointers, *_sizes(op), DTYPES[op.ins[0].dtype].code, *modes, _second_terms(op))
+    product = _C.GroupedFp8(*pointers, *_sizes(op), *dtypes, *modes, _second_terms(op))
     return ctx.call(product.run)
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     KernelDef(
         op="fp8_grouped_linear",
-        dtypes=(dtype, "e4m3", "fp32", "fp32", "int32", *second, "bf16"),
+        dtypes=(dtype, weight, "fp32", "fp32", "int32", *added, "bf16"),
         attrs=("fast", "beside"),
         arithmetic=("fp8", share),
         supports=_supports,
@@ -58,7 +64,9 @@ KERNELS: tuple[KernelDef, ...] = tuple(
         workspace=_workspace,
     )
     for dtype, share in (("e4m3", 0.75), ("e5m2", 0.6))
-    for second in ((), ("bf16", "bf16"))
+    for weight in ("e4m3", "e5m2")
+    for added in ((), ("bf16",), ("bf16", "bf16"))
+    if dtype == "e4m3" or len(added) != 1  # a bias is of the forward pass
 )
 """Shares of the rate of dense products on an H200, 16,384 tokens and 128 experts (benchmarks/h200.md): 0.60 and 0.89 by
 tiles of 128 x 256 with fast sums, 0.58 and 0.61 by tiles of 128 x 128 with exact ones."""

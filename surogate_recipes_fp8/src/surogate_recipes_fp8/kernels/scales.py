@@ -1,4 +1,7 @@
-"""Compiled ops on the scales and amax of all quantizers: one launch over a table in device memory."""
+"""Compiled ops on the scales and amax of all quantizers: one launch over a table in device memory.
+
+`fp8_inexact` is for the scales of stored weights.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def _supports_scales(op: Op, target: Target) -> Support:
     for value, shapes in (*((amax, ((), (2,))) for amax in op.ins), *((scale, ((2,),)) for scale in op.outs)):
         if value.shape not in shapes:
             return Support(False, f"an amax is fp32 [2] or a scalar, a scale fp32 [2], got {value!r}")
-    return _supports_fp32(op, target)
+    return _supports(op, target)
 
 
 def _supports_update(op: Op, target: Target) -> Support:
@@ -59,16 +62,23 @@ def _supports_update(op: Op, target: Target) -> Support:
         return Support(False, "history, scales and amax must be updated in place, but the op writes other values")
     if len(op.attrs["maxima"]) != n:
         return Support(False, f"needs {n} maxima, got {len(op.attrs['maxima'])}")
-    return _supports_fp32(op, target)
+    return _supports(op, target)
 
 
 def _supports_guard(op: Op, target: Target) -> Support:
     if op.outs[0] is not op.ins[0]:
         return Support(False, f"the norm must be updated in place, but the op writes {op.outs[0]!r}")
-    return _supports_fp32(op, target)
+    return _supports(op, target)
 
 
-def _supports_fp32(op: Op, target: Target) -> Support:
+def _bind_inexact(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    _, scales, amax = op.ins
+    return ctx.call(_C.fp8_inexact, *op.ins, *op.outs, scales.size, amax.shape[0])
+
+
+def _supports(op: Op, target: Target) -> Support:
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     return Support(True)
@@ -77,5 +87,6 @@ def _supports_fp32(op: Op, target: Target) -> Support:
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(op="fp8_scales", dtypes=("fp32", "..."), supports=_supports_scales, bind=_bind_scales),
     KernelDef(op="fp8_update", dtypes=("fp32", "..."), supports=_supports_update, bind=_bind_update),
+    KernelDef(op="fp8_inexact", dtypes=("uint8", "uint8", "fp32", "int32"), supports=_supports, bind=_bind_inexact),
     KernelDef(op="fp8_guard", dtypes=("fp32", "..."), supports=_supports_guard, bind=_bind_guard),
 )

@@ -1,13 +1,17 @@
-// Copies of a stored weight in E4M3 with one scale for the whole param, and the amax that this scale needs.
+// Copies of a stored weight in FP8 with one scale for the whole param, and the amax that this scale needs.
 //
 //   stored_amax(source, amax, op, stream);
 //   e4m3_copy(source, amax, {copy, scale, transposed}, op, stream);
+//   e4m3_copy<E5m2Code>(...)   in E5M2, which holds numbers of two significant bits
 //
 //   w = the weight as the format dequantizes it, rounded to the model's dtype T
 //   amax [matrices, 2] = (largest finite |w|, 1 if a w is not finite) of each matrix that is fused in the param
 //   encode = min(448 / max(amax), FLT_MAX), 1 if that maximum is 0
 //   copy [R, K], or transposed [K, R] = E4M3(w * encode), to nearest even; magnitudes above 448 become 448, NaN 0x7F
 //   scale [2] = (1 / encode, encode); 1 / encode is NaN if a w is not finite
+//
+// In E5M2 encode is the power of two that maps max(amax) to at least 2^15 and less than 2^16, at most 2^127, and magnitudes
+// above 57344 become that.
 //
 // Each operation is rounded separately, so the bits are those of `fp8_quantize` with current scaling of the dequantized
 // weight. w is never written: of every element the stored form is read, and one byte is written.
@@ -16,8 +20,9 @@
 //
 //   Raw                                             what a thread loads: four rows of 16 adjacent columns
 //   Raw load(const CopyPlace&) const
-//   void encode(const Raw&, float encode, uint32_t (&bytes)[4][4]) const
+//   void encode<Code>(const Raw&, float encode, uint32_t (&bytes)[4][4]) const
 //                                                   the bytes of the copy, four columns in a word. Every lane calls it.
+//                                                   Without the template in sources that are copied to E4M3 alone.
 //   void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const
 //                                                   w in fp32, before it is rounded to T, of eight adjacent columns
 //   Dtype                                           T: float or __nv_bfloat16
@@ -39,6 +44,7 @@
 
 #include <cfloat>
 #include <cstdint>
+#include <type_traits>
 
 #include "surogate/check.h"
 #include "surogate/fused_rows.cuh"
@@ -57,8 +63,27 @@ struct E4m3Copy {
     bool transposed;
 };
 
+struct E4m3Code {
+    static constexpr __nv_fp8_interpretation_t format = __NV_E4M3;
+
+    static __device__ __forceinline__ float encode_of(float top) {
+        return top == 0.0f ? 1.0f : fminf(__fdiv_rn(448.0f, top), FLT_MAX);
+    }
+};
+
+struct E5m2Code {
+    static constexpr __nv_fp8_interpretation_t format = __NV_E5M2;
+
+    // `top` is 0 or a normal number, of which the bits have the exponent.
+    static __device__ __forceinline__ float encode_of(float top) {
+        constexpr unsigned bias = 127, largest = 15;
+        const unsigned exponent = min(2 * bias + largest - (__float_as_uint(top) >> 23), 2 * bias);
+        return top == 0.0f ? 1.0f : __uint_as_float(exponent << 23);
+    }
+};
+
 // Rounds two floats to T and multiplies them by `encode`. Returns their codes, the first in the lower byte.
-template <class T>
+template <class T, class Code = E4m3Code>
 __device__ __forceinline__ uint32_t e4m3_pair(float low, float high, float encode) {
     if constexpr (sizeof(T) == 2) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -68,12 +93,12 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high, float encod
         high = __uint_as_float(bits & 0xffff0000u);
     }
     return __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(low, encode), __fmul_rn(high, encode)), __NV_SATFINITE,
-                                    __NV_E4M3);
+                                    Code::format);
 }
 
-template <class T>
+template <class T, class Code = E4m3Code>
 __device__ __forceinline__ uint32_t e4m3_word(float a, float b, float c, float d, float encode) {
-    return e4m3_pair<T>(a, b, encode) | e4m3_pair<T>(c, d, encode) << 16;
+    return e4m3_pair<T, Code>(a, b, encode) | e4m3_pair<T, Code>(c, d, encode) << 16;
 }
 
 // 16 bytes, looked up by 4-bit codes. Eight lookups take eleven instructions.
@@ -115,6 +140,7 @@ struct CopyPlace {
 
 namespace detail {
 
+template <class Code>
 struct TensorScale {
     float encode;
     bool finite;
@@ -130,12 +156,12 @@ struct TensorScale {
         }
         const float top = __uint_as_float(__reduce_max_sync(full_warp, largest));
         const bool other = __any_sync(full_warp, found);
-        encode = top == 0.0f ? 1.0f : fminf(__fdiv_rn(448.0f, top), FLT_MAX);
+        encode = Code::encode_of(top);
         finite = !other;
     }
 };
 
-template <class Source, bool Transposed>
+template <class Source, class Code, bool Transposed>
 __global__ void __launch_bounds__(CopyTile::threads, 4)
     e4m3_copy_kernel(const __grid_constant__ Source source, const float2* __restrict__ amax, int matrices,
                      uint8_t* __restrict__ copy, float* __restrict__ scale, int rows, int columns) {
@@ -146,9 +172,13 @@ __global__ void __launch_bounds__(CopyTile::threads, 4)
     CopyPlace place{inside ? row : 0, inside ? column : 0, columns / 16};
     place.first = static_cast<uint32_t>(place.row) * place.units + place.column / 16;
     const auto raw = source.load(place);
-    const TensorScale own(amax, matrices);
+    const TensorScale<Code> own(amax, matrices);
     uint32_t bytes[4][4];
-    source.encode(raw, own.encode, bytes);
+    if constexpr (std::is_same_v<Code, E4m3Code>) {
+        source.encode(raw, own.encode, bytes);
+    } else {
+        source.template encode<Code>(raw, own.encode, bytes);
+    }
     if constexpr (Transposed) {
         CopyTile::stage(staged, bytes);
         __syncthreads();
@@ -213,7 +243,7 @@ void stored_amax(const Source& source, void* amax, const char* op, cudaStream_t 
     check_launch(op);
 }
 
-template <class Source>
+template <class Code = E4m3Code, class Source>
 void e4m3_copy(const Source& source, const void* amax, const E4m3Copy& to, const char* op, cudaStream_t stream) {
     const FusedRows& fused = source.fused;
     const int64_t columns = source.columns;
@@ -231,7 +261,7 @@ void e4m3_copy(const Source& source, const void* amax, const E4m3Copy& to, const
     SUROGATE_REQUIRE(rows * columns >> 36 == 0, op, "the weight must have less than 2^36 elements");
     const dim3 grid(to_int(ceil_div(columns, CopyTile::columns), op, "columns"), static_cast<unsigned>(high));
     const auto kernel =
-        to.transposed ? detail::e4m3_copy_kernel<Source, true> : detail::e4m3_copy_kernel<Source, false>;
+        to.transposed ? detail::e4m3_copy_kernel<Source, Code, true> : detail::e4m3_copy_kernel<Source, Code, false>;
     kernel<<<grid, CopyTile::threads, 0, stream>>>(source, static_cast<const float2*>(amax), fused.count,
                                                    static_cast<uint8_t*>(to.copy), static_cast<float*>(to.scale),
                                                    static_cast<int>(rows), to_int(columns, op, "columns"));

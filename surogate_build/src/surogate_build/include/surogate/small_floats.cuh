@@ -18,6 +18,14 @@ __device__ __forceinline__ float float_of_e4m3(uint32_t code) {
 // with a bias that is less by 120.
 __device__ __forceinline__ float float_of_ue4m3(uint32_t code) { return __fmul_rn(__uint_as_float(code << 20), 0x1p120f); }
 
+// Rounds to nearest even; magnitudes above 6 become 6, NaN becomes 7.
+__device__ __forceinline__ uint32_t e2m1_of(float x) {
+    const float a = fabsf(x);
+    // Ties go to the even code. All comparisons with NaN are true.
+    const uint32_t code = !(a <= 0.25f) + !(a < 0.75f) + !(a <= 1.25f) + !(a < 1.75f) + !(a <= 2.5f) + !(a < 3.5f) + !(a <= 5.0f);
+    return x != x ? 7u : code | (__float_as_uint(x) >> 28 & 8u);
+}
+
 // Of the lower four bits.
 __device__ __forceinline__ float float_of_e2m1(uint32_t code) {
     const uint32_t magnitude = code & 7u;

@@ -53,7 +53,9 @@ def lower_programs(draft: Draft) -> Draft:
     for was, program in pairs:
         draft.verified(was, program, (lowering, "lower"))
     programs = {program.name: program for program in after.all()}
-    return replace(draft, programs=programs, clip_coef=after.clip_coef, numerics=after.numerics)
+    return replace(
+        draft, programs=programs, clip_coef=after.clip_coef, numerics=after.numerics, refusals=after.refusals
+    )
 
 
 def check_lowered(draft: Draft) -> Draft:
