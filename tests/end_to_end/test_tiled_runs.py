@@ -6,6 +6,9 @@ A row of 512 tokens stands for a long one.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.planted import write_random_model
-from end_to_end.product import documents, write_jsonl
+from end_to_end.product import documents, environment, write_jsonl
 from safetensors.torch import load_file
 
 from surogate import run
@@ -43,9 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def train(folder: Path, name: str, **keys: Any) -> Trained:
-    out = folder / name
-    config = {
+def settings(folder: Path, name: str, **keys: Any) -> dict[str, Any]:
+    return {
         "model": str(folder / "model"),
         "lora": True,
         "lora_rank": 8,
@@ -58,10 +60,18 @@ def train(folder: Path, name: str, **keys: Any) -> Trained:
         "eval_steps": 0,
         "host_memory_limit": "1GiB",  # what the machine has does not matter
         "verify_outputs": False,
-        "output_dir": str(out),
+        "output_dir": str(folder / name),
         **keys,
     }
-    run.train(run.load(config), notice=lambda line: None)
+
+
+def train(folder: Path, name: str, **keys: Any) -> Trained:
+    run.train(run.load(settings(folder, name, **keys)), notice=lambda line: None)
+    return trained(folder / name)
+
+
+def trained(out: Path) -> Trained:
+    """Return the losses of the steps that a run has recorded, and its adapter."""
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     losses = [record["loss"] for record in records if record["log"] == "step"]
     return losses, load_file(out / "adapter/adapter_model.safetensors")
@@ -118,3 +128,40 @@ def test_a_run_that_is_resumed_in_other_tiles_ends_with_the_same_bits(
     again = train(folder, "again", **TILED | {"row_tiles": 256}, **keys, resume_from_checkpoint=str(first))
     assert again[0] == untiled(**keys)[0][1:]
     check_same((again[0], again[1]), (untiled(**keys)[0][1:], untiled(**keys)[1]))
+
+
+SCRIPT = """
+import json, os, signal, sys
+import surogate
+from surogate_core.program.passes import sum_in_blocks
+from surogate_lora import gradients
+
+gradients.MANY_ROWS, sum_in_blocks.BLOCK, sum_in_blocks.SMALL = 128, 128, 0
+
+def kill(report):
+    if report.step == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+surogate.train(json.loads(sys.argv[1]), callback=kill)
+"""
+
+
+@pytest.mark.slow
+def test_a_tiled_run_that_is_killed_and_resumed_ends_with_the_bits_of_the_whole_one(
+    folder: Path, untiled: Callable[..., Trained]
+) -> None:
+    """Killed by SIGKILL a step behind a checkpoint, resumed in other tiles."""
+    keys: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "save_total_limit": 0}
+    whole = untiled(**keys)
+    name = "killed"
+
+    def script(kill_at: int, **more: Any) -> subprocess.CompletedProcess[str]:
+        given = json.dumps(settings(folder, name, **TILED | keys | more))
+        command = [sys.executable, "-c", SCRIPT, given, str(kill_at)]
+        return subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
+
+    killed = script(kill_at=3)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = script(kill_at=0, row_tiles=256, resume_from_checkpoint=True)
+    assert again.returncode == 0 and "resuming from" in again.stdout, again.stderr
+    check_same(trained(folder / name), whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from surogate import run
 from surogate.cli.longest import print_longest, to_json
-from surogate.fitting.longest import longest_of
+from surogate.fitting.longest import _FIRST, _Rows, longest_of
 from surogate_core.machine.devices import GIB
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,17 @@ def test_the_host_limits_too_and_strategies_that_fill_it_for_little_are_turned_o
     free = opened(tmp_path, lora=True, device_memory_limit="24GiB")
     more = longest_of(free, run.plan(free, "h100"))
     assert more.tokens > found.tokens
+
+
+def test_no_other_choice_of_what_the_host_holds_makes_rows_longer(tmp_path: Path) -> None:
+    given = opened(tmp_path, lora=True, device_memory_limit="16GiB", host_memory_limit="3GiB")
+    plan = run.plan(given, "h100")
+    found = longest_of(given, plan).tokens
+    rows = _Rows(given, plan, 1, 1 << 24)
+    choices = [(0, len(axis.settings) - 1) if len(axis.settings) > 1 else (0,) for axis in rows._axes]
+    every = {held: rows._search(held, _FIRST)[0] for held in product(*choices)}
+    assert len(every) == 8 and min(every.values()) < found / 2
+    assert found == max(every.values())
 
 
 def test_a_model_whose_positions_no_scaling_extends_is_the_limit(tmp_path: Path) -> None:

@@ -85,6 +85,24 @@ def test_the_plan_of_a_published_configuration_is_quoted_and_near_the_measured_t
     assert planned_ms == pytest.approx(measured_ms, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "tile", "measured_ms"), [(131_072, 36, 16_384, 42_821), (524_288, 9, 32_768, 145_053)]
+)
+def test_a_step_of_long_rows_takes_the_measured_time_within_a_fiftieth(
+    tokens: int, blocks: int, tile: int, measured_ms: float, tmp_path: Path
+) -> None:
+    """Attention backward is nearly all of it: its rate is that of long rows (benchmarks/h200.md, 2026-11-30)."""
+    config = json.loads((BENCHMARKS.parent / "examples/qwen3-8b/config.json").read_text(encoding="utf-8"))
+    config |= {"max_position_embeddings": 1 << 20, "num_hidden_layers": blocks}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    raw = {"model": str(tmp_path), "lora": True, "sequence_len": tokens, "row_tiles": tile, "recompute": True}
+    raw |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "model_dtype": "bf16"}
+    raw |= {"offload_residual": True, "offload_attention": True}
+    registry = load_registry()
+    plan = plan_run(open_run(load_config(raw, registry=registry, source="long"), registry), device("h200"), 1)
+    assert plan.report.step.seconds * 1000 == pytest.approx(measured_ms, rel=0.02)
+
+
 def test_every_published_row_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from rows import ROWS

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from surogate import run
+from surogate_core.assembly.assemble import sketch
+from surogate_core.planning import plan as planning
 from surogate_core.planning.plan import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +46,25 @@ def test_a_long_row_that_does_not_fit_gets_tiles_and_fits(model: Path) -> None:
 def test_a_long_row_that_fits_only_in_tiles_with_everything_recomputed_is_found(model: Path) -> None:
     plan = planned(model, 524_288, "85GiB", offload_residual=True)
     assert plan.report.fits and plan.row_tiles == 32_768 and plan.chosen is not None
+
+
+def test_tiles_are_not_planned_where_what_blocks_keep_decides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the forward pass bounds how little a run in tiles needs, and so how much faster it may be."""
+    rows: list[int | None] = []
+    monkeypatch.setattr(planning, "sketch", lambda given, on: (rows.append(given.row_tiles), sketch(given, on))[1])
+    plan = planned(model, 131_072, "100GiB", offload_attention=True)
+    assert plan.report.fits and plan.chosen is not None and set(rows) == {None}
+    planned(model, 131_072, "24GiB", offload_attention=True)
+    assert 16_384 in rows
+
+
+def test_a_plan_that_was_expected_to_fit_and_does_not_gets_tiles(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: dict[str, Any] = {"tokens": 524_288, "limit": "85GiB", "offload_residual": True}
+    monkeypatch.setattr(planning, "_can_fit", lambda plan: plan.expected.seconds < inf)
+    monkeypatch.setattr(planning, "_LITTLE", 1.0)
+    assert not planned(model, **keys, row_tiles=0).report.fits
+    plan = planned(model, **keys)
+    assert plan.report.fits and plan.row_tiles == 32_768
 
 
 def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain, combinations
 from math import inf
 from typing import Any, Literal
 
@@ -35,6 +37,8 @@ _MOST_TOKENS = 1 << 24
 """Longer rows are not tried."""
 _FIRST = 2 * BLOCK, 4 * BLOCK
 """Lengths whose plans take little time, for the first line."""
+_FARTHEST = 16
+"""No row is tried that has more times the tokens of the last one: a line through short rows may not rise."""
 _MOST_PLANS = 16
 """Lengths that are tried for one way and one choice of what the host holds."""
 
@@ -68,12 +72,15 @@ def longest(run: Run, plan: Plan) -> Iterator[Longest]:
     """Yield the longest row of a run on the device of `plan`, which is of any length: as an adapter on a base in the
     model's dtype and in formats of fewer bits, and with all weights trained. Ways that the run cannot take are left
     out."""
+    guess = 0
     for way, changes in _ways(run, plan):
         try:
             one = changed(run, changes) if changes else run
-            yield longest_of(one, plan, way, changes)
+            found = longest_of(one, plan, way, changes, guess=guess)
         except SurogateError:  # no adapter is installed, or this model, loss or format allows none
             continue
+        guess = found.tokens or guess
+        yield found
 
 
 def short_row(run: Run) -> Changes:
@@ -83,11 +90,18 @@ def short_row(run: Run) -> Changes:
 
 
 def longest_of(
-    run: Run, plan: Plan, way: str = "", changes: Changes | None = None, *, steps: int = 1, most: int = _MOST_TOKENS
+    run: Run,
+    plan: Plan,
+    way: str = "",
+    changes: Changes | None = None,
+    *,
+    steps: int = 1,
+    most: int = _MOST_TOKENS,
+    guess: int = 0,
 ) -> Longest:
     """Return the longest row of one run, which has `changes` of the keys of another already, in `steps` micro-steps of
-    one row, of at most `most` tokens. Raises like a plan."""
-    return _Rows(run, plan, steps, most).longest(way, changes or {})
+    one row, of at most `most` tokens. `guess`: about how many these are, 0: not known. Raises like a plan."""
+    return _Rows(run, plan, steps, most).longest(way, changes or {}, guess)
 
 
 def _ways(run: Run, plan: Plan) -> Iterator[tuple[str, Changes]]:
@@ -122,23 +136,53 @@ class _Rows:
         base = changed(self._run, shortest)
         self._axes = Search(base, sketch_exactly(self._inputs(base)), 0).strategies
 
-    def longest(self, way: str, changes: Changes) -> Longest:
+    def longest(self, way: str, changes: Changes, guess: int) -> Longest:
         held = tuple(len(axis.settings) - 1 for axis in self._axes)
-        tokens, limit = self._search(held, _FIRST)
-        for index in range(len(held)) if limit == "host" else ():
-            less = _without(held, index)
-            if self._fitting(_up(tokens), less):
-                held, (tokens, limit) = less, self._search(less, (_up(tokens), _on_grid(1.1 * tokens)))
+        if self._plan.inputs.host_memory is not None:
+            held, guess = self._for_the_host(held, guess)
+        tokens, limit = self._search(held, (_FIRST[1], guess) if guess else _FIRST)
         found = self._fitting(tokens, held)
         for index in range(len(held)) if found else ():
-            fewer = self._fitting(tokens, _without(held, index))
-            if fewer and found and fewer.seconds <= (1 + ALIKE) * found.seconds:
-                held, found = _without(held, index), fewer
+            fewer = _without(held, index)
+            other = self._fitting(tokens, fewer) if found and self._may_do(fewer, held, found) else None
+            if found and other and other.seconds <= (1 + ALIKE) * found.seconds:
+                held, found = fewer, other
         if found is None:
             return Longest(way, 0, None, limit)
         scaled = scaled_model(self._given, tokens) if tokens > self._given.dims.max_positions else None
         found = replace(found, changes={**changes, **found.changes}).finished()
         return Longest(way, tokens, found, limit, scaled[0] if scaled else None)
+
+    def _for_the_host(self, held: Held, guess: int) -> tuple[Held, int]:
+        """Return what of `held` the host should hold so that rows are longest, and about how long they are, by lines
+        through short rows: what strategies take of the host and free on the device adds up."""
+        lengths = [_on_grid(min(first, self._most)) for first in _FIRST]
+        whole = [self._point(tokens, held) for tokens in lengths]
+        if _crossing(whole, 2) >= _crossing(whole, 1):
+            return held, guess
+        less = [[self._point(tokens, _without(held, index)) for tokens in lengths] for index in range(len(held))]
+
+        def expected(off: Sequence[int]) -> float:
+            def lacks(at: int, of: Literal[1, 2]) -> float:
+                return whole[at][of] + sum(less[index][at][of] - whole[at][of] for index in off)
+
+            points = [(tokens, lacks(at, 1), lacks(at, 2)) for at, tokens in enumerate(lengths)]
+            return min(_crossing(points, 1), _crossing(points, 2), self._most)
+
+        some = [index for index, setting in enumerate(held) if setting]
+        choices = chain.from_iterable(combinations(some, count) for count in range(len(some) + 1))
+        best = max(choices, key=lambda off: expected(off) // _COARSE)  # of equal ones the first: it turns off the least
+        return reduce(_without, best, held), _on_grid(expected(best))
+
+    def _may_do(self, fewer: Held, held: Held, found: Proposal) -> bool:
+        """Return whether a row may fit, and be as fast, with fewer values on the host: of long rows these take as much
+        of the device as of short ones, or more."""
+        tokens = _on_grid(min(_FIRST[0], self._most))
+        other, own = self._planned(tokens, fewer), self._planned(tokens, held)
+        if fewer == held or not other or not own:
+            return False
+        more = other.plan.report.device_bytes["total"] - own.plan.report.device_bytes["total"]
+        return found.plan.report.missing_bytes + more <= 0 and other.seconds <= (1 + ALIKE) * own.seconds
 
     def _search(self, held: Held, begin: Sequence[int]) -> tuple[int, Limit]:
         """Return the longest row that fits with what the host holds, 0 if none, and what has no room for more. Looks
@@ -154,7 +198,7 @@ class _Rows:
                     long, limit = tokens, "host" if host > device else "device"
             if long - short <= (_FINE if short < _FIRST[1] else _COARSE):
                 break
-            guess = _on_grid(min(_MOST_TOKENS, *(_crossing(points, of) for of in (1, 2))))
+            guess = _on_grid(min(_FARTHEST * points[-1][0], *(_crossing(points, of) for of in (1, 2))))
             guess = min(max(guess, _up(short)), _on_grid(long - 1))
             points.append(self._point(guess, held))
         return short, limit

@@ -138,6 +138,8 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
     if resort:
         run, own = changed(run, resort), plan.inputs
         plan = sketch_run(run, plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes)
+        if _takes_too_long(plan, seconds):
+            return
     found = Search(run, plan, most, seconds).proposals()
     best = min(proposal.seconds for proposal in found)
     key = (lambda p: p.missing) if best == inf else lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))
@@ -150,6 +152,14 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
                 yield replace(finished, changes={**resort, **proposal.changes}, resort=given_up(run, resort))
 
 
+def _takes_too_long(plan: Plan, seconds: float) -> bool:
+    """Return whether a step of long rows takes about as long as `seconds`, or longer, with nothing recomputed or moved:
+    of these, larger micro-batches are hardly faster."""
+    inputs = plan.inputs
+    is_least = inputs.seq_len > LONG and not inputs.recompute and not inputs.offload
+    return is_least and plan.report.step.seconds > _FASTER * seconds
+
+
 def _is_no_smaller(proposal: Proposal, faster: Proposal) -> bool:
     """Return whether a proposal takes about as much device and pinned memory as a faster one, or more."""
     report, other = proposal.plan.report, faster.plan.report
@@ -160,8 +170,8 @@ def _is_no_smaller(proposal: Proposal, faster: Proposal) -> bool:
 def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> Iterator[Proposal]:
     """Yield the fastest proposal of each last resort that fits, if it is faster than all before it.
 
-    A resort is not tried if what gives up less fits easily: without recomputation and offloading. If nothing fits,
-    yield what gives up more, or else what needs least.
+    A resort is not tried if what gives up less fits easily: without recomputation and offloading; nor searched if what
+    it computes alone takes too long. If nothing fits, yield what gives up more, or else what needs least.
     """
     tried: list[tuple[Changes, Proposal]] = [({}, proposal) for proposal in same[:1]]
 

@@ -19,6 +19,10 @@ _ELEMENTWISE: Final = 32
 """FLOPs for each value that is read or written: more are those of products."""
 
 
+_LONG: Final = 16_384
+"""Rows of more tokens take more and more of a step's time in attention."""
+
+
 @dataclass(frozen=True)
 class _Attention:
     """Share of the rate of products that attention reaches.
@@ -30,6 +34,8 @@ class _Attention:
     fill       FLOPs that a Hopper computes in the time that filling and draining it take, at the rate of products. A
                slower device has the time of an H200, not its FLOPs: 18 us forward.
     wide       share of this that heads of more than 128 reach
+    alone      share that it gains in rows far longer than `_LONG`, whose steps are attention and little else. Half of
+               it at twice as many tokens.
     skips      whether it skips what a window hides; else it takes as long as without a window
     """
 
@@ -38,6 +44,7 @@ class _Attention:
     half_row: int
     fill: float
     wide: float = 1.0
+    alone: float = 0.0
     skips: bool = True
 
     def share(self, op: Op, flops: int, rate: float) -> float:
@@ -48,7 +55,7 @@ class _Attention:
             flops = int(flops / seen)
         lost = self.fill * min(1.0, rate / _H200_RATE)
         of_head, of_row = head_dim / (head_dim + self.half_head), row / (row + self.half_row)
-        most = self.most * (self.wide if head_dim > 128 else 1.0)
+        most = self.most * (self.wide if head_dim > 128 else 1.0) * (1 + self.alone * max(0.0, 1 - _LONG / row))
         return seen * most * of_head * of_row * flops / (flops + lost)
 
 
@@ -70,7 +77,7 @@ GPU: Final = Prices(
     memory=0.8,
     attention={
         "forward": _Attention(1.36, 80, 180, 12e9, wide=0.8),
-        "backward": _Attention(0.91, 40, 560, 20e9, wide=0.64, skips=False),
+        "backward": _Attention(0.91, 40, 560, 20e9, wide=0.64, alone=0.13, skips=False),
     },
 )
 """Memory: what element-wise kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone.
@@ -82,6 +89,9 @@ Inside of steps, whose products run at the power limit, the kernels take about 1
 that is included. Rows of shorter documents have less arithmetic (`OpDef.flops`), and a smaller share. With a window of
 1,024 a row of 8,192 takes 269 us in place of 894 forward, and 3,862 in place of 3,883 backward; 2 x 2,048 with 16 heads
 of 256 take 154 and 754 us, with 32 heads of 128 149 and 546 (H100, 2026-11-25).
+
+Long rows: backward of 32 heads of 128 ran at 528 TFLOP/s inside of a step of 131,072 tokens and at 523 in one of
+524,288 (H200, 2026-11-30, `benchmarks/h200.md`), where shorter rows let expect 463; forward as fast as they let expect.
 """
 
 CPU: Final = Prices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from ..program.passes.sum_in_blocks import BLOCK
 from ..program.passes.tile import tiles_of
 from .memory_timeline import MemoryTimeline, memory_timeline
 from .recompute_ladder import RecomputeLevel, first_that_fits, ladder
-from .report import Report, at_least, device_parts, summarise
+from .report import Report, at_least, device_parts, largest_arena, summarise
 from .step_kinds import StepWork, step_work
 
 DECODED_BYTES = 256 << 20
@@ -30,6 +31,9 @@ multiprocessors: with 256 rows each, 8 experts of gpt-oss 20B have 368 tiles for
 _LONG_OPS = 1e-3
 """Seconds of an op, on average, from which on launches are free: the host takes some 10 us for one, ahead of the
 device."""
+
+_LITTLE = 0.02
+"""What a run may divide is not planned for less than this share of a step."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
@@ -97,11 +101,27 @@ class Plan:
 
     @property
     def expected(self) -> Expected:
-        step, ranks = self.report.step.seconds, self.inputs.ranks_per_device
         if not self.recompute_levels:
             share = self.chosen.costs / self.chosen.step if self.chosen else 0.0
-            return Expected(step if self.report.fits else inf, share)
-        kept, missing = self.recompute_levels[0].kept, -(-self.report.missing_bytes // ranks)
+            return Expected(self.report.step.seconds if self.report.fits else inf, share)
+        return self._expected(self.report.missing_bytes)
+
+    @property
+    def at_least(self) -> float:
+        """The least seconds of a step with recomputation, of a sketch that does not fit, however what runs between two
+        ops on whole values is divided: at the end of the forward pass, what blocks keep is whole."""
+        programs = self.assembly.programs
+        name, arena = largest_arena(self.assembly.memory)
+        forward = takewhile(lambda op: op.phase != "backward", programs[name].ops)
+        whole = [i for i, op in enumerate(forward) if not self.inputs.ops[op.kind].row_wise(op)]
+        kept = sum(life.nbytes for life in arena.lives if whole and life.first < whole[-1] < life.last)
+        less = (arena.lower_bound - kept) * self.inputs.ranks_per_device
+        return self._expected(self.report.missing_bytes - less).seconds
+
+    def _expected(self, missing_bytes: int) -> Expected:
+        """Return what is expected of recomputation that frees so many bytes."""
+        step, ranks = self.report.step.seconds, self.inputs.ranks_per_device
+        kept, missing = self.recompute_levels[0].kept, -(-missing_bytes // ranks)
         for level in self.recompute_levels:
             if kept - level.kept >= missing:
                 added, most = level.seconds * ranks, kept - self.recompute_levels[-1].kept
@@ -142,9 +162,9 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
         levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
     plan = replace(plan, recompute_levels=levels if len(levels) > 1 else ())
     for smaller in _smaller(inputs, plan.recording) if plan.report.missing_bytes > 0 else ():
-        divided = sketched(smaller, plan.recording)
-        is_faster = plan.expected.seconds <= divided.expected.seconds
-        plan = plan if is_faster and _can_fit(plan) else divided
+        if not (fits := _can_fit(plan)) or plan.expected.seconds > (1 + _LITTLE) * plan.at_least:
+            divided = sketched(smaller, plan.recording)
+            plan = plan if fits and plan.expected.seconds <= divided.expected.seconds else divided
     return plan
 
 
@@ -157,9 +177,9 @@ def _smaller(inputs: PlanInputs, recording: Draft) -> Iterator[PlanInputs]:
 
 
 def _can_fit(plan: Plan) -> bool:
-    """Return whether a sketch fits with all recomputation, which is planned: where a strategy moves what blocks keep,
-    the estimate counts it twice."""
-    if not plan.recompute_levels or plan.expected.seconds == inf:
+    """Return whether a sketch is expected to fit. With all recomputation it is planned where that is not certain: a
+    strategy may move what blocks keep, which the estimate then counts twice."""
+    if not plan.recompute_levels or plan.expected.seconds == inf or plan.expected.certain:
         return plan.expected.seconds < inf
     given = replace(plan.inputs, recompute_chosen=plan.recompute_levels[-1].recomputation)
     return _missing(given, sketch(given, plan.recording)) <= 0
@@ -176,13 +196,20 @@ def tiles_of_long_rows(inputs: PlanInputs) -> int:
 def recomputed(plan: Plan) -> Plan:
     """Return a sketch with more recomputation if it does not fit: the cheapest that fits, or all of it if nothing does.
 
-    A plan that recomputation does not make smaller keeps its own. The report's bytes are exact.
+    A plan that recomputation does not make smaller keeps its own. One that was expected to fit and does not is divided
+    (`sketched`), if that fits. The report's bytes are exact.
     """
     if plan.report.missing_bytes <= 0:
         return plan
     with plan.assembly.passed.finding_causes():
         exact = replace(plan, report=summarise(plan.assembly, plan.inputs))
-        return _recomputing(exact) if plan.recompute_levels else exact
+        found = _recomputing(exact) if plan.recompute_levels else exact
+    was_expected = plan.expected.seconds < inf and found.report.missing_bytes > 0
+    for smaller in _smaller(plan.inputs, plan.recording) if was_expected else ():
+        divided = recomputed(sketched(smaller, plan.recording))
+        if divided.report.missing_bytes <= 0:
+            return divided
+    return found
 
 
 def _missing(given: PlanInputs, assembly: Assembly) -> int:

@@ -127,7 +127,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
         raise ValueError("a report needs a device")
     programs, memory, device = assembly.programs, assembly.memory, inputs.target.device
     steps, on_machine = inputs.grad_accum_steps, inputs.world_size // inputs.nodes
-    name, arena = _largest_arena(memory)
+    name, arena = largest_arena(memory)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
     written = {value: index for index, op in enumerate(programs[name].ops) for value in op.outs}
@@ -248,7 +248,7 @@ def _purposes(memory: MemoryPlan) -> dict[str, int]:
 def largest_values(assembly: Assembly) -> list[SameValues]:
     """Return all values of the segments and of the largest arena, grouped by shape and dtype, largest first."""
     memory = assembly.memory
-    name, arena = _largest_arena(memory)
+    name, arena = largest_arena(memory)
     program = assembly.programs[name]
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [(_contents(life, program), life.value) for life in arena.lives]
@@ -259,7 +259,7 @@ def largest_values(assembly: Assembly) -> list[SameValues]:
     return sorted(groups, key=lambda group: -group.nbytes)
 
 
-def _largest_arena(memory: MemoryPlan) -> tuple[str, ArenaPlan]:
+def largest_arena(memory: MemoryPlan) -> tuple[str, ArenaPlan]:
     return max(memory.arenas.items(), key=lambda item: item[1].lower_bound)
 
 
