@@ -76,6 +76,31 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
     assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 
+def test_a_base_whose_weights_changed_is_refused_and_taken_with_a_warning_if_it_is_named(based: Workplace) -> None:
+    """By each command that puts the adapter of a run, or of its checkpoint, on a base."""
+    train(based)
+    out, base, told = based.out, based.root / "model", "has other weights than the base that"
+    same = invoke("merge", out / "adapter", based.root / "same")
+    assert same.returncode == 0 and told not in same.stdout + same.stderr
+    weights = load_file(base / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, base / "model.safetensors", {"format": "pt"})
+    for folder in (out / "adapter", out / "step_00000002"):
+        new = based.root / f"of-{folder.name}"
+        for command, *rest in (
+            ("merge", folder, f"{new}-merged"),
+            ("export", folder, f"{new}-exported"),
+            ("generate", folder, "--raw", "--prompt", "a", "--max-new-tokens", "1"),
+        ):
+            assert_refused(invoke(command, *rest), f"{told} {folder}", f"--base {base}")
+            named = invoke(command, *rest, "--base", base)
+            assert named.returncode == 0 and f"{told} {folder}" in named.stdout + named.stderr, command
+    lines: list[str] = []
+    further = [f"adapter_path={out / 'adapter'}", f"output_dir={based.root / 'further'}"]
+    run.train(run.load(based.root / "run.yaml", further), notice=lines.append)
+    assert any("was trained on other weights than those of model" in line for line in lines)
+
+
 def test_merge_accepts_new_and_empty_folders_and_leftovers_of_a_killed_merge(based: Workplace, adapter: Path) -> None:
     for number, left in enumerate((None, "", ".saving-x")):
         output = based.root / f"merged{number}"

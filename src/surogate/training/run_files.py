@@ -215,7 +215,8 @@ class RunFiles(PartFiles):
         write_plan(run, self.plan)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
-                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)
+                saved = self.saved_run
+                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), saved.facts, saved.turn_ends)
         loggers = Loggers()
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
@@ -323,9 +324,16 @@ class RunFiles(PartFiles):
                 hf.save_model(self.output, model_export(run, plan, params, self.saved_run.turn_ends))
             else:
                 trained = {v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)}
-                ends = self.saved_run.turn_ends
+                saved = self.saved_run
                 self._write_adapter(
-                    partial(write_adapter, run=run, assembly=plan.assembly, params=trained, turn_ends=ends)
+                    partial(
+                        write_adapter,
+                        run=run,
+                        assembly=plan.assembly,
+                        params=trained,
+                        facts=saved.facts,
+                        turn_ends=saved.turn_ends,
+                    )
                 )
 
     def _copy(self, saved: Path) -> None:
