@@ -15,9 +15,11 @@ from end_to_end.product import assert_refused, contents, invoke
 from safetensors.torch import load_file, save_file
 
 from surogate import run
+from surogate.checkpoints.export_source import find_source
 from surogate.outputs.load_commands import load_commands
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.machine.devices import cpu
+from surogate_core.plugins.discovery import load_registry
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -99,6 +101,25 @@ def test_a_base_whose_weights_changed_is_refused_and_taken_with_a_warning_if_it_
     further = [f"adapter_path={out / 'adapter'}", f"output_dir={based.root / 'further'}"]
     run.train(run.load(based.root / "run.yaml", further), notice=lines.append)
     assert any("was trained on other weights than those of model" in line for line in lines)
+
+
+def test_a_merged_model_of_an_earlier_adapter_is_not_taken_for_that_of_a_later_one(based: Workplace) -> None:
+    """A run ends with a merged model, and is trained further without one, and with one of another form."""
+    constant = ["lr_scheduler_type=constant", "warmup_steps=0", "verify_outputs=false"]
+    further = [*constant, "resume_from_checkpoint=true"]
+    merged, aside = based.out / "merged", based.out / "outputs.set_aside"
+    train(based, *constant, "merge_adapter=true")
+    first = contents(merged)
+    train(based, *further, "max_steps=3", "merge_adapter=true")  # of the same form: replaced
+    second = contents(merged)
+    assert first.keys() == second.keys() and first != second and not aside.exists()
+    train(based, *further, "max_steps=4")
+    assert not merged.exists() and contents(aside / "merged") == second
+    assert find_source(str(based.out), load_registry()).folder == based.out / "adapter"
+    train(based, *further, "max_steps=4", "merge_adapter=true", "merge_format=gguf")
+    assert {path.suffix for path in merged.iterdir()} >= {".gguf"}
+    train(based, *further, "max_steps=5", "merge_adapter=true")
+    assert contents(merged).keys() == first.keys()
 
 
 def test_merge_accepts_new_and_empty_folders_and_leftovers_of_a_killed_merge(based: Workplace, adapter: Path) -> None:

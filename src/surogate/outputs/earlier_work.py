@@ -135,6 +135,19 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     return _move_aside(folder, outputs_in(folder))
 
 
+def set_aside_merged(output: Path, kept_if: str | None, notice: Callable[[str], None]) -> None:
+    """Move the merged model in the output of a run aside, before its adapter is written anew: `chat` and `export` would
+    take it for that of the new adapter.
+
+    kept_if: pattern of a file of what the run is to write in its place, which replaces such a model; None: nothing.
+    Raises as `set_aside_outputs` does.
+    """
+    merged = output / MERGED_FOLDER
+    if _entries(merged) and not (kept_if and any(merged.glob(kept_if))):
+        (target,) = _move_aside(output, [merged])
+        notice(f"{merged}: is of an earlier adapter, and is set aside: {target / MERGED_FOLDER}")
+
+
 def _move_aside(folder: Path, found: Sequence[Path]) -> list[Path]:
     if not found:
         return []

@@ -28,6 +28,7 @@ from ..checkpoints.writer import CheckpointWriter, open_writer
 from ..config.load import published
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
+from ..outputs.earlier_work import set_aside_merged
 from ..outputs.folder import open_output, set_aside, write_plan
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
@@ -360,9 +361,17 @@ class RunFiles(PartFiles):
     def _write_adapter(self, write: Callable[[Path], object]) -> None:
         assert self.run.adapter is not None
         adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
+        set_aside_merged(self.output, self._merged_has if self.config.merge_adapter else None, self.notice)
         hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
         if self.config.merge_adapter:
             self._write_merged(open_merge(adapter, folder, self.config.model, self.run.registry))
+
+    @property
+    def _merged_has(self) -> str:
+        """The pattern of a file that the merged model has in the format that the config asks for."""
+        if self.config.merge_format == FILES:
+            return hf.CONFIG
+        return chosen_format(self.run.registry, self.config.merge_format, "merge_format:").format.identified_by
 
     def _write_merged(self, merging: Merging) -> None:
         """Write the merged model in the format that the config asks for."""
