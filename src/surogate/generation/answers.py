@@ -179,7 +179,7 @@ def _up_to_stop(tokens: Sequence[int], stops: Sequence[int]) -> Sequence[int]:
 
 
 class _NotShown(Exception):
-    """What shows the text has failed, such as a pipe without a reader, while transformers called it."""
+    """Printing a piece of text failed, as into a pipe without a reader, while transformers called it."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))

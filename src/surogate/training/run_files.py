@@ -17,7 +17,7 @@ from surogate_core.machine.timing import FirstStep, mark
 
 from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, Merging, open_merge, write_adapter
+from ..checkpoints.adapter import write_adapter
 from ..checkpoints.base_files import kept_tensors, maps_in_files, moved_tensors, stored_names
 from ..checkpoints.manifest import DamagedCheckpoint, read_manifest, verify_files
 from ..checkpoints.model_ranges import join_files, model_files
@@ -28,7 +28,6 @@ from ..checkpoints.writer import CheckpointWriter, open_writer
 from ..config.load import published
 from ..machine.system import available_memory_bytes
 from ..outputs.check import OutputCheck
-from ..outputs.earlier_work import set_aside_merged
 from ..outputs.folder import open_output, set_aside, write_plan
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
@@ -37,10 +36,10 @@ from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
 from ..reporting.text import group_text
-from ..runs.chosen_format import FILES, chosen_format
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
+from .adapter_output import write_adapter_output
 from .best_rule import BestRule, output_checkpoint
 from .joint_write import refuse_unshared, write_together
 from .result import TrainResult
@@ -326,16 +325,8 @@ class RunFiles(PartFiles):
             else:
                 trained = {v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)}
                 saved = self.saved_run
-                self._write_adapter(
-                    partial(
-                        write_adapter,
-                        run=run,
-                        assembly=plan.assembly,
-                        params=trained,
-                        facts=saved.facts,
-                        turn_ends=saved.turn_ends,
-                    )
-                )
+                write = partial(write_adapter, run=run, assembly=plan.assembly, params=trained, facts=saved.facts)
+                write_adapter_output(run, partial(write, turn_ends=saved.turn_ends), self.notice)
 
     def _copy(self, saved: Path) -> None:
         """Write the weights of a checkpoint. Raises RunStopped if it is gone, or damaged."""
@@ -356,42 +347,7 @@ class RunFiles(PartFiles):
         if self.run.adapter is None:
             hf.save_files(self.output, write, hf.CONFIG, safe_in=self.checkpoints)
         else:
-            self._write_adapter(write)
-
-    def _write_adapter(self, write: Callable[[Path], object]) -> None:
-        assert self.run.adapter is not None
-        adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
-        set_aside_merged(self.output, self._merged_has if self.config.merge_adapter else None, self.notice)
-        hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
-        if self.config.merge_adapter:
-            self._write_merged(open_merge(adapter, folder, self.config.model, self.run.registry))
-
-    @property
-    def _merged_has(self) -> str:
-        """The pattern of a file that the merged model has in the format that the config asks for."""
-        if self.config.merge_format == FILES:
-            return hf.CONFIG
-        return chosen_format(self.run.registry, self.config.merge_format, "merge_format:").format.identified_by
-
-    def _write_merged(self, merging: Merging) -> None:
-        """Write the merged model in the format that the config asks for."""
-        output = self.output / MERGED_FOLDER
-        if self.config.merge_format == FILES:
-            merging.write(output)
-            return
-        from ..checkpoints.export import Export
-        from ..checkpoints.export_source import open_merged
-
-        output.mkdir(parents=True, exist_ok=True)
-        chosen = chosen_format(self.run.registry, self.config.merge_format, "merge_format:")
-        export = Export(
-            named=output,
-            source=open_merged(merging),
-            chosen=chosen,
-            registry=self.run.registry,
-            notice=self.notice,
-        )
-        export.write(output, lambda names: None)
+            write_adapter_output(self.run, write, self.notice)
 
     def finish(self, progress: Progress, stop_reason: str) -> None:
         """Wait for the check of the outputs and write the model card. stop_reason: see `TrainResult`."""
