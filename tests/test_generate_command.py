@@ -16,7 +16,9 @@ from written_model import write_adapter, write_weights
 
 from surogate.cli.app import app
 from surogate.data.chat.row_tokenizer import RowTokenizer
-from surogate.generation.answers import StreamedText
+from surogate.generation.answers import Sampling, StreamedText, load
+from surogate.generation.model_files import find_files
+from surogate_core.plugins.discovery import load_registry
 
 SAID = "ROMEO: what light"
 
@@ -344,3 +346,14 @@ def test_prompts_that_cannot_be_answered_are_told_before_the_model_is_loaded(
 )
 def test_numbers_that_draw_nothing_are_told(base: Path, words: tuple[str, ...], said: str) -> None:
     assert_refused(invoke("generate", base, "--prompt", "a", *words), said)
+
+
+def test_a_text_that_nobody_can_take_is_no_failure_of_transformers(base: Path) -> None:
+    """A pipe without a reader, a full disk behind stdout: the error is the one that printing has raised."""
+    model = load(find_files(str(base), load_registry()), "cpu")
+
+    def refuses(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        model.answer([1, 2, 3], Sampling(max_new_tokens=4), [], on_text=refuses)

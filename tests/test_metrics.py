@@ -206,6 +206,17 @@ def plain(reports: Sequence[StepReport | EvalReport], **changes: Any) -> list[st
     return out.getvalue().splitlines()
 
 
+def test_a_plain_sample_has_the_characters_that_the_stream_can_encode() -> None:
+    how: dict[str, Any] = {"tokens": 2, "finish": "stop", "duration_ms": 1.0, "time": 0.0}
+    said: Any = SampleReport(step=2, index=0, prompt="Wie heißt 東京?", text="Köln\x1b", **how)
+    shown = {"utf-8": "Wie heißt 東京?|  Köln\\x1b", "ascii": "Wie hei\\xdft \\u6771\\u4eac?|  K\\xf6ln\\x1b"}
+    for encoding, wanted in shown.items():
+        raw = io.BytesIO()
+        out = io.TextIOWrapper(raw, encoding=encoding)
+        feed(PlainLogger(info(Path()), out), [said])
+        assert raw.getvalue().decode(encoding).splitlines() == f"sample at step 2: {wanted}".split("|")
+
+
 def test_plain_line_of_a_step() -> None:
     assert plain([step(100)]) == ["step  100/1200  loss 2.3456  norm 0.12  lr 3.0e-4   125k tok/s  156ms  eta 2m52s"]
 
@@ -432,6 +443,12 @@ def run_of(steps: int, *, offset: int = 0) -> list[StepReport | EvalReport]:
         if n % 10 == 0:
             reports.append(evaluation(n, 2.1 + 8 * math.exp(-n / 20)))
     return reports
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.filterwarnings("error")
+def test_a_name_that_the_font_lacks_is_drawn_without_a_word(tmp_path: Path) -> None:
+    assert draw_loss(record(tmp_path, run_of(3), run_name="日本"), tmp_path / "loss.png")
 
 
 @pytest.mark.usefixtures("pictures")

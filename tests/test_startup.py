@@ -180,8 +180,9 @@ def test_an_error_of_the_user_or_the_run_is_one_line_and_its_exit_code(
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_130_and_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_raising(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("error", [ProgramError("op 3 reads what nobody wrote"), ZeroDivisionError()])

@@ -283,7 +283,7 @@ def _opened_merge(
     with trained.explaining() if trained else nullcontext():
         kind = adapter or kind_of_adapter(registry, folder)
         definition = registry.adapter(kind)
-    merging = open_merge(definition, folder, base, registry)
+    merging = open_merge(definition, folder, base, registry, notice)
     base_in_format = stored_base(trained, merging.base_dir, registry, notice)
     if base_in_format is not None:
         merging = replace(merging, merge=base_in_format.watched(merging.merge))

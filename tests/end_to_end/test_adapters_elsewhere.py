@@ -15,9 +15,11 @@ from end_to_end.product import assert_refused, contents, invoke
 from safetensors.torch import load_file, save_file
 
 from surogate import run
+from surogate.checkpoints.export_source import find_source
 from surogate.outputs.load_commands import load_commands
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.machine.devices import cpu
+from surogate_core.plugins.discovery import load_registry
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -74,6 +76,50 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
     }
     assert (output / "notes.txt").read_text() == "mine" and not (output / "pytorch_model.bin").exists()
     assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
+
+
+def test_a_base_whose_weights_changed_is_refused_and_taken_with_a_warning_if_it_is_named(based: Workplace) -> None:
+    """By each command that puts the adapter of a run, or of its checkpoint, on a base."""
+    train(based)
+    out, base, told = based.out, based.root / "model", "has other weights than the base that"
+    same = invoke("merge", out / "adapter", based.root / "same")
+    assert same.returncode == 0 and told not in same.stdout + same.stderr
+    weights = load_file(base / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, base / "model.safetensors", {"format": "pt"})
+    for folder in (out / "adapter", out / "step_00000002"):
+        new = based.root / f"of-{folder.name}"
+        for command, *rest in (
+            ("merge", folder, f"{new}-merged"),
+            ("export", folder, f"{new}-exported"),
+            ("generate", folder, "--raw", "--prompt", "a", "--max-new-tokens", "1"),
+        ):
+            assert_refused(invoke(command, *rest), f"{told} {folder}", f"--base {base}")
+            named = invoke(command, *rest, "--base", base)
+            assert named.returncode == 0 and f"{told} {folder}" in named.stdout + named.stderr, command
+    lines: list[str] = []
+    further = [f"adapter_path={out / 'adapter'}", f"output_dir={based.root / 'further'}"]
+    run.train(run.load(based.root / "run.yaml", further), notice=lines.append)
+    assert any("was trained on other weights than those of model" in line for line in lines)
+
+
+def test_a_merged_model_of_an_earlier_adapter_is_not_taken_for_that_of_a_later_one(based: Workplace) -> None:
+    """A run ends with a merged model, and is trained further without one, and with one of another form."""
+    constant = ["lr_scheduler_type=constant", "warmup_steps=0", "verify_outputs=false"]
+    further = [*constant, "resume_from_checkpoint=true"]
+    merged, aside = based.out / "merged", based.out / "outputs.set_aside"
+    train(based, *constant, "merge_adapter=true")
+    first = contents(merged)
+    train(based, *further, "max_steps=3", "merge_adapter=true")  # of the same form: replaced
+    second = contents(merged)
+    assert first.keys() == second.keys() and first != second and not aside.exists()
+    train(based, *further, "max_steps=4")
+    assert not merged.exists() and contents(aside / "merged") == second
+    assert find_source(str(based.out), load_registry()).folder == based.out / "adapter"
+    train(based, *further, "max_steps=4", "merge_adapter=true", "merge_format=gguf")
+    assert {path.suffix for path in merged.iterdir()} >= {".gguf"}
+    train(based, *further, "max_steps=5", "merge_adapter=true")
+    assert contents(merged).keys() == first.keys()
 
 
 def test_merge_accepts_new_and_empty_folders_and_leftovers_of_a_killed_merge(based: Workplace, adapter: Path) -> None:

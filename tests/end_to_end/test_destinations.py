@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,30 @@ def test_no_command_writes_into_a_checkpoint(place: Path, here: Workplace, name:
         refused = invoke(name, *words, *more)
         assert_refused(refused, "a checkpoint, which its run may delete. Name another place")
         assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_full_disk_ends_every_command_with_one_line(
+    place: Path, here: Workplace, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses what is written into a file beyond 100 bytes, so already the small files of a model."""
+    here.write(max_steps=1, warmup_steps=0)
+    args = [arg.format(target="new") for arg in WRITING[name]]
+    args += ["--set", "output_dir=new/run"] if name in ("pt", "sft") else []
+    (place / "new").mkdir()
+    before = contents(place)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or modules are left cut
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        done = invoke(name, *args)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.returncode in (2, 3), done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "File too large" in last and "Traceback" not in done.stderr
+    left = {path: data for path, data in contents(place).items() if path not in before}
+    assert not any(str(path).endswith((".safetensors", ".html", ".png")) for path in left)
 
 
 @pytest.mark.parametrize("name", ["export", "merge", "quantize", "train"])

@@ -202,11 +202,12 @@ def test_speed_power_memory_and_rewards_are_compared_with_what_is_expected(tmp_p
 
 def test_a_resumed_run_is_one_run_and_says_where_it_resumed(tmp_path: Path) -> None:
     first, again = list(records(60, total=100)), list(records(100))
-    folder = write_run(tmp_path / "run", chain(first, again[:1], (r for r in again[1:] if r["step"] > 50)))
+    twice = again[:1] * 2  # the second start repeats the steps of none
+    folder = write_run(tmp_path / "run", chain(first, twice, (r for r in again[1:] if r["step"] > 50)))
     run = read_run(folder)
     assert [record["step"] for record in run.steps] == list(range(1, 101))
     assert [record["step"] for record in run.evals] == list(range(10, 101, 10))
-    assert "Resumed after step 60" in said(folder)
+    assert "Resumed after step 60." in said(folder)
 
 
 # --------------------------------------------------------------------------------- runs that are not whole, and no runs

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from surogate_convert import command
 from surogate_convert.convert import Converted, convert
 from surogate_core.api import ConfigError
 
@@ -218,3 +219,14 @@ def test_defaults_that_differ_are_set_and_listed(tmp_path: Path) -> None:
     assert "eval_strategy" not in done.config, "nothing is held out"
     with_rows = axolotl(tmp_path, {"path": "p", "type": "alpaca"}, val_set_size=0.1)
     assert with_rows.config["eval_strategy"] == "epoch"
+
+
+def test_a_file_has_no_anchors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries with equal parts: a reader of the file changes one of them and not both."""
+    entry = {"path": "rows.jsonl", "type": "chat_template"}
+    shared = {"chat_template_kwargs": {"enable_thinking": False}, "test_datasets": [entry]}
+    config = {"base_model": "m", "micro_batch_size": 1, "datasets": [entry], **shared}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    command.convert(tmp_path / "run.yaml")
+    said = capsys.readouterr().out
+    assert said.count("enable_thinking: false") == 2 and "&id" not in said

@@ -21,6 +21,7 @@ from ..runs.published_form import form_of
 from ..runs.run import Run, named_model, of_weights
 from ..runs.saved_values import adapter_params
 from ..runs.stored_names import StoredNames
+from .trained_base import check_base, is_other_base, write_base
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,9 @@ def check_adapter(run: Run, notice: Callable[[str], None]) -> None:
         raise ConfigError(f"adapter_path: {path}: holds no {file.name}. Name the folder that has it.")
     _refuse_other_kind(run, Path(path), run.adapter[0])
     base = read_json(file, "Save the adapter again.").get("base_model_name_or_path")
-    if isinstance(base, str) and Path(base).name != Path(run.config.model).name:
+    if is_other_base(Path(path), run.model_dir):
+        notice(f"adapter_path: {path} was trained on other weights than those of model: its own may not fit")
+    elif isinstance(base, str) and Path(base).name != Path(run.config.model).name:
         notice(f"adapter_path: {path} was trained on {base}, and model is {run.config.model}: its weights may not fit")
 
 
@@ -107,10 +110,16 @@ def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[st
 
 
 def write_adapter(
-    folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor], turn_ends: Sequence[int] = ()
+    folder: Path,
+    run: Run,
+    assembly: Assembly,
+    params: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    turn_ends: Sequence[int] = (),
 ) -> None:
     """Write the run's adapter and tokenizer into an empty folder.
 
+    facts: of the run, for the identity of its base, with which a merge compares the one that it finds.
     turn_ends: tokens that end trained turns. If the base's generation config does not stop at one of them, the folder
     gets one that does, which a merge reads.
     """
@@ -123,6 +132,7 @@ def write_adapter(
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise adapter.failed("save", f"wrote {found}, expected the config_file {adapter.config_file} among the files")
     copy_tokenizer(run.model_dir, folder)
+    write_base(folder, facts)
     if set(turn_ends) - {*stop_ids(run.model_dir)}:
         given, written = run.model_dir / GENERATION_CONFIG, folder / GENERATION_CONFIG
         written.write_bytes(given.read_bytes() if given.is_file() else b"{}")
@@ -196,10 +206,17 @@ class Merging:
         )
 
 
-def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Registry) -> Merging:
+def open_merge(
+    adapter: AdapterDef,
+    folder: Path,
+    base: str | None,
+    registry: Registry,
+    notice: Callable[[str], None] | None = None,
+) -> Merging:
     """Read the adapter in `folder` and find its base: `base`, else the one that its files name.
 
-    Raises ConfigError if the base cannot be found or does not fit.
+    notice: gets told if `base` has other weights than those that the adapter was trained on; None: that is an error.
+    Raises ConfigError if the base cannot be found, does not fit, or is another though nobody has named it.
     """
     from .base_files import names_of_base
 
@@ -216,6 +233,7 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None, registry: Re
     where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
+    check_base(folder, base_dir, named=bool(base) and notice is not None, notice=notice or print)
     merge = _of_base(adapter, merge, folder, base_dir, config, registry)
     form = form_of(registry, base_dir, config)
     if QUANTIZATION in config and form is None:

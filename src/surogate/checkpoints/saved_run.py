@@ -117,7 +117,7 @@ class SavedRun:
         hashes = {} if self.run.adapter else self.write_model(directory, params, process, processes)
         if self.run.adapter and process == 0:
             tensors = {name: p.tensor() for name, p in params.items()}
-            write_adapter(directory, self.run, self.plan.assembly, tensors, self.turn_ends)
+            write_adapter(directory, self.run, self.plan.assembly, tensors, self.facts, self.turn_ends)
         kept = [Stored(v.name, own[v], TORCH_DTYPES[v.dtype]) for v in self._kept_values if v in own]
         return hashes | write_state(directory, kept, process)
 

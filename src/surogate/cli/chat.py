@@ -21,7 +21,7 @@ from ..generation.calls import CallForm, call_form, message_of
 from ..generation.model_files import ModelFiles, find_files
 from ..generation.prompts import Prompt, checked_tools, prompt_ids
 from .generate import visible_ids
-from .render import paint
+from .render import paint, print_warning
 from .written_text import written_text
 
 HELP: Final = """\
@@ -123,7 +123,7 @@ class Chat:
 
 def chat_command(folder: str, base: str | None, system: str | None, tools: Path | None, sampling: Sampling) -> int:
     checked(sampling)
-    files = find_files(folder, load_registry(), base)
+    files = find_files(folder, load_registry(), base, print_warning)
     if files.tokenizer.chat_template is None:
         raise ConfigError(
             f"{files.tokenizer_dir}: has no chat template (chat_template.jinja), so it cannot chat. Continue texts "

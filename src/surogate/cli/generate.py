@@ -15,7 +15,7 @@ from ..generation.calls import Call, CallForm, call_form
 from ..generation.model_files import ModelFiles, find_files
 from ..generation.prompts import Prompt, line_prompts, prompt_ids, read_prompts
 from .json_output import print_json
-from .render import paint
+from .render import paint, print_warning
 from .written_text import written_text
 
 
@@ -37,7 +37,7 @@ class Request:
 def generate_command(request: Request, *, as_json: bool) -> int:
     """Print the answers. All prompts are read and measured before the model is loaded."""
     sampling, prompts = checked(request.sampling), _prompts(request)
-    files = find_files(request.folder, load_registry(), request.base)
+    files = find_files(request.folder, load_registry(), request.base, print_warning)
     chat = files.tokenizer.chat_template is not None if request.chat is None else request.chat
     if request.system is not None and not chat:
         raise ConfigError("--system: is a message of a conversation, and this continues texts. Leave it out.")

@@ -178,6 +178,14 @@ def _up_to_stop(tokens: Sequence[int], stops: Sequence[int]) -> Sequence[int]:
     return tokens[: end + 1]
 
 
+class _NotShown(Exception):
+    """Printing a piece of text failed, as into a pipe without a reader, while transformers called it."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class StreamedText:
     """A streamer of transformers: turns tokens into text as they come.
 
@@ -228,7 +236,10 @@ class StreamedText:
         self._from, self._whole = self._whole, len(self._shown)
         if piece:
             self.text += piece
-            self._on_text(piece)
+            try:
+                self._on_text(piece)
+            except OSError as error:
+                raise _NotShown(error) from error
 
 
 def load(files: ModelFiles, device: str | None = None, dtype: str = "auto") -> LoadedModel:
@@ -265,7 +276,8 @@ def load_base(files: ModelFiles, device: str, dtype: str = "auto") -> Any:
 def with_adapter(model: Any, folder: Path) -> Any:
     """Return a model with the adapter in a folder. Raises ConfigError if PEFT is not installed or does not load it."""
     try:
-        from peft import PeftModel
+        with quiet():
+            from peft import PeftModel
     except ImportError as error:
         raise ConfigError(f"{folder}: is an adapter, which PEFT loads: {error}. pip install peft.") from error
     with _explained(f"{folder}: does not load in PEFT"), quiet(), warnings.catch_warnings():
@@ -280,6 +292,8 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except _NotShown as error:
+        raise error.reason from None
     except Exception as error:  # libraries raise exceptions of many types
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = "Name another folder."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from surogate_core.plugins.registry import Registry
 
 from ..checkpoints.adapter import kind_of_adapter
 from ..checkpoints.export_source import find_source, turn_ends
+from ..checkpoints.trained_base import check_base
 from ..data.chat.row_tokenizer import RowTokenizer
 from ..hub.config_json import read_config, read_json, text_part
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
@@ -80,16 +81,20 @@ class ModelFiles:
         return list(dict.fromkeys([*named, *eos, *(turn_ends(self.tokenizer_dir) if chat else ())]))
 
 
-def find_files(named: str, registry: Registry, base: str | None = None) -> ModelFiles:
+def find_files(
+    named: str, registry: Registry, base: str | None = None, notice: Callable[[str], None] = print
+) -> ModelFiles:
     """Return the model that a folder, or a name on the hub, holds.
 
     named: the output of a run, a checkpoint, a model, or an adapter, whose base is `base` or the one that it names.
-    Raises ConfigError for a folder of nothing, and for a model that writes no text or that transformers cannot read.
+    notice: told if `base` has other weights than those that the adapter was trained on.
+    Raises ConfigError for a folder of nothing, for the base that an adapter names if its weights have changed since
+    the training, and for a model that writes no text or that transformers cannot read.
     """
     _refuse_gguf(named)
     found = find_source(named, registry, "FOLDER")
     if found.adapter:
-        return _with_base(found.folder, registry, base)
+        return _with_base(found.folder, registry, base, notice)
     if base is not None:
         raise ConfigError(f"--base {base}: {found.folder} holds a model, not an adapter. Leave it out.")
     return model_files(found.folder)
@@ -119,7 +124,7 @@ def _class_of(folder: Path, config: Mapping[str, Any]) -> str:
     raise ConfigError(f"{folder / 'config.json'}: {said}. Name a language model.")
 
 
-def _with_base(folder: Path, registry: Registry, base: str | None) -> ModelFiles:
+def _with_base(folder: Path, registry: Registry, base: str | None, notice: Callable[[str], None]) -> ModelFiles:
     kind = registry.adapter(kind_of_adapter(registry, folder))
     if kind.config_file != PEFT_CONFIG or kind.library != "peft":
         raise ConfigError(
@@ -133,7 +138,9 @@ def _with_base(folder: Path, registry: Registry, base: str | None) -> ModelFiles
     if not isinstance(named, str) or not named:
         raise ConfigError(f"{folder / PEFT_CONFIG}: names no base model. Give it: --base MODEL.")
     where = "--base" if base else f"{folder / PEFT_CONFIG}: its base (--base names it elsewhere)"
-    return model_files(resolve_model_dir(named, _FILES, where), folder)
+    files = model_files(resolve_model_dir(named, _FILES, where), folder)
+    check_base(folder, files.model_dir, named=base is not None, notice=notice)
+    return files
 
 
 def _refuse_gguf(named: str) -> None:

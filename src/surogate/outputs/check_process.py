@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from importlib import import_module
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,16 @@ def refuse_incomplete(report: Any, kept: Sequence[str] = ()) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars, log lines and warnings. Errors are raised all the same."""
+    """Silence progress bars, log lines and warnings of transformers, and log lines of bitsandbytes, which PEFT imports.
+
+    Errors are raised all the same.
+    """
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    others = getLogger("bitsandbytes")
+    level_of_others = others.level
+    others.setLevel(ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -97,6 +104,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
+        others.setLevel(level_of_others)
         if bars:
             logging.enable_progress_bar()
 

@@ -18,7 +18,7 @@ from surogate_core.errors import ConfigError
 
 from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoints.folder_lock import LOCK, locked
-from ..checkpoints.folders import SAVING, free_name, half_moved
+from ..checkpoints.folders import SAVING, free_name, half_moved, stopping_when_disk_refuses
 from ..hub.files import CONFIG_FILES, SAVED_TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE, parsed_record
 from ..reporting.picture import PICTURE_FILE
@@ -84,8 +84,8 @@ def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> It
     """Hold the lock of a folder that a command writes a model to: the rule of all such commands on where they may.
 
     It must be empty unless `overwrite`, hold nothing of a run or an adapter, and be no checkpoint nor in one. What a
-    killed command has moved in counts as nothing. Raises ConfigError otherwise, for a file, and as `locked` does. A
-    folder that it creates is removed if the block fails.
+    killed command has moved in counts as nothing. Raises ConfigError otherwise, for a file, and as `locked` does, and
+    RunStopped if the disk refuses a write. A folder that it creates is removed if the block fails.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises for names that are too long
         raise ConfigError(f"{folder}: is a file. Name a folder for the model.")
@@ -101,7 +101,8 @@ def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> It
                 f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which "
                 "sets a model in it aside and deletes nothing."
             )
-        yield
+        with stopping_when_disk_refuses(folder, safe_in=None):
+            yield
 
 
 def refuse_inputs(folder: Path, read: Sequence[Path]) -> None:
@@ -132,6 +133,19 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     """
     refuse_inputs(folder, read)
     return _move_aside(folder, outputs_in(folder))
+
+
+def set_aside_merged(output: Path, kept_if: str | None, notice: Callable[[str], None]) -> None:
+    """Move the merged model in the output of a run aside, before its adapter is written anew: `chat` and `export` would
+    take it for that of the new adapter.
+
+    kept_if: pattern of a file of what the run is to write in its place, which replaces such a model; None: nothing.
+    Raises as `set_aside_outputs` does.
+    """
+    merged = output / MERGED_FOLDER
+    if _entries(merged) and not (kept_if and any(merged.glob(kept_if))):
+        (target,) = _move_aside(output, [merged])
+        notice(f"{merged}: is of an earlier adapter, and is set aside: {target / MERGED_FOLDER}")
 
 
 def _move_aside(folder: Path, found: Sequence[Path]) -> list[Path]:

@@ -155,7 +155,8 @@ def _devices(run: RunRecords) -> Iterator[Finding]:
 
 def _resumed(run: RunRecords) -> Iterator[Finding]:
     if run.resumed:
-        where = ", ".join(f"{step:,}" for step in run.resumed[:5]) + ", ..." * (len(run.resumed) > 5)
+        steps = list(dict.fromkeys(run.resumed))
+        where = ", ".join(f"{step:,}" for step in steps[:5]) + ", ..." * (len(steps) > 5)
         yield Finding("note", f"Resumed after step {where}.")
 
 

@@ -62,12 +62,13 @@ def _figure(value: float, unit: str) -> str:
 class PlainLogger(Logger):
     """Prints a line every `logging_steps` steps, for the first, last and every skipped step, and for each evaluation.
 
-    No escape codes, ASCII only, at most 80 columns. If the reader of a pipe exits, the lines stop and the run
-    continues.
+    No escape codes, at most 80 columns, ASCII only but for texts of samples and names of callbacks, in which characters
+    that `out` lacks are escaped. If the reader of a pipe exits, the lines stop and the run continues.
     """
 
     def __init__(self, info: RunInfo, out: TextIO) -> None:
         self._line = ignoring_broken_pipe(partial(print, file=out, flush=True), out)
+        self._encoding = out.encoding or "utf-8"  # None: a buffer of text
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._clock = RunClock(info)
@@ -86,10 +87,13 @@ class PlainLogger(Logger):
                 self._line(line)
         elif isinstance(report, SampleReport):
             for line in sample_lines(report):
-                self._line(line.encode("ascii", "backslashreplace").decode())
+                self._text(line)
         elif isinstance(report, CallbackReport):
             for line in callback_lines(report):
-                self._line(line.encode("ascii", "backslashreplace").decode())
+                self._text(line)
+
+    def _text(self, line: str) -> None:
+        self._line(line.encode(self._encoding, "backslashreplace").decode(self._encoding))
 
     def _step(self, report: StepReport) -> None:
         self._clock.step(report)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -127,7 +128,9 @@ def drawn(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
     canvas = FigureCanvasAgg(figure)
     draw(figure)
     image = BytesIO()
-    canvas.print_png(image)  # `savefig` draws twice, for formats whose renderer is made later
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box in a title is enough
+        canvas.print_png(image)  # `savefig` draws twice, for formats whose renderer is made later
     return image.getvalue()
 
 

@@ -17,7 +17,7 @@ from surogate_core.machine.timing import FirstStep, mark
 
 from ..checkpoints import folders as checkpoint
 from ..checkpoints import hf
-from ..checkpoints.adapter import ADAPTER_FOLDER, MERGED_FOLDER, Merging, open_merge, write_adapter
+from ..checkpoints.adapter import write_adapter
 from ..checkpoints.base_files import kept_tensors, maps_in_files, moved_tensors, stored_names
 from ..checkpoints.manifest import DamagedCheckpoint, read_manifest, verify_files
 from ..checkpoints.model_ranges import join_files, model_files
@@ -36,10 +36,10 @@ from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.picture import import_ahead
 from ..reporting.text import group_text
-from ..runs.chosen_format import FILES, chosen_format
 from ..runs.saved_values import adapter_params
 from ..runs.versions import run_versions
 from ..world.processes import Processes
+from .adapter_output import write_adapter_output
 from .best_rule import BestRule, output_checkpoint
 from .joint_write import refuse_unshared, write_together
 from .result import TrainResult
@@ -215,7 +215,8 @@ class RunFiles(PartFiles):
         write_plan(run, self.plan)
         if run.adapter is not None:  # so that one that cannot be saved is found before the training
             with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
-                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), self.saved_run.turn_ends)
+                saved = self.saved_run
+                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), saved.facts, saved.turn_ends)
         loggers = Loggers()
         stack.callback(loggers.close)
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
@@ -323,10 +324,9 @@ class RunFiles(PartFiles):
                 hf.save_model(self.output, model_export(run, plan, params, self.saved_run.turn_ends))
             else:
                 trained = {v.name: params[v.name].tensor() for v in adapter_params(plan.assembly)}
-                ends = self.saved_run.turn_ends
-                self._write_adapter(
-                    partial(write_adapter, run=run, assembly=plan.assembly, params=trained, turn_ends=ends)
-                )
+                saved = self.saved_run
+                write = partial(write_adapter, run=run, assembly=plan.assembly, params=trained, facts=saved.facts)
+                write_adapter_output(run, partial(write, turn_ends=saved.turn_ends), self.notice)
 
     def _copy(self, saved: Path) -> None:
         """Write the weights of a checkpoint. Raises RunStopped if it is gone, or damaged."""
@@ -347,34 +347,7 @@ class RunFiles(PartFiles):
         if self.run.adapter is None:
             hf.save_files(self.output, write, hf.CONFIG, safe_in=self.checkpoints)
         else:
-            self._write_adapter(write)
-
-    def _write_adapter(self, write: Callable[[Path], object]) -> None:
-        assert self.run.adapter is not None
-        adapter, folder = self.run.adapter[0], self.output / ADAPTER_FOLDER
-        hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
-        if self.config.merge_adapter:
-            self._write_merged(open_merge(adapter, folder, self.config.model, self.run.registry))
-
-    def _write_merged(self, merging: Merging) -> None:
-        """Write the merged model in the format that the config asks for."""
-        output = self.output / MERGED_FOLDER
-        if self.config.merge_format == FILES:
-            merging.write(output)
-            return
-        from ..checkpoints.export import Export
-        from ..checkpoints.export_source import open_merged
-
-        output.mkdir(parents=True, exist_ok=True)
-        chosen = chosen_format(self.run.registry, self.config.merge_format, "merge_format:")
-        export = Export(
-            named=output,
-            source=open_merged(merging),
-            chosen=chosen,
-            registry=self.run.registry,
-            notice=self.notice,
-        )
-        export.write(output, lambda names: None)
+            write_adapter_output(self.run, write, self.notice)
 
     def finish(self, progress: Progress, stop_reason: str) -> None:
         """Wait for the check of the outputs and write the model card. stop_reason: see `TrainResult`."""

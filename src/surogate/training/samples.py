@@ -126,7 +126,7 @@ def write_weights(saved_run: SavedRun, pieces: Callable[[], Mapping[str, Pieces]
         hf.write_model(folder, model_export(run, saved_run.plan, held, saved_run.turn_ends))
     else:
         trained = {v.name: held[v.name].tensor() for v in adapter_params(saved_run.plan.assembly)}
-        write_adapter(folder, run, saved_run.plan.assembly, trained, saved_run.turn_ends)
+        write_adapter(folder, run, saved_run.plan.assembly, trained, saved_run.facts, saved_run.turn_ends)
 
 
 def config_prompts(config: TrainConfig) -> list[Prompt]:
