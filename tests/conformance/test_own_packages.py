@@ -12,7 +12,7 @@ from surogate_core.plugins.discovery import load_registry
 PACKAGES = sorted({entry.dist.name for entry in importlib.metadata.entry_points(group="surogate") if entry.dist})
 
 QUICK = {
-    *("surogate-recipe-bf16", "surogate-optim-adamw", "surogate-lora", "surogate-qlora-nf4", "surogate-models-phi"),
+    *("surogate-recipe-bf16", "surogate-optim-adamw", "surogate-lora", "surogate-qlora-fp8", "surogate-models-phi"),
     *("surogate-offload-residual", "surogate-loss-tokens", "surogate-loss-distillation", "surogate-launch-env"),
     *("surogate-launch-ray", "surogate-log-tensorboard", "surogate-log-wandb", "surogate-log-mlflow"),
 }

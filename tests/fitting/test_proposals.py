@@ -17,7 +17,7 @@ from surogate.cli.fit import figures, fitted
 from surogate.cli.options import RunArguments
 from surogate.cli.plan import Machines, fit_command
 from surogate.cli.plan_text import nothing_fits, plan_text
-from surogate.fitting.changes import Proposal, batch_axis, resorts, shorter_rows
+from surogate.fitting.changes import Proposal, batch_axis, gives_up_less, resorts, shorter_rows
 from surogate.fitting.proposals import faster_settings, propose, suggest
 from surogate.runs.run import Run
 from surogate.training import start as training
@@ -262,7 +262,7 @@ def test_a_run_that_does_not_fit_has_suggestions(plan: Make, name: str) -> None:
     check_exact(plan, size, device, suggestions, before, **keys)
     assert any("lora" in s.changes for s in suggestions) is not keys.get("lora", False)
     assert all(s.saves(before) > 0 for s in suggestions)
-    changed = {"param_grad_dtype", "optimizer_state_dtype", "lora", "sequence_len", "qlora_bnb"}
+    changed = {"param_grad_dtype", "optimizer_state_dtype", "lora", "sequence_len", "qlora_fp8", "qlora_bnb"}
     assert all(bool(s.resort) is bool(changed & set(s.changes)) for s in suggestions)
 
 
@@ -405,12 +405,39 @@ def test_a_run_that_does_not_fit_is_proposed_a_4_bit_base(plan: Make) -> None:
     assert last.fits and last.changes["qlora_bnb"] is True and "lora" not in last.changes
 
 
-def test_the_installed_weight_format_with_the_fewest_bits_is_proposed(plan: Make) -> None:
+def test_weight_formats_are_tried_from_the_most_bits_on(plan: Make) -> None:
+    """Of those of about as many bits, the smallest."""
     opened, before = plan("wide", "h200", device_memory_limit="8GiB")
-    *_, last = resorts(opened, before, before)
-    assert last == {"lora": True, "qlora_bnb": True}
+    *_, first, last = resorts(opened, before, before)
+    assert (first, last) == ({"lora": True, "qlora_fp8": True}, {"lora": True, "qlora_bnb": True})
     opened, before = plan("wide", "h200", device_memory_limit="4GiB", lora=True, qlora_fp4=True)
     assert not any("qlora" in key for changes in resorts(opened, before, before) for key in changes)
+
+
+def test_where_a_base_of_more_bits_fits_easily_none_of_fewer_is_proposed(plan: Make) -> None:
+    keys: dict[str, Any] = {"lora": True, "sequence_len": 512, "per_device_train_batch_size": 1}
+    keys |= {"gradient_accumulation_steps": 1, "host_memory_limit": "1MiB", "device_memory_limit": "15GiB"}
+    (only,) = suggest(*plan("8b", "h200", **keys))
+    assert only.resort == "a base of 8 bits" and not only.plan.chosen
+    opened, _ = plan("wide", "h200")
+    eight, four = {"lora": True, "qlora_fp8": True}, {"lora": True, "qlora_bnb": True}
+    assert gives_up_less(opened, eight, four) and gives_up_less(opened, {"lora": True}, eight)
+    assert not gives_up_less(opened, eight, {"lora": True})
+
+
+def test_sums_in_any_order_are_a_last_resort_where_their_order_takes_memory(plan: Make) -> None:
+    """It is the first: nothing but last bits changes."""
+    keys: dict[str, Any] = {"lora": True, "sequence_len": 4096, "host_memory_limit": "1MiB", "sample_packing": False}
+    keys |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "recompute": True}
+    opened, before = plan("wide", "h100", **keys)
+    least = before.report.device_bytes["total"] - (512 << 20)
+    opened, before = plan("wide", "h100", **keys | {"device_memory_limit": f"{least}B"})
+    assert not before.report.fits
+    first, *_ = suggest(opened, before)
+    assert first.fits and first.changes["deterministic"] is False
+    assert first.resort == "gradients whose last bits may differ from run to run"
+    opened, before = plan("wide", "h100", **keys | {"device_memory_limit": f"{least}B", "deterministic": False})
+    assert all("deterministic" not in proposal.changes for proposal in suggest(opened, before))
 
 
 def test_train_fit_applies_the_first_proposal_and_prints_it(

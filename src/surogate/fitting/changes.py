@@ -24,7 +24,11 @@ from ..runs.run import Run, open_run
 
 Changes = Mapping[str, Any]
 
+ANY_ORDER: Changes = {"deterministic": False}
+"""Sums of attention's backward pass in any order, which takes less workspace."""
+
 LAST_RESORTS: Mapping[str, str] = {
+    "deterministic": "gradients whose last bits may differ from run to run",
     "param_grad_dtype": "gradients or optimizer states in bf16",
     "optimizer_state_dtype": "gradients or optimizer states in bf16",
     "sequence_len": "shorter rows, the longest that fits",
@@ -163,7 +167,8 @@ def narrower(precision: Precision, optimizer: OptimizerDef) -> Changes:
 
 
 def resorts(run: Run, plan: Plan, best: Plan) -> Iterator[Changes]:
-    """Yield changes of what a run computes, from the least to the most: narrower dtypes, an adapter, a rounded base.
+    """Yield changes of what a run computes, from the least to the most: narrower dtypes, an adapter, a rounded base of
+    the most bits first.
 
     `best`: with all other changes. If it does not fit, nothing is won by what the host holds.
     """
@@ -175,7 +180,7 @@ def resorts(run: Run, plan: Plan, best: Plan) -> Iterator[Changes]:
         yield dtypes
     if adapter:
         yield adapter
-    yield from ({**adapter, key: True} for key in _formats(run, plan)[:1])
+    yield from ({**adapter, key: True} for key in _formats(run, plan))
 
 
 def resorts_if_nothing_fits(run: Run, plan: Plan) -> Iterator[Changes]:
@@ -184,7 +189,7 @@ def resorts_if_nothing_fits(run: Run, plan: Plan) -> Iterator[Changes]:
     whole = {"quantize_lm_head": True, "quantize_embedding": True}
     if run.weight_format:
         yield whole
-    yield from ({**adapter, key: True, **whole} for key in _formats(run, plan)[:1])
+    yield from ({**adapter, key: True, **whole} for key in _formats(run, plan)[-1:])
 
 
 def longest_that_may_fit(tried: Plan) -> float:
@@ -197,14 +202,25 @@ def longest_that_may_fit(tried: Plan) -> float:
     return _OPTIMISTIC * tried.inputs.seq_len * (room - fixed) / max(1, parts["total"] - fixed)
 
 
-def _formats(run: Run, plan: Plan) -> list[str]:
-    """Return the keys of the weight formats that the device supports, of the fewest bits first.
+def gives_up_less(run: Run, less: Changes, resort: Changes) -> bool:
+    """Return whether a last resort that was tried before another gives up nothing that this one keeps. Formats are
+    tried from the most bits on."""
+    formats = {format.key for format in run.registry.weight_formats().values()}
+    kinds = [{"format" if key in formats else key for key in changes} for changes in (less, resort)]
+    return kinds[0] <= kinds[1]
 
-    None if the run has a format.
-    """
-    device, formats = plan.target.device, run.registry.weight_formats().values()
-    serving = (f for f in formats if f.bits is not None and f.supports(device, f.options()).ok)
-    return [] if run.weight_format else [f.key for f in sorted(serving, key=lambda f: f.bits or 0)]
+
+def smallest_formats(run: Run, device: DeviceInfo) -> Mapping[int, str]:
+    """Return {bits: key} of the weight formats that a device supports, of the most bits first: of formats of about as
+    many bits the smallest."""
+    formats = (f for f in run.registry.weight_formats().values() if f.bits is not None)
+    serving = (f for f in formats if f.supports(device, f.options()).ok)
+    return {round(f.bits or 0): f.key for f in sorted(serving, key=lambda f: -(f.bits or 0))}
+
+
+def _formats(run: Run, plan: Plan) -> list[str]:
+    """Return the keys of `smallest_formats`; none if the run has a format."""
+    return [] if run.weight_format else list(smallest_formats(run, plan.target.device).values())
 
 
 def given_up(run: Run, changes: Changes) -> str:

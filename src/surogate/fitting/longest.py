@@ -26,7 +26,7 @@ from ..config.keys import ADAPTER_FLAG
 from ..config.schema import RECOMPUTE_KEYS
 from ..runs.inputs import run_inputs, scaled_model
 from ..runs.run import Run
-from .changes import Axis, Changes, Proposal, batch_changes, changed
+from .changes import Axis, Changes, Proposal, batch_changes, changed, smallest_formats
 from .search import ALIKE, Search, programs_of
 
 LONG = BLOCK
@@ -106,18 +106,15 @@ def longest_of(
 
 def _ways(run: Run, plan: Plan) -> Iterator[tuple[str, Changes]]:
     """Yield each way in words, and the keys that the run must change for it."""
-    device, formats = plan.target.device, run.registry.weight_formats().values()
     own = run.weight_format[0].key if run.weight_format else ""
     whole: Changes = {own: False} if own else {}
-    serving = [f for f in formats if f.bits is not None and f.supports(device, f.options()).ok]
-    fewest = {round(f.bits or 0): f for f in sorted(serving, key=lambda f: -(f.bits or 0))}
     if not run.config.from_scratch:
         adapter: Changes = {} if run.config.adapter else {ADAPTER_FLAG.key: True}
         named = run.adapter[0].name if run.adapter else ADAPTER_FLAG.name
         name = ADAPTER_FLAG.title if named == ADAPTER_FLAG.name else named
         yield f"{name}, {plan.inputs.precision.model} base", {**adapter, **whole}
-        for bits, format in sorted(fewest.items(), reverse=True):
-            yield f"{name}, {bits}-bit base", {**adapter, **whole, format.key: True} if format.key != own else {}
+        for bits, key in smallest_formats(run, plan.target.device).items():
+            yield f"{name}, {bits}-bit base", {**adapter, **whole, key: True} if key != own else {}
     yield "all weights", {**({ADAPTER_FLAG.key: False, "adapter": None} if run.config.adapter else {}), **whole}
 
 

@@ -12,18 +12,23 @@ from dataclasses import replace
 from itertools import islice, product
 from math import inf
 
+from surogate_core.assembly.resolve import resolve
 from surogate_core.errors import SurogateError
 from surogate_core.planning.plan import Plan
 
+from ..runs.inputs import run_inputs
 from ..runs.plan import sketch_run
 from ..runs.run import Run
 from .changes import (
+    ANY_ORDER,
     MOST_STEPS,
+    WORTH,
     Changes,
     Proposal,
     changed,
     divided_axes,
     given_up,
+    gives_up_less,
     longest_that_may_fit,
     offload_axes,
     recompute_axis,
@@ -184,8 +189,10 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
         tried.extend((resort, proposal) for proposal in found)
         yield from (p for p in found if p.fits and (best is None or _is_worth_it(p, best)))
 
+    if _waits_for_order(run, plan):
+        yield from try_resort(ANY_ORDER)
     for resort in resorts(run, plan, same[0].plan if same else plan):
-        if not any(less.keys() <= resort.keys() and _fits_easily(proposal) for less, proposal in tried):
+        if not any(gives_up_less(run, less, resort) and _fits_easily(proposal) for less, proposal in tried):
             yield from try_resort(resort)
     for resort in resorts_if_nothing_fits(run, plan):
         if not any(proposal.fits for _, proposal in tried):
@@ -205,6 +212,21 @@ def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> 
             least = tried[-1][1].plan if tried else plan
     if not any(proposal.fits for _, proposal in tried):
         yield from sorted((proposal for _, proposal in tried), key=lambda p: p.missing)[:1]
+
+
+def _waits_for_order(run: Run, plan: Plan) -> bool:
+    """Return whether sums in a fixed order take workspace that is worth a change."""
+    own = plan.inputs
+    if run.config.deterministic == "false":
+        return False
+    try:
+        inputs = run_inputs(changed(run, ANY_ORDER), plan.report.device, own.world_size, own.nodes)
+    except SurogateError:
+        return False
+    ops = dict.fromkeys(op for program in plan.assembly.programs.values() for op in program.ops)
+    other = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
+    most, least = (max(map(table.workspace, ops), default=0) for table in (plan.kernels, other))
+    return most - least >= WORTH * plan.report.device.memory_bytes
 
 
 def _longest_row(run: Run, plan: Plan) -> Iterator[Proposal]:
