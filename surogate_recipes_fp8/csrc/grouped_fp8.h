@@ -4,11 +4,11 @@
 //   d [rows,width] = a [rows,terms] b_g^T times the scales of a and b, + a2 [rows,terms2] b2_g^T, or + bias_g [width]
 //
 // b_g is [width,terms]. The groups' are one above another, b [groups*width,terms], or `beside` each other, b [width,groups*terms]:
-// the transposed copy of a stack [groups*terms,width]. a and b are E4M3 or E5M2, d and bias [groups,width] bf16, all row-major, contiguous, aligned to 16
-// bytes; terms is a multiple of 16, width of 8. A scale is fp32 [2], (decode, encode). Sums are fp32, or with `fast` those of the
-// tensor cores, of 14 bits, and are rounded once. a2 and b2 are the operands of adapters, bf16: b2_g is [width,terms2], or where a
-// is E5M2 stored as its transpose, [terms2,width]; the groups' are one above another, and terms2 is a multiple of 8. Results
-// repeat. `ends` is read on the device, so a launch is the same for all groups and can be captured.
+// the transposed copy of a stack [groups*terms,width]. a and b are E4M3 or E5M2, d and bias [groups,width] bf16, all row-major,
+// contiguous, aligned to 16 bytes; terms is a multiple of 16, width of 8. A scale is fp32 [2], (decode, encode). Sums are fp32, or
+// with `fast` those of the tensor cores, of 14 bits, and are rounded once. a2 and b2 are the operands of adapters, bf16: b2_g is
+// [width,terms2], or where a is E5M2 stored as its transpose, [terms2,width]; the groups' are one above another, and terms2 is a
+// multiple of 8. Results repeat. `ends` is read on the device, so a launch is the same for all groups and can be captured.
 //
 // FLOPs: 2 rows width terms, and those of 64 rows more for each group on average, because tiles have rows of one group. Bytes: each
 // operand once. Weights of 128 experts [1536,2048] are 403 MB, 0.12 ms on an H100: with 256 rows a group (206 GFLOP, 0.10 ms at

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.product import Workplace, losses, make_workplace
+from fp8_model import Model
 from models.harness import tiny_config
 from models.test_parity import GPT_OSS as TINY
 from safetensors.torch import load_file
@@ -20,7 +21,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from surogate import run
 from surogate_core.api import ConfigError
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
 from surogate_models_gptoss.gpt_oss import GPT_OSS, GptOssDims
+from surogate_qlora_mxfp4.format import MXFP4
 
 PUBLISHED: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
@@ -178,3 +182,23 @@ def test_preferences_are_trained_by_an_adapter_of_attention_and_experts(place: W
 def test_recipes_in_fewer_bits_train_a_model_of_all_weights(place: Workplace, recipe: str) -> None:
     folder = train(place, recipe, recipe=recipe, model_dtype="bf16", max_steps=3, learning_rate=2e-3)
     assert losses(folder)[-1] < losses(folder)[0]
+
+
+LORA_OF_EXPERTS: dict[str, Any] = {
+    "lora_rank": 8,
+    "lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [({}, "e4m3"), ({"weight_format": (MXFP4, MXFP4.options())}, "e5m2")])
+def test_fp8_products_of_experts_add_their_bias_and_read_mxfp4_in_e5m2(stored: dict[str, Any], dtype: str) -> None:
+    config = tiny_config(**TINY | {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2})
+    adapter = (LORA, LoraOptions.model_validate(LORA_OF_EXPERTS))
+    model = Model(config, adapters=[adapter], **stored)
+    ops = model.assembly.programs["micro_first"].ops
+    products = [op for op in ops if op.kind == "fp8_grouped_linear"]
+    assert [op.ins[1].dtype for op in products] == [dtype] * 8, "gate_up and down of two layers, forward and backward"
+    biased = [op.ins[5].name for op in products if len(op.ins) == 6 and op.phase == "forward"]
+    assert biased == ["layers.0.mlp.gate_up_bias", "layers.1.mlp.gate_up_bias"]
+    wide = Model(config, fp8=False, adapters=[adapter], **stored)
+    assert [model.step() for _ in range(2)] == pytest.approx([wide.step() for _ in range(2)], rel=2e-2)

@@ -148,6 +148,26 @@ def test_zeros_stay_zeros(double: bool) -> None:
     assert not nf4_dequantize(*stored, rows=(4,), shape=(4, 128), block=64, dtype="fp32").any()
 
 
+def test_the_code_of_a_number_counts_the_midpoints_below_it() -> None:
+    """Of midpoints and the numbers next to them: one that lies on a midpoint has the lower code."""
+    levels = torch.tensor(LEVELS)
+    middle = (levels[:-1] + levels[1:]) / 2
+    near = [
+        middle,
+        *(middle.nextafter(torch.tensor(end)) for end in (2.0, -2.0)),
+        levels,
+        torch.tensor([1.0, -0.0, 0.0]),
+    ]
+    x = torch.cat(near)
+    blocks = torch.cat([x, torch.zeros(-len(x) % 63)]).view(-1, 63)
+    ones = torch.ones(len(blocks), 1)  # of each block the largest, so that it is not scaled
+    w = torch.cat([blocks, ones], 1).view(1, -1)
+    codes, absmax = nf4_quantize(w, rows=(1,), block=64, double=False)
+    assert (absmax == 1).all()
+    found = torch.stack((codes >> 4, codes & 15), -1).flatten()
+    assert torch.equal(found.long(), torch.bucketize(w.flatten(), middle))
+
+
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
 def test_a_block_with_a_number_that_is_not_finite_decodes_to_such_numbers(special: float) -> None:
     w = normal_weight(4, 128)

@@ -96,9 +96,8 @@ def fp8_quantize_exact(w: Tensor, *, transposed: bool) -> tuple[Tensor, ...]:
 
     Weight formats make these copies from what they store (`OpDef.copies_to`), so there is no kernel.
     """
-    amax = fp8_amax(w)[None]
-    (copy, scale), both = e5m2_copy(w, amax, False), (True,) if transposed else ()
-    return copy, *(e5m2_copy(w, amax, turned)[0] for turned in both), scale
+    copy, scale = e5m2_copy(w, fp8_amax(w)[None], transposed=False)
+    return copy, *((copy.T.contiguous(),) if transposed else ()), scale
 
 
 def fp8_inexact(codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:

@@ -29,6 +29,9 @@ _SMALLEST = 1e-38
 
 _LANES = 32
 
+_FEW = 15
+"""Most midpoints with which comparisons take less time than a search: with 15, a third."""
+
 
 def nf4_quantize(w: Tensor, *, rows: Sequence[int], block: int, double: bool) -> tuple[Tensor, ...]:
     """Return (codes, absmax), or with `double` (codes, absmax codes, nested absmax, offset)."""
@@ -99,7 +102,13 @@ def _expanded(codes: Tensor, nested: Tensor, offset: Tensor, counts: Sequence[in
 
 def _codes(x: Tensor, levels: Tensor) -> Tensor:
     """Return the number of midpoints below each x; of NaN that of all."""
-    return torch.bucketize(x, (levels[:-1] + levels[1:]) / 2, out_int32=True).to(torch.uint8)
+    middle = (levels[:-1] + levels[1:]) / 2
+    if len(middle) > _FEW:
+        return torch.bucketize(x, middle, out_int32=True).to(torch.uint8)
+    codes = torch.full(x.shape, len(middle), dtype=torch.uint8)
+    for bound in middle.tolist():
+        codes -= (x <= bound).view(torch.uint8)
+    return codes
 
 
 def _reciprocal(x: Tensor) -> Tensor:

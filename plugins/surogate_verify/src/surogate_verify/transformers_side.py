@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatchcase
-from math import hypot, inf
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +31,6 @@ from surogate_core.errors import ConfigError
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .programs import Subject
 from .rows import ComparedRows
-
-BF16_RMS: Final = 2.0**-9 / 3**0.5
-"""Rounding error of a number in bf16, rms: up to 2^-9, uniform."""
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -68,9 +65,10 @@ def observe(
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        if error or (draw and compute == torch.bfloat16):
-            rounding = BF16_RMS if draw else 0.0  # products of bf16 are rounded again, at random
-            stack.enter_context(RoundedProducts(hypot(error, rounding), device, draw))
+        if error:
+            stack.enter_context(RoundedProducts(error, device))
+        if draw and compute == torch.bfloat16:
+            stack.enter_context(OtherRounding(device, draw))
         if draw and compute == torch.float32:
             stack.enter_context(OtherOrder(device, draw))
         same = stack.enter_context(SameChoices(ours.choices, ours.widths)) if ours.choices else None
@@ -333,10 +331,10 @@ class RoundedProducts(TorchFunctionMode):
     errors get in this model: norms behind products scale them up, for one.
     """
 
-    def __init__(self, error: float, device: str, seed: int = 0) -> None:
+    def __init__(self, error: float, device: str) -> None:
         super().__init__()
         self._largest = error * 1.5**0.5  # of uniform errors: rms error / sqrt(2) in each operand
-        self._random = torch.Generator(device).manual_seed(seed)
+        self._random = torch.Generator(device).manual_seed(0)
         self._off_by: dict[Tensor, Tensor] = {}
 
     def _off(self, x: Tensor) -> Tensor:
@@ -352,6 +350,37 @@ class RoundedProducts(TorchFunctionMode):
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
         return product if bias is None else product + bias
+
+
+class OtherRounding(TorchFunctionMode):
+    """Rounds results of products with weights in bf16 another time, forward and backward: one number of twelve goes to
+    its neighbour, up or down. That adds the variance of a rounding to nearest, a twelfth of a unit squared.
+
+    Sums are fp32 and are rounded to bf16, so another order of them, or operands that are off by less than half a unit,
+    would give the same numbers.
+    """
+
+    SHARE: Final = 1 / 12
+
+    def __init__(self, device: str, seed: int) -> None:
+        super().__init__()
+        self._random = torch.Generator(device).manual_seed(seed)
+
+    def _off(self, x: Tensor) -> Tensor:
+        """Return what is to be added to x in bf16: 0, or the difference to a neighbour, which is exact."""
+        drawn = torch.empty(x.shape, device=x.device).uniform_(generator=self._random)
+        step = (drawn < self.SHARE).to(torch.int16) - 2 * (drawn < self.SHARE / 2).to(torch.int16)
+        bits = x.contiguous().view(torch.int16)
+        return torch.where((bits & 0x7FFF) == 0, 0, (bits + step).view(torch.bfloat16) - x)
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is not F.linear:
+            return func(*args, **kwargs or {})
+        product = func(*args, **kwargs or {})
+        product = product + self._off(product.detach())
+        if product.requires_grad:
+            product.register_hook(lambda grad: grad + self._off(grad))
+        return product
 
 
 class OtherOrder(TorchFunctionMode):

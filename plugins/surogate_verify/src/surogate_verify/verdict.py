@@ -27,6 +27,7 @@ class Row:
     error               of our tensor
     transformers_error  of transformers in the precision of the yardstick
     cosine              of gradients: the cosine of ours and the truth
+    drawn               whether further draws of transformers' rounding may widen what is allowed
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     transformers_error: float
     allowed: float
     cosine: float | None = None
+    drawn: bool = True
 
     @property
     def ok(self) -> bool:
@@ -93,10 +95,11 @@ def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[
         layer = int(name.split()[1]) if name.startswith("block ") else -1
         few = want.numel() <= LOGIT_POSITIONS  # scores may be right by chance, what they are computed from is not
         allowed = yardstick.allowed_gradient(max(reference, before)) if few else yardstick.allowed(reference)
-        yield Row(name, "output", layer, distance(ours.states[name], want), reference, allowed)
+        off_by, drawn = distance(ours.states[name], want), yardstick.counts_draws(None)
+        yield Row(name, "output", layer, off_by, reference, allowed, drawn=drawn)
     if ours.choices:
         error = lost(truth.taken, truth.values)
-        reference = yardstick.error(lambda of: lost(of.choices, truth.values))
+        reference = yardstick.error(lambda of: lost(of.choices, truth.values), 0)  # of the few that are nearly alike
         yield Row("choices", "output", -1, error, reference, yardstick.allowed(reference))
 
 
@@ -126,7 +129,8 @@ def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
     reference = yardstick.error(lambda of: abs(of.loss - truth.loss)) / abs(truth.loss)
     rule = yardstick.allowed_gradient if truth.states[LOGITS].numel() <= LOGIT_POSITIONS else yardstick.allowed
     allowed = rule(max(reference, of_logits / abs(truth.loss)))
-    return Row("loss", "loss", -1, abs(ours.loss - truth.loss) / abs(truth.loss), reference, allowed)
+    off_by, drawn = abs(ours.loss - truth.loss) / abs(truth.loss), yardstick.counts_draws(None)
+    return Row("loss", "loss", -1, off_by, reference, allowed, drawn=drawn)
 
 
 def _gradients(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mapping[str, int]) -> Iterator[Row]:
@@ -140,10 +144,10 @@ def _gradients(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Ma
         def error(of: Observed, name: str = name, want: Tensor = want, zero: float = scale * is_zero) -> float:
             return norm(of.gradients[name] - want) / zero if zero else distance(of.gradients[name], want)
 
-        reference = yardstick.error(error)
+        reference, drawn = yardstick.error(error, want.numel()), yardstick.counts_draws(want.numel())
         cosine = float((got * want).sum(dtype=torch.float64)) / max(norm(got) * norm(want), 1e-300)
         allowed = yardstick.allowed_gradient(reference)
-        yield Row(name, "gradient", layer, error(ours), reference, allowed, None if is_zero else cosine)
+        yield Row(name, "gradient", layer, error(ours), reference, allowed, None if is_zero else cosine, drawn)
 
 
 def _average(gradients: Sequence[Row], yardstick: Yardstick) -> Row:

@@ -253,6 +253,7 @@ def _compare(
             draws.append(observe_theirs(dtype, of, error, len(draws)))
             verdict = compare(of, true, rule(draws), layers)
             is_far = len(draws) > 1 and any(row.error > yardstick.FAR * row.allowed for row in verdict.rows)
+            is_far |= any(not row.ok and not row.drawn for row in verdict.rows)
             if verdict.passed or is_far or len(draws) == (1 if error else yardstick.DRAWS):
                 return replace(verdict, not_compared=(*verdict.not_compared, *untrained))
 

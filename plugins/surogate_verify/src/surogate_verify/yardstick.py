@@ -36,17 +36,25 @@ FARTHER_ALONE_IN_BF16: Final = 6.0
 
 DRAWS: Final = 8
 """Draws of transformers' rounding that decide before a run is called wrong. One is enough for a run that is within
-its bounds, and two for an error that is FAR above them. Where products are quantized, the one that is drawn decides.
+its bounds, and two for an error that is FAR above them. Where products are quantized, the one that is drawn decides,
+and in bf16 for all but gradients of FEW numbers.
 
 The hardest case is an error that is one normal number. That of a right model is called wrong with a probability of
-3.5e-3 where the allowed ratio is 1.25, 1.6e-3 at 1.5, 4e-4 at 2, 2e-5 at 4 and 6 (a million simulations each). With one
-draw it would be 0.43, 0.37, 0.30, 0.16 and 0.11. Errors of many terms hardly differ between draws."""
+4e-4 where the allowed ratio is 2, 2e-5 at 4 and 6 (a million simulations each). With one draw it would be 0.30, 0.16
+and 0.11. Errors of many terms hardly differ between draws."""
+
+FEW: Final = 64
+"""Numbers of a gradient of which further draws in bf16 count. There a draw rounds as far again as bf16 does, so it
+would widen the bounds of all: RoPE that is off by one was within them. Errors of more numbers hardly differ by
+chance."""
 
 FAR: Final = 30.0
 """An error that is this many times its bound needs no further draw."""
 
+HALF: Final = 0.5
 NOTHING: Final = 0.9
-"""Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""
+"""Upper bound for a gradient of which transformers gets at least HALF right in every draw. A missing gradient has an
+error of 1."""
 
 FP32_ROUNDING: Final = 2.0**-24
 BF16_ROUNDING: Final = 2.0**-9
@@ -63,6 +71,7 @@ class Yardstick:
     gradient      the same for gradients
     farther       allowed ratio of our error of an output to that of transformers
     alone         allowed ratio of our error of a single gradient to that of transformers
+    drawn         numbers of a gradient, up to which all draws count; of others the first one does. None: all always do
     """
 
     name: str
@@ -71,18 +80,28 @@ class Yardstick:
     gradient: float
     farther: float
     alone: float
+    drawn: int | None = None
 
-    def error(self, of: Callable[[Observed], float]) -> float:
-        """Return the error that a draw of transformers' rounding may have, from that of each draw.
+    def counts_draws(self, numbers: int | None) -> bool:
+        """Return whether all draws count for an error of so many numbers; None: of more than any gradient has."""
+        return self.drawn is None or (numbers is not None and numbers <= self.drawn)
+
+    def error(self, of: Callable[[Observed], float], numbers: int | None = None) -> float:
+        """Return the error that a draw of transformers' rounding may have, from that of each draw that counts.
 
         It is the largest, times how far that is above the median. So it is wider where draws differ: an error of few
-        terms may be small by chance in any of them. Of tensors with many, all draws agree. NaN if one is.
+        terms may be small by chance in any of them. Of tensors with many, all draws agree. At most HALF, if all draws
+        are. NaN if one is.
         """
-        errors = [of(draw) for draw in self.transformers]
+        draws = self.transformers if self.counts_draws(numbers) else self.transformers[:1]
+        errors = [of(draw) for draw in draws]
         if any(map(isnan, errors)):
             return nan
         largest, middle = max(errors), median(errors)
-        return largest if middle == 0 or isinf(largest) else largest * largest / middle
+        if middle == 0 or isinf(largest):
+            return largest
+        wider = largest * largest / middle
+        return min(wider, HALF) if largest <= HALF else wider
 
     def allowed(self, reference: float) -> float:
         """Return the largest allowed error of an output whose error in transformers is `reference`."""
@@ -91,7 +110,7 @@ class Yardstick:
     def allowed_gradient(self, reference: float) -> float:
         """Return the same for a single gradient."""
         bound = self.alone * reference
-        return max(min(bound, NOTHING) if reference < 0.5 else bound, self.gradient)
+        return max(min(bound, NOTHING) if reference <= HALF else bound, self.gradient)
 
     def allowed_average(self, reference: float) -> float:
         """Return the same for the geometric mean over all gradients."""
@@ -117,4 +136,4 @@ def bf16(transformers: Sequence[Observed], product_error: float) -> Yardstick:
     name, farther, alone = "bf16", FARTHER, FARTHER_ALONE_IN_BF16
     if product_error:
         name, farther, alone = "bf16 quantized", FARTHER_QUANTIZED, FARTHER_ALONE
-    return Yardstick(name, transformers, BF16_ROUNDING, BF16_ROUNDING, farther, alone)
+    return Yardstick(name, transformers, BF16_ROUNDING, BF16_ROUNDING, farther, alone, FEW)
