@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from end_to_end.product import write_model
 from safetensors.torch import load_file
+from written_model import write_weights
 
 import surogate
 from surogate.training.callbacks import Callbacks
@@ -216,6 +217,19 @@ def test_a_signal_while_a_callback_has_the_run_saves_and_ends_it(go: Go) -> None
     result = go(callback=slow)
     assert (result.signal_exit, result.steps, result.stop_reason) == (143, 2, "")
     assert (result.checkpoint_dir / "step_00000002").is_dir() and not result.commands
+
+
+def test_a_callback_cannot_generate_where_samples_are_refused(go: Go, tmp_path: Path) -> None:
+    @surogate.every(1)
+    def writes(run: surogate.ActiveRun) -> None:
+        run.generate(["to be"])
+
+    pairs = [{"prompt": f"to be {n}", "chosen": "or not", "rejected": "question"} for n in range(8)]
+    base = str(write_weights(tmp_path / "base"))
+    reward = {"loss": "reward", "datasets": pairs, "model": base, "from_scratch": False, "sequence_len": 64}
+    why = "generate: loss: reward trains a head that writes no text"
+    with pytest.raises(surogate.CallbackError, match=f"after step 1: {why}"):
+        go(callback=writes, **reward)
 
 
 @pytest.mark.slow

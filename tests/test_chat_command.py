@@ -134,6 +134,22 @@ def test_a_saved_conversation_is_a_row_of_a_dataset(tmp_path: Path) -> None:
         chat.save(tmp_path / "step_00000001.partial" / "chats.jsonl")
 
 
+def test_answers_that_were_cut_are_saved_and_not_trained(tmp_path: Path) -> None:
+    stops = [True]
+    chat, model, _ = chat_of(tmp_path, "qwen3", "Hello there.", "Fine.", stopped=lambda: stops[0])
+    chat.ask(user("Hi"))
+    stops[0] = False
+    chat.ask(user("How are you?"))
+    file = tmp_path / "chats.jsonl"
+    assert chat.save(file) == 1
+    (row,) = map(json.loads, file.read_text().splitlines())
+    assert [message.get("weight") for message in row["messages"]] == [None, 0, None, None]
+    encoded = model.tokenizer.encode_conversation(row)
+    trained = model.tokenizer.decode([t for t, on in zip(encoded.tokens, encoded.trained, strict=True) if on])
+    assert "Fine." in trained and "He" not in trained
+    assert "weight" not in model.asked[-1]
+
+
 def test_an_answer_that_fails_leaves_the_conversation_as_it_was(tmp_path: Path) -> None:
     chat, model, _ = chat_of(tmp_path, "mistral-v3", "Hello.")
     chat.ask(user("Hi"))

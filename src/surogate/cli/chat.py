@@ -54,6 +54,7 @@ class Chat:
         self._form: CallForm | None = call_form(template, self.tools) if self.tools else None
         self._stops = files.stops(chat=True)
         self._answers = 0
+        self._cut: list[Mapping[str, Any]] = []
 
     def ask(self, message: Mapping[str, Any]) -> Answer:
         """Add a message, and print and add the answer. Raises ConfigError, with neither added, if there is none."""
@@ -85,7 +86,10 @@ class Chat:
             self.say("".join(f"\n{paint(f'call {written_text(str(call))}', 'yellow')}" for call in calls))
         else:
             self.say(written_text(answer.text[said:]))
-        self.messages = [*messages, message_of(content, calls)]
+        said_by_model = message_of(content, calls)
+        if answer.finish != "stop":
+            self._cut.append(said_by_model)
+        self.messages = [*messages, said_by_model]
         return answer
 
     def tool_result(self, text: str) -> Mapping[str, Any]:
@@ -107,18 +111,25 @@ class Chat:
         at = max((i for i, message in enumerate(self.messages) if message["role"] == "assistant"), default=0)
         return self.messages[at:]
 
-    def save(self, path: Path) -> None:
-        """Append the conversation to a file, as a row of a dataset. Raises ConfigError if it cannot be written."""
+    def save(self, path: Path) -> int:
+        """Append the conversation to a file, as a row of a dataset, and return how many of its answers were cut.
+
+        Those have a weight of 0: the model has not ended them, and training would have it end there. Raises ConfigError
+        if it cannot be written.
+        """
         if not self.messages:
             raise ConfigError("/save: nothing has been said yet.")
         refuse_checkpoint(path, "/save: ")
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
-        row = {"messages": [*system, *self.messages], **({"tools": self.tools} if self.tools else {})}
+        cut = [any(message is other for other in self._cut) for message in self.messages]
+        said = [{**m, "weight": 0} if is_cut else m for m, is_cut in zip(self.messages, cut, strict=True)]
+        row = {"messages": [*system, *said], **({"tools": self.tools} if self.tools else {})}
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         except OSError as error:
             raise ConfigError(f"/save: cannot write {path}: {error.strerror or error}. Name another file.") from error
+        return sum(cut)
 
 
 def chat_command(folder: str, base: str | None, system: str | None, tools: Path | None, sampling: Sampling) -> int:
@@ -180,8 +191,9 @@ def _begin_again(chat: Chat, system: str | None) -> None:
 def _save(chat: Chat, name: str) -> None:
     if not name:
         raise ConfigError("/save: needs the name of a file, such as /save chats.jsonl.")
-    chat.save(Path(name).expanduser())
-    print(f"appended to {name}")
+    cut = chat.save(Path(name).expanduser())
+    note = f"; answers that were cut are not trained (weight: 0): {cut}" if cut else ""
+    print(f"appended to {name}{note}")
 
 
 def _answer_call(chat: Chat, text: str, stop: _Stop) -> None:

@@ -37,9 +37,15 @@ class Sampled(NamedTuple):
 class Sampler:
     """The process. It begins when this is made, and `ready` waits for it. cut: whether nobody waits any more."""
 
-    def __init__(self, task: SampleTask, visible_gpu: str, cut: Callable[[], bool] = lambda: False) -> None:
-        """visible_gpu: the value of CUDA_VISIBLE_DEVICES; "": no GPU."""
-        self.cut = cut
+    def __init__(
+        self,
+        task: SampleTask,
+        visible_gpu: str,
+        cut: Callable[[], bool] = lambda: False,
+        asked_by: str = "sample_prompts",
+    ) -> None:
+        """visible_gpu: the value of CUDA_VISIBLE_DEVICES; "": no GPU. asked_by: what messages name."""
+        self.cut, self._asked_by = cut, asked_by
         self._count = len(task.prompts)
         self._buffer = b""
         self._said: IO[str] = TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `close`)
@@ -104,7 +110,7 @@ class Sampler:
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer = json.loads(line)
         if isinstance(answer, dict):
-            raise RunStopped(f"sample_prompts: {answer['error']}")
+            raise RunStopped(f"{self._asked_by}: {answer['error']}")
         return answer
 
     def _ended(self) -> str:
@@ -113,4 +119,4 @@ class Sampler:
         lines = [line.strip() for line in self._said.read().splitlines() if line.strip()]
         memory = " (probably out of memory)" if code == -signal.SIGKILL else ""
         said = f": {lines[-1][:400]}" if lines else ""
-        return f"sample_prompts: the process that writes samples ended with exit code {code}{memory}{said}."
+        return f"{self._asked_by}: the process that writes samples ended with exit code {code}{memory}{said}."

@@ -27,7 +27,8 @@ def beside(run: Run, precision: Precision, device: DeviceInfo) -> Beside:
     """Return the memory of the process that writes samples. Raises ConfigError for a run that can have none."""
     if not run.config.sample_prompts:
         return lambda trained: ({}, {})
-    _refuse_unwritten(run)
+    if why := why_unwritten(run):
+        raise ConfigError(f"sample_prompts: {why}. Remove the key.")
     model, on_host = copy_bytes(run, precision), device.sm is None or run.config.sample_on == "host"
 
     def needed(trained: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -59,19 +60,17 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _refuse_unwritten(run: Run) -> None:
-    """Raise ConfigError for a run whose model, or adapter, does not write text in transformers and PEFT."""
+def why_unwritten(run: Run) -> str:
+    """Return why the model of a run, or its adapter, writes no text in transformers and PEFT; "" if it does."""
     model, config = run.model, run.config
-    why = ""
     if not model.in_transformers:
-        why = f"transformers, which writes samples, does not have {model.name}"
-    elif model.loaded_by not in WRITES_TEXT:
-        why = f"loss: {config.loss} trains a head that writes no text"
-    elif run.adapter is not None and run.adapter[0].library != "peft":
-        why = f"PEFT, which loads adapters for samples, does not read adapter {run.adapter[0].name}"
-    elif run.adapter is not None and config.from_scratch:
-        why = "the base of the adapter is drawn (from_scratch), and in no file that samples could read"
-    elif run.adapter is not None and config.rope_scaling is not None:
-        why = "rope_scaling is not in the config.json of the adapter's base, which samples read"
-    if why:
-        raise ConfigError(f"sample_prompts: {why}. Remove the key.")
+        return f"transformers, which writes samples, does not have {model.name}"
+    if model.loaded_by not in WRITES_TEXT:
+        return f"loss: {config.loss} trains a head that writes no text"
+    if run.adapter is not None and run.adapter[0].library != "peft":
+        return f"PEFT, which loads adapters for samples, does not read adapter {run.adapter[0].name}"
+    if run.adapter is not None and config.from_scratch:
+        return "the base of the adapter is drawn (from_scratch), and in no file that samples could read"
+    if run.adapter is not None and config.rope_scaling is not None:
+        return "rope_scaling is not in the config.json of the adapter's base, which samples read"
+    return ""

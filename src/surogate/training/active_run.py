@@ -117,7 +117,7 @@ class ActiveRun:
         The keys `sample_max_new_tokens`, `sample_temperature`, `sample_top_p` and `sample_as` say how. It is computed
         in another process: where the samples of the run are (`sample_on`) if it has `sample_prompts`, else on the host,
         which then holds a second copy of the model that is not planned. Raises ConfigError for a prompt that is empty
-        or does not fit into a row.
+        or does not fit into a row, and for a run that can have no `sample_prompts`, such as of a reward model.
         """
         job = self._run()
         if isinstance(prompts, str) or not prompts or not all(isinstance(p, str) and p.strip() for p in prompts):

@@ -29,6 +29,7 @@ from ..generation.prompts import Prompt, prompt_ids, read_prompts
 from ..generation.sample_process import SampleTask
 from ..generation.sampler import Sampler
 from ..runs.run import Run
+from ..runs.samples import why_unwritten
 from ..runs.saved_values import adapter_params
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from ..checkpoints.saved_run import SavedRun
     from ..config.schema import TrainConfig
     from .steps import Steps
+
+
+KEY, GENERATE = "sample_prompts", "generate"
+"""The names in messages: the key of a run's samples, and the function of a callback."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,12 @@ def open_samples(
     gpu        the GPU on which it computes; "": the CPU
     processes  of the run
 
-    Raises ConfigError, before anything is trained, for prompts that cannot be answered or are too long for a row.
+    Raises ConfigError, before anything is trained, for prompts that cannot be answered or are too long for a row; for a
+    callback, for a run that writes no text.
     """
     config = saved_run.run.config
+    if not config.sample_prompts and (why := why_unwritten(saved_run.run)):
+        raise ConfigError(f"{GENERATE}: {why}")
     if saved_run.in_ranges(processes):
         raise ConfigError(
             "sample_prompts: each process of this run has only a part of the weights, and samples need all of them in "
@@ -108,12 +116,13 @@ def open_samples(
         )
     prompts = config_prompts(config)
     task, ids = _task(saved_run, steps, prompts, gpu)
-    sampler = Sampler(task, gpu)
+    sampler = Sampler(task, gpu, asked_by=KEY if prompts else GENERATE)
     stack.callback(sampler.close)
     try:
         sampler.ready()
     except RunStopped as error:
-        raise ConfigError(f"{str(error).rstrip('.')}. Mend that, or remove sample_prompts.") from None
+        remove = f", or remove {KEY}" * bool(prompts)
+        raise ConfigError(f"{str(error).rstrip('.')}. Mend that{remove}.") from None
 
     write = partial(write_weights, saved_run, pieces)
     return Samples(prompts, sampler, write, ids, Path(config.output_dir), Path(config.resolved_checkpoint_dir))
@@ -159,14 +168,14 @@ def _task(
     stops = dict.fromkeys([*saved_run.turn_ends, *files.stops(chat=chat)])
 
     def ids(of: Sequence[Prompt]) -> list[list[int]]:
-        return list(_ids(run, files, of, chat=chat))
+        return list(_ids(run, files, of, GENERATE, chat=chat))
 
     task = SampleTask(
         base=None if run.adapter is None else str(run.model_dir),
         loaded_by=run.model.loaded_by,
         device="cuda:0" if gpu else "cpu",
         dtype=DTYPES[saved_run.plan.inputs.precision.model].torch_name,
-        prompts=ids(prompts),
+        prompts=list(_ids(run, files, prompts, KEY, chat=chat)),
         batch=config.sample_batch_size,
         stops=list(stops),
         max_new_tokens=sampling.max_new_tokens,
@@ -185,16 +194,16 @@ def _ends_turns(saved_run: SavedRun, steps: Steps) -> bool:
     return bool(ends) and ends[-1] in saved_run.turn_ends
 
 
-def _ids(run: Run, files: ModelFiles, prompts: Sequence[Prompt], *, chat: bool) -> Iterator[list[int]]:
+def _ids(run: Run, files: ModelFiles, prompts: Sequence[Prompt], asked_by: str, *, chat: bool) -> Iterator[list[int]]:
     row, most = run.config.sequence_len, run.config.sample_max_new_tokens
     for prompt in prompts:
         try:
             ids = prompt_ids(prompt, files.tokenizer, chat=chat)
         except ConfigError as error:
-            raise ConfigError(f"sample_prompts: {error}") from None
+            raise ConfigError(f"{asked_by}: {error}") from None
         if len(ids) + most > row:
             raise ConfigError(
-                f"sample_prompts: {prompt.where}: has {len(ids):,} tokens, and with sample_max_new_tokens: {most:,} is "
+                f"{asked_by}: {prompt.where}: has {len(ids):,} tokens, and with sample_max_new_tokens: {most:,} is "
                 f"longer than a row (sequence_len: {row:,}). Shorten it, or lower sample_max_new_tokens."
             )
         yield ids
