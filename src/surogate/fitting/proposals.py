@@ -49,8 +49,6 @@ _SLOWER = 1.25
 _FASTER = 0.95
 """A last resort is shown next to what gives up less if its step takes at most this share of the time, or less pinned
 memory and not much longer (`_SLOWER`)."""
-
-
 _WORTH_SAYING = 0.98
 """Settings that are faster than those of a run that fits are named if a step takes at most this share of its time."""
 
