@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tiny_models import write_tiny
 
+from surogate_core.errors import ConfigError
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
@@ -97,6 +99,13 @@ def test_what_does_not_fit_is_said_instead_of_run(tmp_path: Path) -> None:
     _, *words = compare.words_of("ours", small("two-full-qwen3-8b-zero3", tmp_path), arguments(tmp_path))
     with pytest.raises(SystemExit, match=r"^step.py: does not fit 2 x .*: .* GiB planned on each, which has 0.0$"):
         step.measure(step.parse([*words, "--set", "device_memory_limit=20MiB"]), 1)
+
+
+def test_documents_that_have_no_partner_are_refused(tmp_path: Path) -> None:
+    _, *words = compare.words_of("ours", small("two-dpo-qwen3-8b", tmp_path), arguments(tmp_path))
+    words[words.index("--documents") + 1] = "1"
+    with pytest.raises(ConfigError, match="1 documents in a micro-batch: loss dpo compares 2 at a time"):
+        step.measure(step.parse(words), 1)
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ SPLITS = [
     for i, (name, keys) in enumerate(OPTIMIZERS.items())
 ]
 LEVEL_3 = pytest.param(3, OPTIMIZERS["normuon"] | {"zero_level": 3}, id="3-normuon-level-3")
+WHOLE = pytest.param(2, OPTIMIZERS["adamw_8bit"] | {"zero_level": 3, "whole_blocks": 1}, id="2-adamw_8bit-whole-block")
 
 STATES = "training_state"
 
@@ -65,7 +66,7 @@ def of_step(out: Path, step: int) -> dict[str, bytes]:
     return {name: data for name, data in contents(out / f"step_{step:08d}").items() if name != MANIFEST}
 
 
-@pytest.mark.parametrize(("ranks", "keys"), [*COMBINATIONS, LEVEL_3])
+@pytest.mark.parametrize(("ranks", "keys"), [*COMBINATIONS, LEVEL_3, WHOLE])
 def test_as_many_ranks_resume_bit_identically(here: Workplace, ranks: int, keys: dict[str, Any]) -> None:
     straight = go(here, ranks, output_dir=str(here.root / "straight"), **keys)
     shutil.copytree(straight / "step_00000002", here.out / "step_00000002")
@@ -74,14 +75,27 @@ def test_as_many_ranks_resume_bit_identically(here: Workplace, ranks: int, keys:
     assert (straight / "model.safetensors").read_bytes() == (here.out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-hybrid"])
+def test_whole_blocks_change_no_byte_of_a_checkpoint(here: Workplace, recipe: str) -> None:
+    """A save has the weights of whole blocks, which the micro-step after an update would gather."""
+    keys = {**NARROW, "recipe": recipe, "optimizer": "adamw", "zero_level": 3}
+    divided, whole = (go(here, 2, output_dir=str(here.root / f"{n}"), whole_blocks=n, **keys) for n in (0, 1))
+    assert of_step(divided, 2) == of_step(whole, 2) and of_step(divided, 4) == of_step(whole, 4)
+    assert (divided / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert losses(divided) == losses(whole)
+
+
 @pytest.mark.parametrize("recipe", ["fp8-hybrid", "nvfp4"])
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_quantized_weights_of_parts_resume_bit_identically(here: Workplace, recipe: str, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "whole"), [(2, 0), (2, 1), pytest.param(3, 0, marks=pytest.mark.slow)])
+def test_quantized_weights_of_parts_resume_bit_identically(
+    here: Workplace, recipe: str, ranks: int, whole: int
+) -> None:
     """A save has the weights of which level 1 gathers only the codes between saves."""
     keys = {**NARROW, "recipe": recipe, "optimizer": "adamw"}
     straight = go(here, ranks, output_dir=str(here.root / "straight"), **keys)
     shutil.copytree(straight / "step_00000002", here.out / "step_00000002")
-    go(here, ranks, resume_from_checkpoint=2, zero_level=3, offload_quants=True, recompute_block=True, **keys)
+    keys |= {"zero_level": 3, "whole_blocks": whole, "recompute_block": True, "offload_quants": not whole}
+    go(here, ranks, resume_from_checkpoint=2, **keys)
     assert of_step(straight, 4) == of_step(here.out, 4)
     assert losses(straight)[2:] == losses(here.out)
     assert (straight / "model.safetensors").read_bytes() == (here.out / "model.safetensors").read_bytes()

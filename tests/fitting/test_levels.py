@@ -186,6 +186,36 @@ def test_what_ranks_should_divide_instead_is_said_if_it_fits_and_is_faster(
     check(plan, [found], "qwen3-8b", 8, 6, **keys)
 
 
+def test_blocks_stay_whole_in_the_memory_that_a_level_leaves_free(plan: Make) -> None:
+    keys = {"lora": True, "zero_level": 3, "device_memory_limit": "6GiB", "recompute": False, "sequence_len": 512}
+    opened, before = plan("qwen3-8b", 8, 8, **keys)
+    found = faster_settings(opened, before)
+    assert found and found.changes.keys() == {"whole_blocks"} and 0 < found.changes["whole_blocks"] < 8
+    check(plan, [found], "qwen3-8b", 8, 8, **keys)
+    more = found.changes["whole_blocks"] + 1
+    assert not plan("qwen3-8b", 8, 8, **keys, whole_blocks=more)[1].report.fits, "as many as fit"
+
+
+def test_whole_blocks_give_way_where_memory_is_short(plan: Make) -> None:
+    opened, before = plan("qwen3-8b", 8, 6, lora=True, zero_level=3, whole_blocks=6, device_memory_limit="4.5GiB")
+    assert not before.report.fits
+    first, *_ = suggest(opened, before)
+    assert first.fits and first.changes["whole_blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"zero_level": 2, "whole_blocks": 1}, "whole_blocks: 1: no rank divides weights here. Set zero_level: 3"),
+        ({"zero_level": 3, "whole_blocks": 7}, "whole_blocks: 7 is more than the 6 blocks of the model. Use 6 or less"),
+        ({"zero_level": 3, "whole_blocks": -1}, "whole_blocks"),
+    ],
+)
+def test_whole_blocks_of_nothing_are_refused(plan: Make, keys: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan("qwen3-8b", 8, 6, **keys)
+
+
 def test_a_run_that_neither_divides_nor_recomputes_is_not_planned_again(
     plan: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

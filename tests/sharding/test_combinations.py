@@ -46,6 +46,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "recompute": ("nothing", "norm", "block"),
     "offload": ("nothing", *OFFLOAD),
     "ranks": (2, 3, 4),
+    "whole": (0, 2),
     "tied": (False, True),
 }
 
@@ -87,6 +88,7 @@ def sharding(one: dict[str, Any]) -> Sharding:
         states=True,
         gradients=one["level"] in ("gradients", "both"),
         weights=one["level"] in ("weights", "both"),
+        whole_blocks=one.get("whole", 0),
     )
 
 
@@ -108,7 +110,7 @@ def check(one: dict[str, Any]) -> None:
     assert_equal(divided, parallel)
     matrices = [v for v in divided.assembly.params.values() if is_divisible(v.shard.shape if v.shard else v.shape, 4)]
     of_model = [v for v in matrices if "lora" not in v.name]
-    assert all((v.shard is not None) == sharding(one).weights for v in of_model)
+    assert all((v.shard is not None) == sharding(one).divides(v) for v in of_model)
 
 
 QUICK = 10

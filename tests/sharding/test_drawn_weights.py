@@ -24,14 +24,15 @@ def drawn(folder: Path, **keys: Any) -> dict[str, Tensor]:
 
 
 WEIGHTS = {"shard_weights": True}
+WHOLE = {**WEIGHTS, "whole_blocks": 1}
 
 
 @pytest.mark.parametrize(
     ("parts", "drawn_together"),
-    [({}, 0), ({"shard_gradients": True}, 0), (WEIGHTS, 4 << 30), (WEIGHTS, 20_000), (WEIGHTS, 1)],
+    [({}, 0), ({"shard_gradients": True}, 0), (WEIGHTS, 4 << 30), (WEIGHTS, 20_000), (WEIGHTS, 1), (WHOLE, 1)],
 )
 def test_two_ranks_draw_the_bits_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, bool], drawn_together: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], drawn_together: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(worker_setup, "DRAWN_TOGETHER", drawn_together)

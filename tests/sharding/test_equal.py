@@ -12,7 +12,7 @@ from models.harness import OPS, tiny_config
 from sharding.ranks import Trained, assert_equal, summed, trained
 from torch import Tensor
 
-from surogate_core.api import NoOptions, PrecisionRequest
+from surogate_core.api import NoOptions, Op, PrecisionRequest
 from surogate_core.program.shards import Sharding
 from surogate_core.reference.ops import accumulate_rounded
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
@@ -35,7 +35,7 @@ def precision(**request: Any) -> dict[str, Any]:
     return {"precision": BF16.precision(PrecisionRequest(**request), NoOptions())}
 
 
-def run(ranks: int, name: str, micro_steps: int, **divided: bool) -> Trained:
+def run(ranks: int, name: str, micro_steps: int, **divided: Any) -> Trained:
     given = {"micro_steps": micro_steps, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
     return trained(CONFIG, ranks, Sharding(parts=ranks, **divided), **given)
 
@@ -61,6 +61,23 @@ def test_divided_weights_give_the_bits_of_data_parallelism(ranks: int, name: str
     divided = run(ranks, name, micro_steps, states=True, weights=True)
     assert_equal(divided, parallel)
     assert divided.assembly.memory.segments["param"].nbytes < parallel.assembly.memory.segments["param"].nbytes
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "normuon"])
+def test_whole_blocks_of_divided_weights_give_the_bits_of_data_parallelism(name: str, gradients: bool) -> None:
+    parallel = data_parallel(2, name, 1)
+    mixed = run(2, name, 1, states=True, gradients=gradients, weights=True, whole_blocks=1)
+    assert_equal(mixed, parallel)
+    of_blocks = [v for v in mixed.assembly.params.values() if len(v.shape) == 2 or v.shard]
+    assert {v.block for v in of_blocks if v.shard is None} == {0} and {v.block for v in of_blocks if v.shard} >= {1, -1}
+    programs = mixed.assembly.programs
+    of_first = {name: [op for op in p.ops if op.lane == "comm" and _gathers(op, 0)] for name, p in programs.items()}
+    assert {name for name, ops in of_first.items() if ops} == {"micro_only", "gather"}, "what an update has left"
+
+
+def _gathers(op: Op, block: int) -> bool:
+    return op.kind in ("all_gather", "broadcast") and any(v.block == block for v in op.outs)
 
 
 @pytest.mark.parametrize("weights", [False, True])

@@ -58,3 +58,9 @@ class DistributionKeys(Keys):
         description="Divide the weights among the ranks, which gather each block ahead of its use. Default: with "
         "zero_level 3.",
     )
+    whole_blocks: Int = Field(
+        0,
+        ge=0,
+        description="With divided weights: the first blocks, as many as this, stay whole on every rank, which gathers "
+        "the others alone.",
+    )

@@ -338,7 +338,8 @@ class TrainConfig(
         gradients = self.zero_level >= 2 if self.shard_gradients is None else self.shard_gradients
         weights = self.zero_level >= 3 if self.shard_weights is None else self.shard_weights
         several = ranks > 1
-        return Sharding(parts=ranks, states=several, gradients=several and gradients, weights=several and weights)
+        divided = {"gradients": several and gradients, "weights": several and weights}
+        return Sharding(parts=ranks, states=several, **divided, whole_blocks=self.whole_blocks)
 
     @property
     def precision_request(self) -> PrecisionRequest:

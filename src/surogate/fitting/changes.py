@@ -6,13 +6,16 @@ if its lines were in the file.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from surogate_core.api import DeviceInfo, OptimizerDef, Precision
 from surogate_core.assembly.step_inputs import divisors
 from surogate_core.machine.devices import GIB
+from surogate_core.memory.alignment import align
 from surogate_core.planning.plan import Plan, recomputed
 
 from ..config.keys import ADAPTER_FLAG
@@ -41,6 +44,8 @@ WORTH = 0.02
 """Nothing is changed for values of less than this share of the device's memory."""
 _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
+_ROOM = 0.98
+"""Share of the free memory that whole blocks may take."""
 _OPTIMISTIC = 1.2
 """Of the longest rows that are tried, over the length that is estimated to fit."""
 MOST_STEPS = 65536
@@ -123,6 +128,8 @@ def divided_axes(run: Run, plan: Plan) -> Iterator[Axis]:
         if divided or plan.report.device_bytes[part] * (1 - 1 / ranks) >= least:
             settings: list[Changes] = [{key: False}, {key: True}]
             settings[divided] = {}
+            if part == "weights" and now.whole_blocks:
+                settings = [{key: False, "whole_blocks": 0}, {}, {"whole_blocks": 0}]
             yield Axis(settings, int(divided), transfers=True)
 
 
@@ -139,6 +146,18 @@ def with_level(config: TrainConfig, changes: Changes) -> Changes:
     }
     others = {key: value for key, value in changes.items() if key not in keys}
     return {**{key: value for key, value in keys.items() if value != getattr(config, key)}, **others}
+
+
+def whole_blocks(plan: Plan) -> Changes:
+    """Return how many blocks can stay whole in the memory that a plan leaves free; {} if no more than do."""
+    own, held = plan.inputs.sharding, plan.assembly.declared
+    added = [0] * plan.inputs.dims.n_layers
+    for value in held if own.weights else ():
+        if value.block >= 0 and (value.role == "param" or value.derived) and value.shard and not value.inside:
+            added[value.block] += (own.parts - 1) * align(value.nbytes) * plan.inputs.ranks_per_device
+    room = _ROOM * (plan.report.device.memory_bytes - plan.report.device_bytes["total"])
+    count = bisect_right(list(accumulate(added)), room)
+    return {"whole_blocks": count} if own.weights and count > own.whole_blocks else {}
 
 
 def offload_axes(run: Run) -> Iterator[Axis]:

@@ -35,6 +35,7 @@ from .changes import (
     resorts,
     resorts_if_nothing_fits,
     shorter_rows,
+    whole_blocks,
     with_level,
 )
 from .longest import LONG, longest_of
@@ -53,6 +54,8 @@ _SLOWER = 1.25
 _FASTER = 0.95
 """A last resort is shown next to what gives up less if its step takes at most this share of the time, or less pinned
 memory and not much longer (`_SLOWER`)."""
+_WORTH_SAYING = 0.98
+"""Settings that are faster than those of a run that fits are named if a step takes at most this share of its time."""
 
 
 def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
@@ -79,16 +82,16 @@ def faster_settings(run: Run, plan: Plan) -> Proposal | None:
     """Return the run with less of what its keys divide, offload and recompute, or with more that its ranks divide in
     place of that, if it fits too and is faster: the fastest of these.
 
-    None for a run that does not fit, and where nothing of this kind is set or chosen. Makes four plans at most, and one
+    None for a run that does not fit, and where nothing of this kind is set or chosen. Makes five plans at most, and one
     for a single rank.
     """
     if not plan.report.fits:
         return None
     found = [_sketched(run, plan, changes) for changes in _less_and_divided(run, plan)]
     for proposal in sorted(filter(None, found), key=lambda proposal: proposal.seconds):
-        if proposal.seconds <= _FASTER * plan.report.step.seconds:
+        if proposal.seconds <= _WORTH_SAYING * plan.report.step.seconds:
             finished = proposal.finished()
-            if finished.fits and finished.seconds <= _FASTER * plan.report.step.seconds:
+            if finished.fits and finished.seconds <= _WORTH_SAYING * plan.report.step.seconds:
                 return finished
     return None
 
@@ -96,7 +99,8 @@ def faster_settings(run: Run, plan: Plan) -> Proposal | None:
 def _less_and_divided(run: Run, plan: Plan) -> list[Changes]:
     """Return the changes that `faster_settings` tries: all that is set turned off, and whatever else ranks can divide.
 
-    They divide more only in place of what takes time now: recomputation, or offloading.
+    They divide more only in place of what takes time now: recomputation, or offloading. If they divide weights, blocks
+    may stay whole in what memory is free.
     """
     recompute, inputs = recompute_axis(run, plan.target.device), plan.inputs
     axes = [*divided_axes(run, plan)] if inputs.world_size > 1 else []
@@ -108,6 +112,7 @@ def _less_and_divided(run: Run, plan: Plan) -> list[Changes]:
         more = any(divided.values())
         if divided and (not more or plan.chosen or inputs.offload or inputs.recompute):
             tried.append(with_level(run.config, {**divided, **(kept if more else {})}))
+    tried += [whole] if (whole := whole_blocks(plan)) else []
     return [changes for index, changes in enumerate(tried) if changes not in tried[:index]]
 
 

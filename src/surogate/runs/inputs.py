@@ -107,6 +107,11 @@ def _check_sharding(run: Run, sharding: Sharding) -> None:
             f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
             "shard_gradients: false, or use another optimizer."
         )
+    whole, blocks = sharding.whole_blocks, run.dims.n_layers
+    if whole and not sharding.weights:
+        raise ConfigError(f"whole_blocks: {whole}: no rank divides weights here. Set zero_level: 3, or remove the key.")
+    if whole > blocks:
+        raise ConfigError(f"whole_blocks: {whole} is more than the {blocks} blocks of the model. Use {blocks} or less.")
 
 
 def _check_length(run: Run) -> None:

@@ -15,6 +15,7 @@ from surogate.runs.run import Run
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.batch import NO_LABEL, MicroBatch, StepBatch
+from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from surogate_core.runtime.worker import Worker
@@ -85,6 +86,11 @@ def random_batch(inputs: PlanInputs, documents: int = 1, labelled: float = 1.0, 
     group = inputs.loss.group_size
     if not group:
         return batch
+    if len(starts) % group:
+        raise ConfigError(
+            f"{len(starts)} documents in a micro-batch: loss {inputs.loss.name} compares {group} at a time. Use a "
+            "multiple of that."
+        )
     spans = np.zeros(((inputs.max_documents - inputs.batch_size) // group, group, 2), np.int32)
     spans[: len(starts) // group] = np.stack([starts, starts + length], -1).reshape(-1, group, 2)
     return replace(batch, n_groups=len(starts) // group, asked={"groups": spans})

@@ -68,9 +68,9 @@ def divided(info: ParamInfo, sharding: Sharding, b: Builder, owner: int | None) 
 
 
 def gather_updated(params: Iterable[ParamInfo], sharding: Sharding, b: Builder) -> None:
-    """Emit what brings params of which ranks have written parts together, unless ranks hold no more than these."""
-    if not sharding.weights:
-        gather(b, [(p.part, p.param) for p in params if p.part is not None], sharding.parts)
+    """Emit what brings params of which ranks have written parts together, but those of which they hold no more."""
+    pairs = ((p.part, p.param) for p in params if p.part is not None)
+    gather(b, [(part, param) for part, param in pairs if not sharding.divides(param)], sharding.parts)
 
 
 def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:

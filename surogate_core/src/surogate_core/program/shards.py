@@ -26,16 +26,22 @@ _CHUNKS = 512
 class Sharding:
     """The kinds of values of which each rank holds a part.
 
-    parts      ranks that share the values
-    states     the states of the optimizer and the masters (ZeRO 1)
-    gradients  the sums of the gradients (ZeRO 2)
-    weights    the weights that programs read (ZeRO 3)
+    parts         ranks that share the values
+    states        the states of the optimizer and the masters (ZeRO 1)
+    gradients     the sums of the gradients (ZeRO 2)
+    weights       the weights that programs read (ZeRO 3)
+    whole_blocks  the first blocks, whose weights every rank holds as a whole all the same
     """
 
     parts: int = 1
     states: bool = False
     gradients: bool = False
     weights: bool = False
+    whole_blocks: int = 0
+
+    def divides(self, weight: Value) -> bool:
+        """Return whether a rank holds its part alone of a weight, or of a copy of it, that ranks can divide."""
+        return self.weights and not 0 <= weight.block < self.whole_blocks
 
 
 def chunk_size(size: int) -> int:

@@ -40,7 +40,8 @@ def divide_weights(draft: Draft) -> Draft:
 
 def _parts(draft: Draft) -> dict[Value, Value]:
     """Return {whole weight: this rank's part}. Staged params have no memory to divide."""
-    ranks, params = draft.inputs.sharding.parts, draft.params.values()
+    sharding, params = draft.inputs.sharding, draft.params.values()
+    ranks = sharding.parts
     staged = {param for one in draft.staging for param in one.places}
     reading = (p for p in draft.programs.values() if p.stage in ("micro", "evaluate"))
     read = {v for p in reading for op in p.ops for v in op.ins}
@@ -51,7 +52,7 @@ def _parts(draft: Draft) -> dict[Value, Value]:
     for value in draft.builder.declared:
         if value.role == "state" and value.derived and value in read and value.size >= ranks * SMALLEST_CHUNK:
             parts[value] = part_of(value, ranks)
-    return parts
+    return {whole: part for whole, part in parts.items() if sharding.divides(whole)}
 
 
 def _loading(parts: Mapping[Value, Value], ranks: int, b: Builder) -> list[Staged]:

@@ -26,9 +26,8 @@ def quantize_parts(draft: Draft) -> Draft:
         for op in update.ops
         if op.ins and op.ins[0] in parts and b.ops[op.kind].elementwise(op) and op.outs[0].derived
     }
-    if not sharding.weights:
-        whole = {v for op in update.ops if op not in copying for v in op.ins}
-        copying = {op for op in copying if op.ins[0] not in whole}
+    whole = {v for op in update.ops if op not in copying for v in op.ins}
+    copying = {op for op in copying if sharding.divides(op.ins[0]) or op.ins[0] not in whole}
     if not copying:
         return draft
     ops: list[Op] = []
@@ -42,8 +41,7 @@ def quantize_parts(draft: Draft) -> Draft:
             part = part_inside(copy, sharding.parts)
             ops.append(op.changed(ins=(parts[op.ins[0]], *op.ins[1:]), outs=(part,)))
             pairs.append((part, copy))
-        if not sharding.weights:
-            with b.record("update", block) as gathers:
-                gather(b, pairs, sharding.parts)
-            ops += gathers
+        with b.record("update", block) as gathers:
+            gather(b, [(part, copy) for part, copy in pairs if not sharding.divides(copy)], sharding.parts)
+        ops += gathers
     return draft.having(draft.verified(update, replace(update, ops=tuple(ops))))
