@@ -128,6 +128,14 @@ def test_a_listener_gets_samples_and_chats_are_asked_by_their_template(here: Wor
     assert not last(sample_as="raw").startswith("It is")
 
 
+def test_a_missing_file_of_prompts_is_told_before_data_is_read(here: Workplace) -> None:
+    lines: list[str] = []
+    config = here.write(**{**SHORT, **SAMPLES, "sample_prompts": "none.txt"})
+    with pytest.raises(ConfigError, match=r"sample_prompts: none\.txt: cannot be read"):
+        run.train(run.load(config), notice=lines.append)
+    assert not any("tokens in" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

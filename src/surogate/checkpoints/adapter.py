@@ -233,7 +233,7 @@ def open_merge(
     where = "--base" if base else f"{folder / adapter.config_file}: its base (--base names it elsewhere)"
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], where)
     config = read_config(base_dir)
-    check_base(folder, base_dir, named=bool(base) and notice is not None, notice=notice or print)
+    check_base(folder, base_dir, notice if base else None)
     merge = _of_base(adapter, merge, folder, base_dir, config, registry)
     form = form_of(registry, base_dir, config)
     if QUANTIZATION in config and form is None:

@@ -33,15 +33,15 @@ def is_other_base(folder: Path, base_dir: Path) -> bool:
     from .base import weights_identity  # imports torch
 
     trained, quantized = read_json(folder / BASE, "Save the adapter again."), read_config(base_dir).get(QUANTIZATION)
-    form = UNQUANTIZED if quantized is None else str(quantized.get("quant_method"))
+    form = str(quantized.get("quant_method")) if isinstance(quantized, Mapping) else UNQUANTIZED
     return trained.get(FILES) == form and trained.get(WEIGHTS) != weights_identity(base_dir)
 
 
-def check_base(folder: Path, base_dir: Path, *, named: bool, notice: Callable[[str], None]) -> None:
-    """Tell that the base is another than the adapter's. Raise ConfigError unless the user has `named` it."""
+def check_base(folder: Path, base_dir: Path, notice: Callable[[str], None] | None) -> None:
+    """Tell `notice` that the base is another than the adapter's. Raise ConfigError without one: nobody has named it."""
     if not is_other_base(folder, base_dir):
         return
-    if not named:
+    if notice is None:
         raise ConfigError(
             f"{base_dir}: has other weights than the base that {folder} was trained on ({BASE}). Restore them, or name "
             f"the folder to use it all the same: --base {base_dir}."

@@ -139,7 +139,7 @@ def _with_base(folder: Path, registry: Registry, base: str | None, notice: Calla
         raise ConfigError(f"{folder / PEFT_CONFIG}: names no base model. Give it: --base MODEL.")
     where = "--base" if base else f"{folder / PEFT_CONFIG}: its base (--base names it elsewhere)"
     files = model_files(resolve_model_dir(named, _FILES, where), folder)
-    check_base(folder, files.model_dir, named=base is not None, notice=notice)
+    check_base(folder, files.model_dir, notice if base else None)
     return files
 
 

@@ -148,6 +148,7 @@ def _train(
     from surogate_core.runtime.device import refuse_unequal
 
     from ..world.connect import connected
+    from .samples import config_prompts
     from .trainer import train_planned
 
     mark("import torch")
@@ -164,6 +165,7 @@ def _train(
         refuse_to_overwrite(opened)
         if resumed is None:
             check_adapter(opened, notice)
+        config_prompts(opened.config)  # a file that is missing is told before data is read
     refuse_unless_it_fits(opened, planned)
     if rule := BestRule.of(opened.config):
         notice(str(rule))
