@@ -100,6 +100,21 @@ def test_lora_has_the_bits_of_the_run_without_tiles(
     assert grads.keys() == expected.keys() and all(torch.equal(grads[n], expected[n]) for n in expected)
 
 
+@pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])
+@pytest.mark.parametrize("recompute", [frozenset(), WHOLE], ids=["kept", "recomputed"])
+def test_dropout_drops_the_same_elements_in_tiles(
+    recompute: frozenset[str], offload: Mapping[str, Any], untiled: Callable[..., Result]
+) -> None:
+    adapters: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=8, lora_dropout=0.2))]}
+    model = planned(row_tiles=128, recompute=recompute, **adapters, **offload)
+    ops = [op for op in model.assembly.programs["micro_first"].ops if op.kind == "lora_dropout"]
+    assert {op.attrs.get("row", 0) for op in ops} == {0, 128, 256, 384}
+    losses, grads = trained(model)
+    expected_losses, expected = untiled(**adapters)
+    assert losses == expected_losses
+    assert all(torch.equal(grads[n], expected[n]) for n in expected)
+
+
 @pytest.mark.parametrize("rows", [0, 128])
 @pytest.mark.parametrize("more", [frozenset(), frozenset({"adapter"})], ids=["pairs", "pairs and adapter"])
 @pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])
