@@ -33,7 +33,7 @@ _LONG_OPS = 1e-3
 device."""
 
 _LITTLE = 0.02
-"""What a run may divide is not planned for less than this share of a step."""
+"""A run is not planned in parts, such as row tiles, to win less than this share of a step."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
