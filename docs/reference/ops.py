@@ -153,6 +153,7 @@ def _labels() -> Iterator[str]:
             yield f"| `{key}` | {', '.join(f'`{label}`' for label in sorted(LABELS[part]))} |"
     yield f"| `{RECOMPUTE_KEYS['block']}` | all but `residual`, the value that enters a block, and those of adapters |"
     yield f"| `{RECOMPUTE_KEYS['adapter']}` | those of adapters too |"
+    yield f"| `{RECOMPUTE_KEYS['pairs']}` | what `{RECOMPUTE_KEYS['block']}` drops, and every second `residual` |"
 
 
 def section(definition: OpDef) -> Iterator[str]:

@@ -119,6 +119,11 @@ def test_a_tiled_run_has_the_bits_of_the_whole_one(
     check_same(train(folder, "tiled", **TILED, **keys, overwrite_output_dir=True), untiled(**keys))
 
 
+def test_a_run_in_pairs_of_blocks_has_the_bits_too(folder: Path, untiled: Callable[..., Trained]) -> None:
+    keys = {"recipe": "fp8-hybrid"}
+    check_same(train(folder, "pairs", **TILED, recompute_pairs=True, **keys), untiled(**keys))
+
+
 def test_a_run_that_is_resumed_in_other_tiles_ends_with_the_same_bits(
     folder: Path, untiled: Callable[..., Trained]
 ) -> None:

@@ -53,7 +53,7 @@ def test_no_other_choice_of_what_the_host_holds_makes_rows_longer(tmp_path: Path
     rows = _Rows(given, plan, 1, 1 << 24)
     choices = [(0, len(axis.settings) - 1) if len(axis.settings) > 1 else (0,) for axis in rows._axes]
     every = {held: rows._search(held, _FIRST)[0] for held in product(*choices)}
-    assert len(every) == 8 and min(every.values()) < found / 2
+    assert len(every) == 16 and min(every.values()) < found / 2
     assert found == max(every.values())
 
 

@@ -100,6 +100,46 @@ def test_lora_has_the_bits_of_the_run_without_tiles(
     assert grads.keys() == expected.keys() and all(torch.equal(grads[n], expected[n]) for n in expected)
 
 
+@pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])
+@pytest.mark.parametrize("recompute", [frozenset(), WHOLE], ids=["kept", "recomputed"])
+def test_dropout_drops_the_same_elements_in_tiles(
+    recompute: frozenset[str], offload: Mapping[str, Any], untiled: Callable[..., Result]
+) -> None:
+    adapters: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=8, lora_dropout=0.2))]}
+    model = planned(row_tiles=128, recompute=recompute, **adapters, **offload)
+    ops = [op for op in model.assembly.programs["micro_first"].ops if op.kind == "lora_dropout"]
+    assert {op.attrs.get("row", 0) for op in ops} == {0, 128, 256, 384}
+    losses, grads = trained(model)
+    expected_losses, expected = untiled(**adapters)
+    assert losses == expected_losses
+    assert all(torch.equal(grads[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("rows", [0, 128])
+@pytest.mark.parametrize("more", [frozenset(), frozenset({"adapter"})], ids=["pairs", "pairs and adapter"])
+@pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])
+def test_pairs_of_blocks_have_the_bits_of_a_run_that_recomputes_nothing(
+    rows: int, more: frozenset[str], offload: Mapping[str, Any], untiled: Callable[..., Result]
+) -> None:
+    """Of 7 blocks the inputs of 1, 3 and 5 are kept, and those of 2, 4 and 6 computed from them: three blocks run once
+    more, and half of the residuals are on the host."""
+    seven: dict[str, Any] = {"config": {"num_hidden_layers": 7}}
+    model = planned(recompute=more | {"pairs"}, row_tiles=rows, **offload, **seven)
+    losses, grads = trained(model)
+    expected_losses, expected = untiled(**seven)
+    assert losses == expected_losses
+    assert all(torch.equal(grads[n], expected[n]) for n in expected)
+    ops = model.assembly.programs["micro_first"].ops
+    assert sum(op.kind == "attention" for op in ops) == 7 + 7 + 3
+    if offload:
+        whole = planned(recompute=more | {"block"}, row_tiles=rows, **offload, **seven)
+        copied = [
+            {op.outs[0].block for op in m.assembly.programs["micro_first"].ops if op.lane == "to_host"}
+            for m in (model, whole)
+        ]
+        assert (copied[0], copied[1]) == ({-1, 1, 3}, {-1, 1, 2, 3, 4})
+
+
 @pytest.mark.parametrize(
     "settings",
     [

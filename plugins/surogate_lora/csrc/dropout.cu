@@ -2,9 +2,11 @@
 //
 //   x, y        [size] fp32 or bf16, alike. The product is in fp32, rounded once. y may be x itself; nothing accumulates.
 //   micro_step, seed  int32 and int64 scalars in device memory, read when the kernel runs: a captured launch draws anew
+//   first       index of x[0] in the whole matrix that x has rows of, a multiple of 8
 //   dropped     of 2^16 equally likely draws, 1 to 2^16 - 1
 //
-// Random bits as everywhere (philox.cuh): the key `seed`, the counter (index of the eight elements, random_stream, micro_step).
+// Random bits as everywhere (philox.cuh): the key `seed`, the counter (index of the eight elements in the whole
+// matrix, random_stream, micro_step).
 // They are drawn again wherever the same elements are dropped, forward, backward and in recomputation: no mask is kept.
 // The bits of `surogate_lora.reference:lora_dropout`.
 //
@@ -29,8 +31,8 @@ constexpr int64_t draws = 1 << 16;
 
 template <class T>
 __global__ void __launch_bounds__(threads)
-    lora_dropout_kernel(const T* x, const int32_t* micro_step, const int64_t* seed, T* y, int64_t size, int64_t random_stream,
-                        int dropped, float scale, bool aligned) {
+    lora_dropout_kernel(const T* x, const int32_t* micro_step, const int64_t* seed, T* y, int64_t size, int64_t first_block,
+                        int64_t random_stream, int dropped, float scale, bool aligned) {
     const int64_t index = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
     const int64_t first = index * octet;
     if (first >= size) {
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(threads)
     const bool whole = aligned && count >= octet;
     float values[octet];
     load_octet(x + first, values, count, whole);
-    const PhiloxWords random = random_halves(index, *seed, random_stream, *micro_step);
+    const PhiloxWords random = random_halves(first_block + index, *seed, random_stream, *micro_step);
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         values[i] = random.half(i) >= dropped ? __fmul_rn(scale, values[i]) : 0.0f;
@@ -49,32 +51,34 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T>
-void launch(const void* x, const void* micro_step, const void* seed, void* y, int64_t size, int64_t random_stream,
-            int64_t dropped, double scale, cudaStream_t stream) {
+void launch(const void* x, const void* micro_step, const void* seed, void* y, int64_t size, int64_t first,
+            int64_t random_stream, int64_t dropped, double scale, cudaStream_t stream) {
     check_pointer(x, op, "x", sizeof(T));
     check_pointer(y, op, "y", sizeof(T));
     const int blocks = to_int(ceil_div(size, octet * threads), op, "size / 2048");
     const bool aligned = is_aligned(x, 16) && is_aligned(y, 16);
     lora_dropout_kernel<<<blocks, threads, 0, stream>>>(
         static_cast<const T*>(x), static_cast<const int32_t*>(micro_step), static_cast<const int64_t*>(seed),
-        static_cast<T*>(y), size, random_stream, static_cast<int>(dropped), static_cast<float>(scale), aligned);
+        static_cast<T*>(y), size, first / octet, random_stream, static_cast<int>(dropped), static_cast<float>(scale), aligned);
     check_launch(op);
 }
 
 }  // namespace
 
-void lora_dropout(const void* x, const void* micro_step, const void* seed, void* y, int64_t size, int64_t random_stream,
-                  int64_t dropped, double scale, int dtype, cudaStream_t stream) {
+void lora_dropout(const void* x, const void* micro_step, const void* seed, void* y, int64_t size, int64_t first,
+                  int64_t random_stream, int64_t dropped, double scale, int dtype, cudaStream_t stream) {
     check_positive(size, op, "size");
+    SUROGATE_REQUIRE(first >= 0 && first % octet == 0, op,
+                     "first must be a multiple of 8, got " + std::to_string(first));
     check_pointer(micro_step, op, "micro_step", 4);
     check_pointer(seed, op, "seed", 8);
     SUROGATE_REQUIRE(dropped > 0 && dropped < draws, op,
                      "dropped must be between 0 and 65536, got " + std::to_string(dropped));
     SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op, std::string("x must be fp32 or bf16, not ") + name_of(dtype));
     if (dtype == FP32) {
-        launch<float>(x, micro_step, seed, y, size, random_stream, dropped, scale, stream);
+        launch<float>(x, micro_step, seed, y, size, first, random_stream, dropped, scale, stream);
     } else {
-        launch<__nv_bfloat16>(x, micro_step, seed, y, size, random_stream, dropped, scale, stream);
+        launch<__nv_bfloat16>(x, micro_step, seed, y, size, first, random_stream, dropped, scale, stream);
     }
 }
 

@@ -34,8 +34,11 @@ SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
 RATE = 0.3
 
 
-def dropped(x: Tensor, rate: float = RATE, *, micro_step: int = 3, seed: int = 11, stream: int = 77) -> Tensor:
-    return lora_dropout(x, torch.tensor(micro_step, dtype=torch.int32), torch.tensor(seed), rate=rate, stream=stream)
+def dropped(
+    x: Tensor, rate: float = RATE, *, micro_step: int = 3, seed: int = 11, stream: int = 77, row: int = 0
+) -> Tensor:
+    scalars = torch.tensor(micro_step, dtype=torch.int32), torch.tensor(seed)
+    return lora_dropout(x, *scalars, rate=rate, stream=stream, row=row)
 
 
 # ---------------------------------------------------------------------------------------------------------- the mask
@@ -71,6 +74,13 @@ def test_a_dropped_element_is_zero_whatever_it_held() -> None:
     for held in (torch.inf, torch.nan, -0.0):
         y = dropped(torch.full((64, 64), held))
         assert not y[mask].any() and not torch.signbit(y[mask]).any()
+
+
+@pytest.mark.parametrize("columns", [1, 7, 64, 301])
+def test_rows_of_a_matrix_drop_what_the_matrix_drops(columns: int) -> None:
+    x = torch.randn(200, columns, generator=torch.Generator().manual_seed(columns))
+    for first, last in ((0, 128), (128, 200), (3, 4), (77, 200)):
+        assert torch.equal(dropped(x[first:last], row=first), dropped(x)[first:last])
 
 
 @pytest.mark.parametrize("other", [{"micro_step": 4}, {"seed": 12}, {"seed": 11 + (1 << 32)}, {"stream": 78}], ids=str)

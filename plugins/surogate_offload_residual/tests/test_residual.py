@@ -19,7 +19,7 @@ from surogate_offload_residual.plugin import surogate_offload_strategies
 
 ATTENTION, RESIDUAL = surogate_offload_strategies()
 OFFLOAD: dict[str, Any] = {"offload": [(RESIDUAL, NoOptions())]}
-ALL = frozenset(PARTS)
+ALL = frozenset(PARTS) - {"pairs"}
 
 
 def assembly(layers: int, **settings: Any) -> Any:

@@ -35,6 +35,11 @@ class MemoryKeys(Keys):
     recompute_qkv: Flag = Field(False, description="Recompute the q, k, v projections.")
     recompute_att: Flag = Field(False, description="Recompute attention; includes qkv. Alias `recompute_attention`.")
     recompute_block: Flag = Field(False, description="Recompute whole blocks; includes att, ffn and rmsnorm.")
+    recompute_pairs: Flag = Field(
+        False,
+        description="Recompute what enters every second block too, from the block before, whose forward pass runs once "
+        "more for it; includes block. `offload_residual` then holds half of the blocks' residuals.",
+    )
     recompute_lora: Flag = Field(
         False,
         description="Recompute what the adapter adds to a block too; includes block. No effect without an adapter.",

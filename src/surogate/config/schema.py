@@ -291,7 +291,7 @@ DTYPE_KEYS: Final[Mapping[str, str]] = {
 """Field of `api.Precision` -> the key that sets it."""
 
 RECOMPUTE_KEYS: Final[Mapping[str, str]] = {
-    **{part: f"recompute_{part}" for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")},
+    **{part: f"recompute_{part}" for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", "pairs")},
     "adapter": "recompute_lora",
 }
 """Part of a block -> the key that recomputes it."""

@@ -43,7 +43,8 @@ _MOST_PLANS = 16
 """Lengths that are tried for one way and one choice of what the host holds."""
 
 Held = tuple[int, ...]
-"""The index of a setting for each axis of what the host can hold."""
+"""The index of a setting for each axis of what the host can hold. The more it can hold, the higher: pairs of blocks,
+whose recomputation leaves every second residual to be held, come before blocks."""
 Limit = Literal["device", "host", "model"]
 Point = tuple[int, float, float]
 """A length, and the bytes that its plan lacks of the device and of the host, negative if there is room."""
@@ -132,6 +133,8 @@ class _Rows:
         shortest = self._changes(min(self._most, BLOCK), ())
         base = changed(self._run, shortest)
         self._axes = Search(base, sketch_exactly(self._inputs(base)), 0).strategies
+        if self._axes:
+            self._axes = [Axis([{"recompute_pairs": True}, {}]), *self._axes]
 
     def longest(self, way: str, changes: Changes, guess: int) -> Longest:
         held = tuple(len(axis.settings) - 1 for axis in self._axes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from struct import pack
 
 from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target, Value
@@ -106,9 +107,21 @@ def _bind_dropout(op: Op, ctx: BindContext) -> Call:
     rate = op.attrs["rate"]
     return ctx.call(
         _C.lora_dropout,
-        *(x, micro_step, seed, y, x.size, op.attrs["stream"]),
+        *(x, micro_step, seed, y, x.size, _first(op), op.attrs["stream"]),
         *(dropped_draws(rate), kept_scale(rate), DTYPES[x.dtype].code),
     )
+
+
+def _first(op: Op) -> int:
+    """Return the index of the first element in the matrix that the input has rows of."""
+    columns = op.ins[0].shape[1:]
+    return int(op.attrs.get("row", 0)) * prod(columns)
+
+
+def _drops(op: Op, target: Target) -> Support:
+    if _first(op) % _OCTET:
+        return Support(False, f"begins at element {_first(op)} of its matrix, which is no multiple of {_OCTET}")
+    return _writes(op, target)
 
 
 def _writes(op: Op, target: Target) -> Support:
@@ -135,7 +148,13 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(op="lora_pack", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_pack),
     KernelDef(op="lora_unpack", dtypes=("*", "..."), supports=_unpack_supports, bind=_bind_unpack),
     *(
-        KernelDef(op="lora_dropout", dtypes=(dtype, "int32", "int64", dtype), supports=_writes, bind=_bind_dropout)
+        KernelDef(
+            op="lora_dropout",
+            dtypes=(dtype, "int32", "int64", dtype),
+            attrs=("row",),
+            supports=_drops,
+            bind=_bind_dropout,
+        )
         for dtype in _FLOATS
     ),
 )

@@ -8,7 +8,8 @@
 
 And what a branch sees of its input, in training alone:
 
-    lora_dropout   (x [T, K], micro_step, seed; rate, stream)    -> x / (1 - rate), or 0 where an element is dropped
+    lora_dropout   (x [T, K], micro_step, seed; rate, stream, row = 0)
+                   -> x / (1 - rate), or 0 where an element is dropped. x has the rows of a matrix from `row` on.
 """
 
 from __future__ import annotations
@@ -181,11 +182,12 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="lora_dropout",
         infer=_lora_dropout,
-        attrs={"rate": float, "stream": int},
+        attrs={"rate": float, "stream": int, "row": (int, 0)},
         vjp=_lora_dropout_vjp,
         reference="surogate_lora.reference:lora_dropout",
         flops=lambda op: op.outs[0].size,
         training_only=True,
         always_recomputed=True,
+        row_wise=lambda op: RowWise(ins=(0,), outs=(0,), first="row"),
     ),
 )

@@ -55,8 +55,13 @@ def _at(whole: Tensor, at: Place, shape: Sequence[int]) -> Tensor:
     return whole[at.row : at.row + shape[0], at.column : at.column + shape[1]]
 
 
-def lora_dropout(x: Tensor, micro_step: Tensor, seed: Tensor, *, rate: float, stream: int) -> Tensor:
-    """x with elements set to zero where their 16 random bits are below `dropped_draws(rate)`, the others scaled."""
-    bits = random_16_bits(x.numel(), seed=int(seed), stream=stream, step=int(micro_step)).reshape(x.shape)
+def lora_dropout(x: Tensor, micro_step: Tensor, seed: Tensor, *, rate: float, stream: int, row: int = 0) -> Tensor:
+    """x with elements set to zero where their 16 random bits are below `dropped_draws(rate)`, the others scaled. Its
+    rows are those of a matrix from row `row` on."""
+    first = row * x.shape[1:].numel()
+    before = first % 8  # of the same block
+    count = before + x.numel()
+    bits = random_16_bits(count, seed=int(seed), stream=stream, step=int(micro_step), first=first - before)
+    bits = bits[before:].reshape(x.shape)
     kept = kept_scale(rate) * up(x)
     return torch.where(bits >= dropped_draws(rate), kept, torch.zeros_like(kept)).to(x.dtype)

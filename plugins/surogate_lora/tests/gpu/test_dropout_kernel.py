@@ -31,12 +31,13 @@ def case(
     stream: int = 0x9ABCDEF1,
     micro_step: int = 7,
     seed: int = 11,
+    row: int = 0,
 ) -> tuple[Op, dict[Value, Tensor]]:
     x, y = (Value(name=name, shape=shape, dtype=dtype, role="act") for name in "xy")
     content = torch.randn(shape).to(TORCH_DTYPES[dtype])
     content.view(-1)[0] = -0.0
     contents = {x: content, TICK: torch.tensor(micro_step, dtype=torch.int32), SEED: torch.tensor(seed)}
-    return Op("lora_dropout", (x, TICK, SEED), (y,), {"rate": rate, "stream": stream}), contents
+    return Op("lora_dropout", (x, TICK, SEED), (y,), {"rate": rate, "stream": stream, "row": row}), contents
 
 
 def check(shape: tuple[int, ...], dtype: str, skew: int = 0, **keys: Any) -> None:
@@ -60,6 +61,12 @@ def test_the_same_elements_are_dropped_and_scaled(shape: tuple[int, int], dtype:
 def test_seeds_ticks_and_streams(seed: int, micro_step: int) -> None:
     for stream in (0, 2**32 - 1):
         check((40, 77), "bf16", seed=seed, micro_step=micro_step, stream=stream)
+
+
+@pytest.mark.parametrize("row", [1, 128, 1 << 26])
+def test_rows_of_a_matrix_drop_what_the_matrix_drops(row: int) -> None:
+    check((33, 64), "bf16", row=row)
+    check((5, 2048), "fp32", skew=1, row=row)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.05, 0.1, 0.5, 0.999, 1 - 1e-9])
@@ -96,11 +103,15 @@ def test_wrong_arguments_are_named() -> None:
 
     p = guarded((64,), torch.float32).pointer
     for call, message in (
-        (lambda: _C.lora_dropout(p, 0, p, p, 8, 0, 9, 1.0, 0, 0), "lora_dropout: micro_step is a null pointer"),
-        (lambda: _C.lora_dropout(p, p, p + 4, p, 8, 0, 9, 1.0, 0, 0), "lora_dropout: seed must be aligned to 8 bytes"),
-        (lambda: _C.lora_dropout(p, p, p, p, 0, 0, 9, 1.0, 0, 0), "lora_dropout: size must be positive"),
-        (lambda: _C.lora_dropout(p, p, p, p, 8, 0, 1 << 16, 1.0, 0, 0), "lora_dropout: dropped must be between"),
-        (lambda: _C.lora_dropout(p, p, p, p, 8, 0, 9, 1.0, 2, 0), "lora_dropout: x must be fp32 or bf16, not fp64"),
+        (lambda: _C.lora_dropout(p, 0, p, p, 8, 0, 0, 9, 1.0, 0, 0), "lora_dropout: micro_step is a null pointer"),
+        (
+            lambda: _C.lora_dropout(p, p, p + 4, p, 8, 0, 0, 9, 1.0, 0, 0),
+            "lora_dropout: seed must be aligned to 8 bytes",
+        ),
+        (lambda: _C.lora_dropout(p, p, p, p, 0, 0, 0, 9, 1.0, 0, 0), "lora_dropout: size must be positive"),
+        (lambda: _C.lora_dropout(p, p, p, p, 8, 0, 0, 1 << 16, 1.0, 0, 0), "lora_dropout: dropped must be between"),
+        (lambda: _C.lora_dropout(p, p, p, p, 8, 4, 0, 9, 1.0, 0, 0), "lora_dropout: first must be a multiple of 8"),
+        (lambda: _C.lora_dropout(p, p, p, p, 8, 0, 0, 9, 1.0, 2, 0), "lora_dropout: x must be fp32 or bf16, not fp64"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

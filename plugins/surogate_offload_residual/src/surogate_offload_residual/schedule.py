@@ -10,8 +10,9 @@ is on the device. What enters the first block moves as a residual does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from surogate_core.api import Builder, ConfigError, OffloadContext, Op, Program, Programs, Value
 
@@ -107,9 +108,14 @@ def offloaded(program: Program, b: Builder, moving: Moved) -> Program:
     return replace(program, ops=tuple(_with(program.ops, before, back)))
 
 
-def _ahead(uses: Iterable[Value]) -> int:
-    """Return how many blocks lie between a copy and the op that needs its result."""
-    return 1 if max((value.shape[0] for value in uses), default=0) > MANY_TOKENS else AHEAD
+def _ahead(uses: Collection[Value]) -> int:
+    """Return how many of the blocks that have values to move lie between a copy and the op that needs its result.
+
+    Where only every second block has (`recompute_pairs`), one of them has the time of two blocks.
+    """
+    blocks = sorted({value.block for value in uses if value.block >= 0})
+    apart = min((after - block for block, after in pairwise(blocks)), default=1)
+    return 1 if max((value.shape[0] for value in uses), default=0) > MANY_TOKENS else max(1, AHEAD // apart)
 
 
 def _uses(program: Program, moved: Moved) -> dict[Value, _Use]:

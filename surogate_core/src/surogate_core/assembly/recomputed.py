@@ -12,7 +12,7 @@ from ..machine.devices import GIB
 from ..program.labels import BLOCK_INPUT, LABELS
 from ..program.value import Value
 
-PARTS = ("adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
+PARTS = ("pairs", "adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
 """All parts."""
 
 CHOICES: tuple[frozenset[str], ...] = (
@@ -34,8 +34,10 @@ class Recomputation:
     def drops(self, value: Value, labels: Mapping[str, Collection[str]] = LABELS) -> bool:
         """Return whether a value inside a block is dropped after the forward pass. labels: those of each part."""
         parts = self.first if value.block < self.count else self.parts
-        if "adapter" in parts or "block" in parts:
-            return value.label != BLOCK_INPUT and (value.label != ADAPTER_LABEL or "adapter" in parts)
+        if value.label == BLOCK_INPUT:
+            return "pairs" in parts and value.block > 0 and value.block % 2 == 0
+        if not parts.isdisjoint(("pairs", "adapter", "block")):
+            return value.label != ADAPTER_LABEL or "adapter" in parts
         return any(value.label in labels[part] for part in parts)
 
     def __bool__(self) -> bool:
@@ -74,7 +76,9 @@ class ChosenRecomputation:
 
 def _names(parts: Collection[str]) -> str:
     """Return the parts as users name them, without those that another one includes."""
-    if "adapter" in parts:
+    if "pairs" in parts:
+        named = ["pairs", *(["adapter"] if "adapter" in parts else [])]
+    elif "adapter" in parts:
         named = ["block", "adapter"]
     elif "block" in parts:
         named = ["block"]

@@ -33,7 +33,7 @@ _LONG_OPS = 1e-3
 device."""
 
 _LITTLE = 0.02
-"""What a run may divide is not planned for less than this share of a step."""
+"""A run is not planned in parts, such as row tiles, to win less than this share of a step."""
 
 _CERTAIN = 0.9
 """Of the bytes that recomputation can free: near its end, recomputed values and copies take what it frees."""
@@ -107,7 +107,7 @@ class Plan:
         return self._expected(self.report.missing_bytes)
 
     @property
-    def at_least(self) -> float:
+    def least_seconds(self) -> float:
         """The least seconds of a step with recomputation, of a sketch that does not fit, however what runs between two
         ops on whole values is divided: at the end of the forward pass, what blocks keep is whole."""
         programs = self.assembly.programs
@@ -162,7 +162,7 @@ def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
         levels = ladder(plan.recording, inputs) if plan.report.missing_bytes > 0 and inputs.recompute_more else ()
     plan = replace(plan, recompute_levels=levels if len(levels) > 1 else ())
     for smaller in _smaller(inputs, plan.recording) if plan.report.missing_bytes > 0 else ():
-        if not (fits := _can_fit(plan)) or plan.expected.seconds > (1 + _LITTLE) * plan.at_least:
+        if not (fits := _can_fit(plan)) or plan.expected.seconds > (1 + _LITTLE) * plan.least_seconds:
             divided = sketched(smaller, plan.recording)
             plan = plan if fits and plan.expected.seconds <= divided.expected.seconds else divided
     return plan

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 BLOCK_INPUT = "residual"
-"""Label of the value that enters a block. It is kept when whole blocks are recomputed."""
+"""Label of the value that enters a block. It is kept when whole blocks are recomputed, but every second one where pairs
+of them are."""
 
 LABELS: Mapping[str, frozenset[str]] = {
     "rmsnorm": frozenset({"norm"}),
@@ -17,8 +18,9 @@ LABELS: Mapping[str, frozenset[str]] = {
     "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),
     "ffn": frozenset({"gate_up", "swiglu", "mlp_out"}),
 }
-"""The labels of the values that a part drops. Two parts have no list of labels: `block` drops all values of a block
-except the one that enters it and those of an adapter, `adapter` those too."""
+"""The labels of the values that a part drops. Three parts have no list of labels: `block` drops all values of a block
+except the one that enters it and those of an adapter, `adapter` those too, and `pairs` what `block` drops and the
+values that enter blocks of even index, but the first."""
 
 KEY = "recompute_"
 """A key of `ModelDef.recompute` is this and a part."""

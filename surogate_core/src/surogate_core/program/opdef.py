@@ -108,6 +108,8 @@ class RowWise(Declared):
     local     indices of outputs, `outs` or not, that make sense for these very rows alone, such as an order of them:
               only ops that compute the same rows, and take them (`takes`), read them
     takes     indices of inputs, `ins` or not, that may be such outputs
+    first     the attr, 0 by default, that says where in whole values the rows begin, of an op whose results depend on
+              it, as random bits do; "": they do not
     together  rows of `outs` depend on which others are computed with them, as on a scale by the largest magnitude.
               Plans then compute the same rows together, whatever they choose (`row_tiles`).
     """
@@ -118,6 +120,7 @@ class RowWise(Declared):
     largest: tuple[int, ...] = ()
     local: tuple[int, ...] = ()
     takes: tuple[int, ...] = ()
+    first: str = ""
     together: bool = False
 
 

@@ -88,7 +88,11 @@ def _check_rows(
     cut = count // 3 or 1
     per = [x.shape[0] // count if i in found.ins else 0 for i, x in enumerate(ins)]
     first, second = (
-        _call(definition, tuple(x[k * a : k * b] if k else x for k, x in zip(per, ins, strict=True)), dict(op.attrs))
+        _call(
+            definition,
+            tuple(x[k * a : k * b] if k else x for k, x in zip(per, ins, strict=True)),
+            {**op.attrs, found.first: a} if found.first else dict(op.attrs),
+        )
         for a, b in ((0, cut), (cut, count))
     )
     assert {*found.outs, *found.sums, *found.local} == {*range(len(outs) - changed)} and len(

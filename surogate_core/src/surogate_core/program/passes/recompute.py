@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..builder import Builder
+from ..labels import BLOCK_INPUT
 from ..op import Op, Program
 from ..opdef import OpDef
 from ..value import WEIGHT_LABEL, Value
@@ -24,12 +25,16 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     """Emit ops that recompute the dropped values, just before the first backward op that reads them, or let a backward
     op compute them (`fuse_recompute`).
 
+    If the value that enters a block is dropped, all of the block before is computed for it, and again for the backward
+    pass of that block: what it keeps in between would be as much as two blocks have.
+
     A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
     a forward op inside a block writes it. `Rewrites.rematerialize` emits the recomputation. Without that rule the op is
     emitted again, unless it changes states.
     """
     producer = _producers(program, builder.ops)
     dropped = {v for v, op in producer.items() if drops(v) or _always_dropped(v, op, builder.ops)}
+    in_pairs = any(v.label == BLOCK_INPUT for v in dropped)
     back: dict[Value, Value] = {}
     ops: list[Op] = []
 
@@ -50,8 +55,13 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
                 materialise(value)
         ops.append(op.on(back))
 
+    reached: set[int] = set()
     for op in program.ops:
         if op.phase == "backward":
+            if in_pairs and op.block not in reached:
+                reached.add(op.block)
+                for value in [v for v in back if v.block == op.block]:
+                    del back[value]
             append(op)
         else:
             ops.append(op)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..builder import Builder
 from ..op import Op, Program
@@ -310,7 +311,11 @@ class _Tile:
                     outs.append(self.kept[v, self.first])
                 else:
                     outs.append(self._rows(v) if i in found.outs else v)
-            yield op.changed(ins=ins, outs=tuple(outs))
+            yield op.changed(ins=ins, outs=tuple(outs), attrs=self._attrs(op, found.first))
+
+    def _attrs(self, op: Op, first: str) -> Mapping[str, Any]:
+        rows = op.ins[0].shape[0] // self.row_wise.tokens * self.first
+        return {**op.attrs, first: rows} if first else op.attrs
 
     def _rows(self, value: Value) -> Value:
         if value not in self.places:
