@@ -186,7 +186,8 @@ def test_an_adapter_to_train_further_is_looked_at_before_the_data(tmp_path: Path
     def check(model: str) -> list[str]:
         said.clear()
         config, adapter = SimpleNamespace(adapter_path=str(tmp_path), model=model), (registry.adapter("lora"), None)
-        check_adapter(cast(Any, SimpleNamespace(config=config, registry=registry, adapter=adapter)), said.append)
+        run = SimpleNamespace(config=config, registry=registry, adapter=adapter, model_dir=tmp_path / "model")
+        check_adapter(cast(Any, run), said.append)
         return said
 
     with pytest.raises(ConfigError, match=r"adapter_path: .*: holds no adapter_config.json"):

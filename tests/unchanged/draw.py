@@ -85,6 +85,7 @@ STEPS: Mapping[str, Keys] = {
     "3 micro-steps": {"gradient_accumulation_steps": 3, "lmhead_chunks": 2},
 }
 ADDED = ("ministral3", "qwen2_moe", "glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "gpt_oss")
+ADDED += ("glm4_moe_lite", "deepseek_v3")
 """Families that came after the record: a draw with them is another one. Take them in when it is made anew."""
 DEVICES = ("h200", "b200", "rtx4090", "cpu")
 AXES: Mapping[str, tuple[str, ...]] = {

@@ -55,13 +55,13 @@ def _bind_values(op: Op, ctx: BindContext) -> Call:
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=("bf16",) * values, attrs=attrs, supports=_supports, bind=bind)
-    for kind, values, attrs, bind in (
-        ("latent_split", 3, ("rank",), _bind_split),
-        ("latent_split_bwd", 3, (), _bind_split),
-        ("latent_qkv", 4, (), _bind_qkv),
-        ("latent_qkv_bwd", 4, ("rotary", "v_dim"), _bind_qkv),
-        ("latent_values", 2, ("v_dim",), _bind_values),
-        ("latent_values_bwd", 2, ("head_dim",), _bind_values),
+    KernelDef(op=kind, dtypes=("bf16",) * values, supports=_supports, bind=bind)
+    for kind, values, bind in (
+        ("latent_split", 3, _bind_split),
+        ("latent_split_bwd", 3, _bind_split),
+        ("latent_qkv", 4, _bind_qkv),
+        ("latent_qkv_bwd", 4, _bind_qkv),
+        ("latent_values", 2, _bind_values),
+        ("latent_values_bwd", 2, _bind_values),
     )
 )
