@@ -100,6 +100,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12},
+    "deepseek_v3": {
+        **{"model_type": "deepseek_v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+        **{"n_group": 2, "topk_group": 1, "head_dim": 6, "num_key_value_heads": 4, "q_lora_rank": None},
+        **{"kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 8},
+        "num_nextn_predict_layers": 0,
+    },
     "glm4_moe_lite": {
         **{"model_type": "glm4_moe_lite", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
         **{"head_dim": 6, "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 10},

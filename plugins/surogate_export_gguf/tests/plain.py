@@ -69,8 +69,8 @@ def file_of(
     experts: dict[str, dict[int, Tensor]] = {}
     for name, x in tensors.items():
         x = x.float()
-        short = name.replace("language_model.", "").removeprefix("model.")
-        if short.startswith(("vision_tower", "multi_modal_projector", "visual")) or (
+        short = name.replace("language_model.", "").removeprefix("model.").removeprefix("text_model.")
+        if short.startswith(("vision_", "multi_modal_projector", "visual", "connector")) or (
             short == "lm_head.weight" and tied
         ):
             continue

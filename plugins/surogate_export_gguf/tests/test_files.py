@@ -21,7 +21,7 @@ from surogate_export_gguf import plugin, values, writer
 
 from .plain import file_of, served
 
-PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision"}
+PAIRED = {"llama3", "llama-biases", "mistral", "nemo", "ministral3", "smollm3", "mistral3-vision", "smolvlm-vision"}
 OWN_HEAD = {"olmo2", "olmo3", "olmoe", "gpt-oss", "qwen2-moe"}
 TIED = {"qwen2.5", "qwen3", "phi4-mini", "smollm3", "olmo3", "gemma2", "gemma3", "gemma3-windows", "gemma3-vision"}
 OUTER = ("token_embd.weight", "output.weight")

@@ -195,14 +195,14 @@ def test_biases_of_experts_are_vectors_by_the_ops_that_read_them(monkeypatch: py
     assert {name for name in ours.assembly.stored if name.startswith(layer)} == {f"{layer}gate_up", f"{layer}down"}
 
 
-def test_fp8_leaves_a_projection_of_experts_with_biases_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one is quantized, and what quantizes in SwiGLU's place is not taken for another form of the gate."""
+def test_fp8_multiplies_experts_with_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product adds its bias. What quantizes in SwiGLU's place is not taken for another form of the gate."""
     monkeypatch.setitem(harness.MODELS, "oss_mixture", MODEL)
     model = Model(WIDE)
     found = kinds(model.assembly.programs["micro_first"])
-    assert found["fp8_grouped_linear"] == 2 * LAYERS and "fp8_weighted_swiglu" not in found
-    biased = [op for op in model.assembly.programs["micro_first"].ops if op.kind == "grouped_linear"]
-    assert [len(op.ins) for op in biased] == [4] * LAYERS
+    assert found["fp8_grouped_linear"] == 4 * LAYERS and not found["grouped_linear"] + found["fp8_weighted_swiglu"]
+    products = [op for op in model.assembly.programs["micro_first"].ops if op.kind == "fp8_grouped_linear"]
+    assert [len(op.ins) for op in products if op.phase == "forward"] == [6, 5] * LAYERS
     gates = [op for op in model.assembly.programs["micro_first"].ops if op.kind.startswith("weighted_swiglu")]
     assert len(gates) == 2 * LAYERS and all(dict(op.attrs) == MODEL.dims(WIDE).mixture.gate.attrs for op in gates)
     plain = Model(WIDE, fp8=False)
