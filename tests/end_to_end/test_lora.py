@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
+ADAPTER_FILES |= {"tokenizer.json", "tokenizer_config.json"}
 
 
 def names(directory: Path) -> set[str]:

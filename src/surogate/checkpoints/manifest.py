@@ -25,7 +25,7 @@ from surogate_core.api.regular_file import refuse_special
 from surogate_core.api.sealed import BrokenSeal, sealed, unsealed
 from surogate_core.errors import ConfigError
 
-from .facts import facts_of_format_1
+from .facts import DATA, DATASETS, facts_of_format_1
 from .folders import step_of
 
 FORMAT = 2
@@ -131,6 +131,11 @@ def _check(manifest: Manifest) -> None:
     for field in ("position", "facts", "config", "versions", "files"):
         if not isinstance(getattr(manifest, field), dict):
             raise ValueError(f"{field} is not an object")
+    caches = manifest.facts.get(DATASETS, [])
+    if not isinstance(caches, list) or not all(
+        isinstance(entry, dict) for entry in (*caches, manifest.facts.get(DATA, {}))
+    ):
+        raise ValueError(f"facts: {DATASETS} or {DATA} does not consist of objects")
     if isinstance(manifest.step, bool) or not isinstance(manifest.step, int) or manifest.step < 0:
         raise ValueError(f"step is {manifest.step!r}")
     for name, entry in manifest.files.items():

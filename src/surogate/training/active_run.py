@@ -103,11 +103,10 @@ class ActiveRun:
         recorded. `log` what should be. Raises ConfigError if no row is held out.
         """
         job = self._run()
-        found = measure(job)
-        if found is not None:
-            report, figures = found
+        report, figures, cut = measure(job)
+        if report is not None:
             return replace(report, metrics=metrics_of(job.reported, figures))
-        if job.interrupt.requested is not None:
+        if cut:
             raise RunCut
         raise ConfigError("evaluate: no row is held out. Set validation_datasets, or a validation_split_ratio above 0")
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from surogate_core.api import EvalReport
 from surogate_core.assembly.assembly import metrics_of
@@ -50,12 +50,20 @@ def _is_evaluated(job: Job) -> bool:
     return job.progress.step in {step for step, _, _ in job.progress.evaluations}
 
 
-def measure(job: Job) -> tuple[EvalReport, Sequence[Any]] | None:
-    """Return the mean loss over the labels of the validation batches, and the figures of the other metrics.
+class Measured(NamedTuple):
+    """The mean loss over the labels of the validation batches, and the figures of the other metrics.
 
-    None without labels, or if an interrupt ended it between two batches. Changes neither the weights nor the order of
-    the training data.
+    report  None without labels, and if it is cut
+    cut     an interrupt ended the evaluation between two batches
     """
+
+    report: EvalReport | None
+    figures: Sequence[Any] = ()
+    cut: bool = False
+
+
+def measure(job: Job) -> Measured:
+    """Measure the loss of the validation batches. Changes neither the weights nor the order of the training data."""
     began, cut = time.perf_counter(), False
 
     def goes_on(batches: Sequence[MicroBatch]) -> bool:
@@ -72,7 +80,7 @@ def measure(job: Job) -> tuple[EvalReport, Sequence[Any]] | None:
         batches = ([batch.given(means) for batch in together] for together in batches)
     sums = sum_losses(job.worker, batches, job.processes, "the end of an evaluation")
     if cut or not sums.labels:
-        return None
+        return Measured(None, cut=cut)
     seconds = time.perf_counter() - began
     loss, *figures = (sums.mean(total, one.per) for one, total in zip(job.reported, sums.totals, strict=True))
     report = EvalReport(
@@ -84,7 +92,7 @@ def measure(job: Job) -> tuple[EvalReport, Sequence[Any]] | None:
         in_nats=job.in_nats,
         groups=sums.groups,
     )
-    return report, figures
+    return Measured(report, figures)
 
 
 def evaluate(job: Job) -> bool:
@@ -92,17 +100,16 @@ def evaluate(job: Job) -> bool:
 
     An interrupt ends it without a report: a resumed run makes up for it.
     """
-    found = measure(job)
-    if found is None:
-        return job.interrupt.requested is None
-    report, figures = found
+    report, figures, cut = measure(job)
+    if report is None:
+        return not cut
     step = job.progress.step
     job.progress.evaluations.append((step, report.loss, report.valid_tokens))
     if job.best_rule is not None and job.progress.best is not None and step:
         job.progress.best = job.best_rule.after(job.progress.best, step, report.loss, job.reported, figures)
     best = job.progress.best.step if job.progress.best else 0
-    report = replace(report, best_step=best or None)
-    job.report(lambda: _with_metrics(job, report, figures))
+    told = replace(report, best_step=best or None)
+    job.report(lambda: _with_metrics(job, told, figures))
     if job.best_rule is not None and job.best_rule.saves and step and step == best:
         job.save()
     return True
