@@ -1,7 +1,7 @@
 """A rank that is killed, and one that stands still, in a run of a process for each GPU of this host.
 
     python benchmarks/lost_ranks.py --gpus 8 --out lost.jsonl
-    python benchmarks/lost_ranks.py --gpus 2 --model examples/tiny-qwen3 --keep /tmp/lost
+    python benchmarks/lost_ranks.py --gpus 2 --model examples/tiny-qwen3 --keep lost
 
 Each case is `surogate train` with the variables of torchrun, from scratch with ZeRO 3, on the text of the examples.
 First an undisturbed run. Then the last rank is killed (SIGKILL) or stopped (SIGSTOP) in a step after a checkpoint: the

@@ -64,6 +64,17 @@ def mlp_weights(d: DecoderDims, name: str, source: str) -> list[WeightMap]:
     ]
 
 
+def norms_around_weights(d: DecoderDims, name: str, source: str) -> list[WeightMap]:
+    """Return the weight maps of the norms of a block with one in front of attention and MLP and one behind each."""
+    norms = {
+        "attn.norm": "input_layernorm",
+        "attn.post_norm": "post_attention_layernorm",
+        "mlp.norm": "pre_feedforward_layernorm",
+        "mlp.post_norm": "post_feedforward_layernorm",
+    }
+    return [weight_map(f"{name}.{ours}", (f"{source}.{theirs}.weight", d.d_model)) for ours, theirs in norms.items()]
+
+
 def linear_weights(name: str, columns: int, bias: bool, *parts: tuple[str, int]) -> list[WeightMap]:
     """Return the weight maps of `linear`. `parts`: modules and their rows, one above another in the param."""
     maps = [weight_map(name, *((f"{module}.weight", rows, columns) for module, rows in parts))]

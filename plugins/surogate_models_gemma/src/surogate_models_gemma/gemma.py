@@ -22,6 +22,7 @@ from surogate_models.api import (
     lm_head,
     mlp,
     mlp_weights,
+    norms_around_weights,
     outer,
     qk_norm_weights,
     read_bool,
@@ -33,7 +34,6 @@ from surogate_models.api import (
     read_rope,
     read_rope_by_layer_type,
     vocabulary,
-    weight_map,
     window_in,
 )
 
@@ -195,16 +195,10 @@ def post_norm(b: Builder, d: GemmaDims, name: str, x: Value) -> Value:
 
 def block_weights(d: GemmaDims, name: str, source: str) -> list[WeightMap]:
     """Return the weight maps of `block`."""
-    norms = {
-        "attn.norm": "input_layernorm",
-        "attn.post_norm": "post_attention_layernorm",
-        "mlp.norm": "pre_feedforward_layernorm",
-        "mlp.post_norm": "post_feedforward_layernorm",
-    }
     return [
         *attention_weights(d, f"{name}.attn", f"{source}.self_attn"),
         *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
-        *(weight_map(f"{name}.{ours}", (f"{source}.{theirs}.weight", d.d_model)) for ours, theirs in norms.items()),
+        *norms_around_weights(d, name, source),
         *qk_norm_weights(d, f"{name}.attn", f"{source}.self_attn"),
     ]
 

@@ -23,6 +23,7 @@ from surogate_models.api import (
     lm_head,
     mlp,
     mlp_weights,
+    norms_around_weights,
     outer,
     read_bool,
     read_dims,
@@ -33,7 +34,6 @@ from surogate_models.api import (
     read_rope,
     unrotated,
     vocabulary,
-    weight_map,
     window_in,
 )
 
@@ -156,18 +156,12 @@ def gated_attention(b: Builder, d: MuseDims, batch: BatchInputs, i: int, x: Valu
 
 def block_weights(d: MuseDims, name: str, source: str) -> list[WeightMap]:
     """Return the weight maps of `block`."""
-    norms = {
-        "attn.norm": "input_layernorm",
-        "attn.post_norm": "post_attention_layernorm",
-        "mlp.norm": "pre_feedforward_layernorm",
-        "mlp.post_norm": "post_feedforward_layernorm",
-    }
     attention = f"{source}.self_attn"
     return [
         *attention_weights(d, f"{name}.attn", attention),
         *linear_weights(f"{name}.attn.gate", d.d_model, False, (f"{attention}.gate_proj", d.q_rows)),
         *mlp_weights(d, f"{name}.mlp", f"{source}.mlp"),
-        *(weight_map(f"{name}.{ours}", (f"{source}.{theirs}.weight", d.d_model)) for ours, theirs in norms.items()),
+        *norms_around_weights(d, name, source),
     ]
 
 
