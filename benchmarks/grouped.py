@@ -8,7 +8,8 @@ widths (of wgrad: one matrix, not 128; torch's results are bf16). "share": the r
 the dense one. On an SM90 then FP8 products, forward with fast sums and dgrad with exact ones, beside dense FP8 products
 by cuBLASLt; "of bf16": times as fast as ours in bf16. "with adapters of rank 16": the sum of a product and such a
 branch, by one kernel on an SM90 and by two. "A and B": those of these adapters, with the bytes that they must move, by
-their own kernel and by that of wide weights. Before all of them the ops around them. Medians of replayed CUDA graphs.
+their own kernel and by that of wide weights. "bias": forward products without and with one of each expert, in turns.
+Before all of them the ops around them. Medians of replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -161,6 +163,31 @@ def of_adapters(tokens: int, ends: Tensor, is_sm90: bool) -> None:
             print(f"{f'{name} {label}':30}{1000 * ms:9.1f} us {nbytes / ms / 1e6:8.0f} GB/s{1000 * wide:7.1f} us")
 
 
+def biases(tokens: int, ends: Tensor, is_sm90: bool) -> None:
+    """Print forward products without and with a bias: the medians of three times in turns."""
+    rows, one = tokens * K, torch.ones(2, device="cuda")
+    print(f"\n{'bias':30}{'without':>16}{'with':>16}  ratio")
+    for name, (n, k) in WEIGHTS.items():
+        x, w, bias = bf16(rows, k), bf16(EXPERTS * n, k), bf16(EXPERTS, n)
+        plain = {"x": x, "w": w, "ends": ends}
+        ways: dict[str, tuple[Sequence[KernelDef], str, dict[str, Tensor], dict[str, Any]]]
+        ways = {"bf16": (grouped.CUTLASS if is_sm90 else grouped.PORTABLE, "grouped_linear", plain, {})}
+        for weight in ("e4m3", "e5m2") if is_sm90 else ():
+            codes = {
+                "a": x.to(FP8["e4m3"]),
+                "b": w.to(FP8[weight]),
+                "scale_a": one,
+                "scale_b": one.clone(),
+                "ends": ends,
+            }
+            ways[weight] = (FP8_KERNELS, "fp8_grouped_linear", codes, {"fast": True, "beside": False})
+        for way, (kernels, kind, ins, attrs) in ways.items():
+            launches = [bound(kernels, kind, ins | more, **attrs)[0] for more in ({}, {"bias": bias})]
+            without, with_ = zip(*([milliseconds(launch) for launch in launches] for _ in range(3)), strict=True)
+            times = (statistics.median(without), statistics.median(with_))
+            print(f"{f'{name} {way}':30}", *(f"{f'{ms:.3f} ms':>15}" for ms in times), f"{times[1] / times[0]:6.3f}")
+
+
 def fp8_products(tokens: int, ends: Tensor, of_bf16: Mapping[str, float]) -> None:
     rows, scales = tokens * K, {name: torch.ones(2, device="cuda") for name in ("scale_a", "scale_b")}
     print(f"\n{'FP8':30}{'cutlass':>16}{'dense':>16}  share  of bf16{'with adapters':>15}")
@@ -229,6 +256,7 @@ def main() -> None:
         of_bf16 = products(tokens, ends, is_sm90)
         pairs(tokens, ends, is_sm90)
         of_adapters(tokens, ends, is_sm90)
+        biases(tokens, ends, is_sm90)
         if is_sm90:
             fp8_products(tokens, ends, of_bf16)
         torch.cuda.empty_cache()
