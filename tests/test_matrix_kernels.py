@@ -10,7 +10,7 @@ import pytest
 
 from surogate_core.api import Op, OutSpec, Target, Value
 from surogate_core.api.matrix_kernels import reading_kernels
-from surogate_core.api.matrix_storage import MAX_MATRICES, MatrixStorage
+from surogate_core.api.matrix_storage import MAX_RUNS, MatrixStorage
 from surogate_core.dtypes import DTYPES
 from surogate_core.machine.devices import device
 
@@ -76,9 +76,12 @@ def test_the_function_of_an_op_gets_stored_values_outputs_shape_and_dtype(
     assert bound == (kind, [*arguments, (16, 32), 32, DTYPES["bf16"].code])
 
 
-def test_more_fused_matrices_than_a_launch_can_have_are_refused() -> None:
+def test_runs_of_equal_matrices_are_limited_and_matrices_are_not() -> None:
     op = op_of("halves_amax")
     target = Target(device("h100"), "auto")
-    assert KERNELS["halves_amax"].supports(op, target).ok
-    op.attrs["rows"] = (1,) * (MAX_MATRICES + 1)  # type: ignore[index]
-    assert f"at most {MAX_MATRICES} can be" in KERNELS["halves_amax"].supports(op, target).reason
+    for rows in ((16, 32), (16,) * 2048, tuple(range(1, MAX_RUNS + 1))):
+        op.attrs["rows"] = rows  # type: ignore[index]
+        assert KERNELS["halves_amax"].supports(op, target).ok
+    op.attrs["rows"] = (1, 2) * (MAX_RUNS // 2) + (1,)  # type: ignore[index]
+    reason = KERNELS["halves_amax"].supports(op, target).reason
+    assert reason == f"{MAX_RUNS + 1} runs of matrices of equal height are fused, at most {MAX_RUNS} can be"

@@ -128,14 +128,14 @@ __device__ __forceinline__ float squared_error(const Block& block, const Matrix&
 
 // The block of 16 elements of a thread.
 struct Place {
-    int matrix;
+    FusedMatrix matrix;
     int64_t block;
     bool exists;
 
     __device__ __forceinline__ Place(const FusedRows& fused, int64_t blocks_per_row) {
-        matrix = fused.matrix_of(blockIdx.x);
-        block = fused.first_row[matrix] * blocks_per_row + (blockIdx.x - fused.first_chunk[matrix]) * threads + threadIdx.x;
-        exists = block < fused.first_row[matrix + 1] * blocks_per_row;
+        matrix = fused.of_chunk(blockIdx.x);
+        block = matrix.first_row * blocks_per_row + (blockIdx.x - matrix.first_chunk) * threads + threadIdx.x;
+        exists = block < matrix.end_row * blocks_per_row;
     }
 };
 
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(threads) amax_kernel(const T* __restrict__ w, 
     const Place place(fused, blocks_per_row);
     const uint32_t top = __reduce_max_sync(full_warp, place.exists ? Block(w, place.block).top() : 0u);
     if (threadIdx.x % 32 == 0) {
-        atomicMax(amax + place.matrix, top);
+        atomicMax(amax + place.matrix.index, top);
     }
 }
 
@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(threads)
     if (!place.exists) {
         return;
     }
-    const Matrix matrix(amax[place.matrix], four_over_six);
-    if (place.block == fused.first_row[place.matrix] * blocks_per_row) {
-        global_scales[place.matrix] = matrix.scale;
+    const Matrix matrix(amax[place.matrix.index], four_over_six);
+    if (place.block == place.matrix.first_row * blocks_per_row) {
+        global_scales[place.matrix.index] = matrix.scale;
     }
     const Block block(w, place.block);
     const float top = __uint_as_float(block.top());

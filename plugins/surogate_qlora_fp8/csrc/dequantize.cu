@@ -29,16 +29,16 @@ __global__ void __launch_bounds__(threads)
     dequantize_kernel(const uint2* __restrict__ codes, const float* __restrict__ scales, T* __restrict__ out,
                       uint32_t octets_per_row, uint32_t tiles_per_row, int shift,
                       const __grid_constant__ FusedRows fused) {
-    const int matrix = fused.matrix_of(blockIdx.x);
-    const int64_t rows = fused.first_row[matrix + 1] - fused.first_row[matrix];
-    const uint32_t place = static_cast<uint32_t>(blockIdx.x - fused.first_chunk[matrix]) * threads + threadIdx.x;
+    const FusedMatrix matrix = fused.of_chunk(blockIdx.x);
+    const int64_t rows = matrix.end_row - matrix.first_row;
+    const uint32_t place = static_cast<uint32_t>(blockIdx.x - matrix.first_chunk) * threads + threadIdx.x;
     const uint32_t band = place / octets_per_row, column = place % octets_per_row;
     const int64_t row = static_cast<int64_t>(band) * height;
     if (row >= rows) {
         return;
     }
-    const int64_t first = (fused.first_row[matrix] + row) * octets_per_row + column;
-    const int64_t tile_row = fused.first_scale[matrix] + (row >> shift);
+    const int64_t first = (matrix.first_row + row) * octets_per_row + column;
+    const int64_t tile_row = matrix.first_scale + (row >> shift);
     const float scale = __ldg(scales + tile_row * tiles_per_row + (column * octet >> shift));
     const int count = static_cast<int>(rows - row < height ? rows - row : height);
     uint2 words[height];

@@ -35,11 +35,11 @@ __global__ void __launch_bounds__(threads)
                     int tile, const __grid_constant__ FusedRows fused) {
     __shared__ uint32_t scratch[32];
     const int tiles_per_row = static_cast<int>((columns + tile - 1) / tile);
-    const int matrix = fused.matrix_of(blockIdx.x);
-    const int64_t inside = blockIdx.x - fused.first_chunk[matrix];  // tile of the matrix
-    const int64_t first_row = fused.first_row[matrix] + inside / tiles_per_row * tile;
+    const FusedMatrix matrix = fused.of_chunk(blockIdx.x);
+    const int64_t inside = blockIdx.x - matrix.first_chunk;  // tile of the matrix
+    const int64_t first_row = matrix.first_row + inside / tiles_per_row * tile;
     const int64_t first_column = inside % tiles_per_row * tile;
-    const int64_t rows_left = fused.first_row[matrix + 1] - first_row, columns_left = columns - first_column;
+    const int64_t rows_left = matrix.end_row - first_row, columns_left = columns - first_column;
     const int rows = static_cast<int>(rows_left < tile ? rows_left : tile);
     const int wide = static_cast<int>(columns_left < tile ? columns_left : tile) / octet;
     const auto octet_of = [&](int i) { return (first_row + i / wide) * (columns / octet) + first_column / octet + i % wide; };

@@ -51,7 +51,7 @@ struct TileSource {
         }
     }
 
-    __device__ __forceinline__ void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const {
+    __device__ __forceinline__ void octet(const FusedMatrix& matrix, int64_t row, int64_t column, float (&x)[8]) const {
         const uint2 words = *reinterpret_cast<const uint2*>(codes + row * columns + column);
         const float scale = scale_of(matrix, static_cast<int>(row), static_cast<int>(column));
 #pragma unroll
@@ -63,9 +63,9 @@ struct TileSource {
     }
 
 private:
-    __device__ __forceinline__ float scale_of(int matrix, int row, int column) const {
-        const int inside = row - static_cast<int>(fused.first_row[matrix]);
-        const int tile_row = static_cast<int>(fused.first_scale[matrix]) + (inside >> shift);
+    __device__ __forceinline__ float scale_of(const FusedMatrix& matrix, int row, int column) const {
+        const int inside = row - static_cast<int>(matrix.first_row);
+        const int tile_row = static_cast<int>(matrix.first_scale) + (inside >> shift);
         return __ldg(scales + int64_t{tile_row} * tiles_per_row + (column >> shift));
     }
 

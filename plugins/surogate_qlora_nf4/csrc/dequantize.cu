@@ -69,14 +69,14 @@ __global__ void __launch_bounds__(decode_threads)
                       const float* __restrict__ map, T* __restrict__ out, int64_t octets_per_row, int shift,
                       const __grid_constant__ FusedRows fused) {
     const Table16 table(nf4_levels);
-    const int matrix = fused.matrix_of(blockIdx.x);
-    const int64_t inside = (blockIdx.x - fused.first_chunk[matrix]) * chunk_octets;
-    const int64_t first = fused.first_row[matrix] * octets_per_row + inside;
-    const int64_t count = fused.first_row[matrix + 1] * octets_per_row - first;
+    const FusedMatrix matrix = fused.of_chunk(blockIdx.x);
+    const int64_t inside = (blockIdx.x - matrix.first_chunk) * chunk_octets;
+    const int64_t first = matrix.first_row * octets_per_row + inside;
+    const int64_t count = matrix.end_row * octets_per_row - first;
     const int64_t block = first >> shift;
     if constexpr (Double) {
-        const int64_t group = fused.first_scale[matrix] + (inside >> shift) / nf4_group;
-        const NestedAbsmax scale{static_cast<const uint8_t*>(absmax) + block, map, nested[group], offset[matrix], shift};
+        const int64_t group = matrix.first_scale + (inside >> shift) / nf4_group;
+        const NestedAbsmax scale{static_cast<const uint8_t*>(absmax) + block, map, nested[group], offset[matrix.index], shift};
         decode_chunk<true>(table, codes + first, out + first * octet, count, scale);
     } else {
         const Absmax scale{static_cast<const float*>(absmax) + block, shift};

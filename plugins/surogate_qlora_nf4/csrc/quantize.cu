@@ -92,10 +92,11 @@ struct Group {
     bool exists;
 
     __device__ __forceinline__ Group(const FusedRows& fused, int64_t blocks_per_row) {
-        matrix = fused.matrix_of(blockIdx.x);
+        const FusedMatrix own = fused.of_chunk(blockIdx.x);
+        matrix = own.index;
         index = blockIdx.x;
-        block = fused.first_row[matrix] * blocks_per_row + (index - fused.first_chunk[matrix]) * nf4_group + threadIdx.x;
-        exists = block < fused.first_row[matrix + 1] * blocks_per_row;
+        block = own.first_row * blocks_per_row + (index - own.first_chunk) * nf4_group + threadIdx.x;
+        exists = block < own.end_row * blocks_per_row;
     }
 };
 
@@ -114,15 +115,15 @@ __global__ void __launch_bounds__(threads)
     mean_kernel(const double* __restrict__ sums, float* __restrict__ offset, int64_t blocks_per_row,
                 const __grid_constant__ FusedRows fused) {
     __shared__ double scratch[32];
-    const int matrix = static_cast<int>(blockIdx.x);
+    const FusedMatrix matrix = fused.matrix(blockIdx.x);
     double sum = 0.0;
-    for (int64_t i = fused.first_scale[matrix] + threadIdx.x; i < fused.first_scale[matrix + 1]; i += threads) {
+    for (int64_t i = matrix.first_scale + threadIdx.x; i < matrix.end_scale; i += threads) {
         sum = __dadd_rn(sum, sums[i]);
     }
     sum = block_reduce(sum, scratch, 0.0, Sum{});
     if (threadIdx.x == 0) {
-        const int64_t blocks = (fused.first_row[matrix + 1] - fused.first_row[matrix]) * blocks_per_row;
-        offset[matrix] = __double2float_rn(__ddiv_rn(sum, static_cast<double>(blocks)));
+        const int64_t blocks = (matrix.end_row - matrix.first_row) * blocks_per_row;
+        offset[matrix.index] = __double2float_rn(__ddiv_rn(sum, static_cast<double>(blocks)));
     }
 }
 

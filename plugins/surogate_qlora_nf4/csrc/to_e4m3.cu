@@ -34,8 +34,8 @@ struct Nf4Source {
     const float* map;
     int64_t columns;
     int shift;  // a block has 16 << shift elements
+    int blocks_per_row;
     FusedRows fused;
-    uint32_t first_block[max_matrices];
 
     __device__ __forceinline__ Raw load(const CopyPlace& place) const {
         const uint2* own = codes + place.first;
@@ -69,7 +69,7 @@ struct Nf4Source {
         }
     }
 
-    __device__ __forceinline__ void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const {
+    __device__ __forceinline__ void octet(const FusedMatrix& matrix, int64_t row, int64_t column, float (&x)[8]) const {
         const int64_t at = row * columns + column;
         const uint32_t word = in_order(reinterpret_cast<const uint32_t*>(codes)[at / 8]);
         const float a = absmax_of(matrix, static_cast<uint32_t>(at / 16 >> shift));
@@ -85,12 +85,12 @@ private:
         return (codes >> 4 & 0x0f0f0f0fu) | (codes << 4 & 0xf0f0f0f0u);
     }
 
-    __device__ __forceinline__ float absmax_of(int matrix, uint32_t block) const {
+    __device__ __forceinline__ float absmax_of(const FusedMatrix& matrix, uint32_t block) const {
         if constexpr (Double) {
-            const uint32_t inside = block - first_block[matrix];
+            const uint32_t inside = block - static_cast<uint32_t>(matrix.first_row) * blocks_per_row;
             const float level = __ldg(map + __ldg(static_cast<const uint8_t*>(absmax) + block));
-            const float scale = __ldg(nested + fused.first_scale[matrix] + inside / nf4_group);
-            return __fadd_rn(__fmul_rn(level, scale), __ldg(offset + matrix));
+            const float scale = __ldg(nested + matrix.first_scale + inside / nf4_group);
+            return __fadd_rn(__fmul_rn(level, scale), __ldg(offset + matrix.index));
         } else {
             return __ldg(static_cast<const float*>(absmax) + block);
         }
@@ -113,12 +113,10 @@ void with_source(const void* codes, const Nf4Scales& scales, const Nf4Shape& sha
         source.map = static_cast<const float*>(scales.map);
         source.columns = shape.columns;
         source.shift = exponent_of(shape.block / 16);
+        source.blocks_per_row = to_int(shape.columns / shape.block, op, "blocks of a row");
         source.fused = fused_rows(
             shape.rows, [&](int64_t rows) { return amax_chunks(rows, shape.columns); },
             [&](int64_t rows) { return ceil_div(rows * (shape.columns / shape.block), nf4_group); }, op);
-        for (int i = 0; i < source.fused.count; ++i) {
-            source.first_block[i] = static_cast<uint32_t>(source.fused.first_row[i] * shape.columns / shape.block);
-        }
         function(source);
     };
     if (scales.nested == nullptr) {

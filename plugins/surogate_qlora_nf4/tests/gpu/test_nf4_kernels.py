@@ -10,7 +10,7 @@ import torch
 from stored_matrices import Shape, check_copying_kernels, check_kernel, uneven_weight
 from torch import Tensor
 
-from surogate_core.api.matrix_storage import MAX_MATRICES
+from surogate_core.api.matrix_storage import MAX_RUNS
 from surogate_core.testing.cases import cases
 from surogate_qlora_nf4.kernels import KERNELS
 from surogate_qlora_nf4.ops import OPS
@@ -28,10 +28,10 @@ SHAPES = cases(
     more=[((16,), 512), ((17,), 512), ((300,), 4096), ((256, 256, 256), 512), ((1024, 8), 1024), ((520,), 4608)],
 )
 
-# Tiles that are not full, several tiles, matrices that share a tile, as many as a launch can have.
+# Tiles that are not full, several tiles, matrices that share a tile, experts.
 COPIES = cases(
     [((16,), 512), ((144, 16, 64), 1536)],
-    more=[((256, 128), 512), ((16,) * MAX_MATRICES, 512), ((1024, 512, 512), 2048), ((48,), 4608)],
+    more=[((256, 128), 512), ((16,) * 1024, 512), ((1024, 512, 512), 2048), ((48,), 4608)],
 )
 
 
@@ -80,8 +80,8 @@ def test_special_numbers_are_quantized_and_dequantized_as_by_the_reference(doubl
     check_kernel(KERNELS, DEQUANTIZE, stored, **attrs, shape=(14, 512), dtype="bf16")
 
 
-def test_as_many_matrices_as_a_launch_can_have_are_bit_identical_to_the_reference() -> None:
-    rows = tuple(1 + i % 5 for i in range(MAX_MATRICES))
+def test_as_many_runs_of_matrices_as_a_launch_can_have_are_bit_identical_to_the_reference() -> None:
+    rows = (*(1 + i % 5 for i in range(MAX_RUNS - 1)), *(7,) * 1000)
     check_kernel(KERNELS, QUANTIZE, [uneven_weight(rows, 256, "bf16")], rows=rows, block=64, double=True)
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Generic
 
 from ..errors import ProgramError
@@ -45,8 +46,8 @@ Attrs = Mapping[str, Any]
 Specs = list[OutSpec]
 Shape = tuple[int, ...]
 
-MAX_MATRICES = 256
-"""Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
+MAX_RUNS = 32
+"""Runs of matrices of equal height that can be fused in a param: `max_fused_runs` of <surogate/fused_rows.cuh>."""
 
 _COPY_MULTIPLE = 16
 """Rows of each matrix and columns of a weight that is copied to FP8 are multiples of this."""
@@ -60,8 +61,8 @@ def need(condition: bool, message: str) -> None:
 
 def supports(op: Op, target: Target) -> Support:
     """Return whether a device and core's headers for kernels (`fused_rows.cuh`, `e4m3_copy.cuh`) serve an op."""
-    if len(op.attrs["rows"]) > MAX_MATRICES:
-        return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
+    if (runs := len(list(groupby(op.attrs["rows"])))) > MAX_RUNS:
+        return Support(False, f"{runs} runs of matrices of equal height are fused, at most {MAX_RUNS} can be")
     if op.accumulate:
         return Support(False, "cannot accumulate into its outputs")
     return Support(True)

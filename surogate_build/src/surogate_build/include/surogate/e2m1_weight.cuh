@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(decode_threads)
                            const float* __restrict__ global_scales, T* __restrict__ out, int64_t octets_per_row,
                            const __grid_constant__ FusedRows fused) {
     const Table16 table(e2m1_levels);
-    const int matrix = fused.matrix_of(blockIdx.x);
-    const int64_t inside = (blockIdx.x - fused.first_chunk[matrix]) * chunk_octets;
-    const int64_t first = fused.first_row[matrix] * octets_per_row + inside;
-    const int64_t count = fused.first_row[matrix + 1] * octets_per_row - first;
-    const ChunkScales<Scale> own{scales + first * octet / Scale::block, Scale::is_global ? global_scales[matrix] : 1.0f};
+    const FusedMatrix matrix = fused.of_chunk(blockIdx.x);
+    const int64_t inside = (blockIdx.x - matrix.first_chunk) * chunk_octets;
+    const int64_t first = matrix.first_row * octets_per_row + inside;
+    const int64_t count = matrix.end_row * octets_per_row - first;
+    const ChunkScales<Scale> own{scales + first * octet / Scale::block, Scale::is_global ? global_scales[matrix.index] : 1.0f};
     decode_chunk<false>(table, codes + first, out + first * octet, count, own);
 }
 
@@ -139,7 +139,7 @@ struct E2m1Source {
             raw.codes[i] = __ldcs(own);
             raw.scales[i] = __ldg(scale);
         }
-        raw.global_scale = Scale::is_global ? __ldg(global_scales + place.matrix_in(fused)) : 1.0f;
+        raw.global_scale = Scale::is_global ? __ldg(global_scales + place.matrix_in(fused).index) : 1.0f;
         return raw;
     }
 
@@ -153,10 +153,10 @@ struct E2m1Source {
         }
     }
 
-    __device__ __forceinline__ void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const {
+    __device__ __forceinline__ void octet(const FusedMatrix& matrix, int64_t row, int64_t column, float (&x)[8]) const {
         const int64_t at = row * columns + column;
         const uint32_t word = *reinterpret_cast<const uint32_t*>(codes + at / 2);
-        const float scale = Scale::of(scales[at / Scale::block]), global_scale = Scale::is_global ? global_scales[matrix] : 1.0f;
+        const float scale = Scale::of(scales[at / Scale::block]), global_scale = Scale::is_global ? global_scales[matrix.index] : 1.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             x[i] = scaled_level<Scale>(e2m1_levels[word >> 4 * i & 15u], scale, global_scale);

@@ -23,7 +23,7 @@
 //   void encode<Code>(const Raw&, float encode, uint32_t (&bytes)[4][4]) const
 //                                                   the bytes of the copy, four columns in a word. Every lane calls it.
 //                                                   Without the template in sources that are copied to E4M3 alone.
-//   void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const
+//   void octet(const FusedMatrix& matrix, int64_t row, int64_t column, float (&x)[8]) const
 //                                                   w in fp32, before it is rounded to T, of eight adjacent columns
 //   Dtype                                           T: float or __nv_bfloat16
 //   columns                                         K
@@ -133,9 +133,7 @@ struct CopyPlace {
     uint32_t first;  // unit of the weight
 
     // Returns the matrix of the row, which is the same in all lanes of a warp.
-    __device__ __forceinline__ int matrix_in(const FusedRows& fused) const {
-        return last_begun(fused.first_row, fused.count, row);
-    }
+    __device__ __forceinline__ FusedMatrix matrix_in(const FusedRows& fused) const { return fused.of_row(row); }
 };
 
 namespace detail {
@@ -206,15 +204,15 @@ __global__ void __launch_bounds__(amax_threads)
     stored_amax_kernel(const __grid_constant__ Source source, float* amax, int64_t octets_per_row,
                        const __grid_constant__ FusedRows fused) {
     __shared__ uint32_t tops[amax_threads / 32];
-    const int matrix = fused.matrix_of(blockIdx.x);
-    const int64_t chunk = (blockIdx.x - fused.first_chunk[matrix]) * amax_threads * amax_octets;
-    const int64_t count = (fused.first_row[matrix + 1] - fused.first_row[matrix]) * octets_per_row;
+    const FusedMatrix matrix = fused.of_chunk(blockIdx.x);
+    const int64_t chunk = (blockIdx.x - matrix.first_chunk) * amax_threads * amax_octets;
+    const int64_t count = (matrix.end_row - matrix.first_row) * octets_per_row;
     AbsMax top;
     for (int i = 0; i < amax_octets; ++i) {
         const int64_t at = chunk + i * amax_threads + threadIdx.x;
         if (at < count) {
             float x[octet];
-            source.octet(matrix, fused.first_row[matrix] + at / octets_per_row, at % octets_per_row * octet, x);
+            source.octet(matrix, matrix.first_row + at / octets_per_row, at % octets_per_row * octet, x);
             const auto rounded = Words<typename Source::Dtype>::nearest(x);
 #pragma unroll
             for (int k = 0; k < octet; ++k) {
@@ -224,7 +222,7 @@ __global__ void __launch_bounds__(amax_threads)
     }
     top.stage(tops);
     __syncthreads();
-    AbsMax::raise(tops, amax + 2 * matrix);
+    AbsMax::raise(tops, amax + 2 * matrix.index);
 }
 
 }  // namespace detail
@@ -247,16 +245,15 @@ template <class Code = E4m3Code, class Source>
 void e4m3_copy(const Source& source, const void* amax, const E4m3Copy& to, const char* op, cudaStream_t stream) {
     const FusedRows& fused = source.fused;
     const int64_t columns = source.columns;
-    for (int i = 0; i < fused.count; ++i) {
-        SUROGATE_REQUIRE(fused.first_row[i + 1] % 16 == 0, op,
-                         "the rows of each matrix must be a multiple of 16, got " +
-                             std::to_string(fused.first_row[i + 1] - fused.first_row[i]));
+    for (int i = 0; i < fused.runs; ++i) {
+        SUROGATE_REQUIRE(fused.run[i].rows % 16 == 0, op,
+                         "the rows of each matrix must be a multiple of 16, got " + std::to_string(fused.run[i].rows));
     }
     SUROGATE_REQUIRE(columns % 16 == 0, op, "columns must be a multiple of 16, got " + std::to_string(columns));
     check_pointer(amax, op, "amax", 8);
     check_pointer(to.copy, op, "copy", 16);
     check_pointer(to.scale, op, "scale", 8);
-    const int64_t rows = fused.first_row[fused.count], high = ceil_div(rows, CopyTile::rows);
+    const int64_t rows = fused.rows, high = ceil_div(rows, CopyTile::rows);
     SUROGATE_REQUIRE(high <= 65535, op, "rows must not exceed 8388480, got " + std::to_string(rows));
     SUROGATE_REQUIRE(rows * columns >> 36 == 0, op, "the weight must have less than 2^36 elements");
     const dim3 grid(to_int(ceil_div(columns, CopyTile::columns), op, "columns"), static_cast<unsigned>(high));

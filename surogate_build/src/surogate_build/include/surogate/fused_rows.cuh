@@ -4,10 +4,13 @@
 //                                      [&](int64_t n) { return scales of a matrix of n rows; }, op);
 //   kernel<<<fused.chunks(op), threads, 0, stream>>>(..., fused);
 //   ...
-//   const int matrix = fused.matrix_of(blockIdx.x);            // in the kernel, which takes a FusedRows by value
-//   const int64_t chunk = blockIdx.x - fused.first_chunk[matrix];
+//   const FusedMatrix matrix = fused.of_chunk(blockIdx.x);     // in the kernel, which takes a FusedRows by value
+//   const int64_t chunk = blockIdx.x - matrix.first_chunk;
 //
 // A thread block handles a chunk of one matrix, so that what differs between matrices is uniform in it.
+//
+// Models fuse few matrices of different heights, but as many of equal height as they have experts: a thousand and more.
+// So a grid knows runs of equal matrices, in 1 KB of arguments, and a division finds the matrix within its run.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +21,60 @@
 
 namespace surogate {
 
-// 128 experts have 256. Kernels take 6 KB of arguments, which CUDA 12.1 allows.
-constexpr int max_matrices = 256;
+constexpr int max_fused_runs = 32;
 
-// Returns the last of `count` matrices whose first element, by `first`, is not behind `at`.
-__device__ __forceinline__ int last_begun(const int64_t (&first)[max_matrices + 1], int count, int64_t at) {
-    int begin = 0;
-    for (int end = count; end - begin > 1;) {
-        const int middle = (begin + end) / 2;
-        (first[middle] <= at ? begin : end) = middle;
-    }
-    return begin;
-}
+// A matrix of a param: its rows are [first_row, end_row), its scales [first_scale, end_scale).
+struct FusedMatrix {
+    int index;
+    int64_t first_row, end_row;
+    int64_t first_chunk;
+    int64_t first_scale, end_scale;
+};
 
-// Element i of an array is the first one of matrix i, element `count` the total.
 struct FusedRows {
-    int count;
-    int64_t first_row[max_matrices + 1];
-    int64_t first_chunk[max_matrices + 1];
-    int64_t first_scale[max_matrices + 1];
+    // Matrices of equal height, one after another: where the first one begins, and the size of each.
+    struct Run {
+        uint32_t matrix, first_row, first_chunk, first_scale;
+        uint32_t rows, chunks, scales;
+    };
 
-    __device__ __forceinline__ int matrix_of(int64_t chunk) const {
-        return last_begun(first_chunk, count, chunk);
+    int count;  // matrices
+    int runs;
+    int64_t rows, total_chunks;
+    Run run[max_fused_runs];
+
+    __device__ __forceinline__ FusedMatrix of_chunk(uint32_t chunk) const {
+        const Run& found = last_begun<&Run::first_chunk>(chunk);
+        return matrix_in(found, (chunk - found.first_chunk) / found.chunks);
+    }
+    __device__ __forceinline__ FusedMatrix of_row(uint32_t row) const {
+        const Run& found = last_begun<&Run::first_row>(row);
+        return matrix_in(found, (row - found.first_row) / found.rows);
+    }
+    __device__ __forceinline__ FusedMatrix matrix(uint32_t index) const {
+        const Run& found = last_begun<&Run::matrix>(index);
+        return matrix_in(found, index - found.matrix);
     }
 
     // Returns the number of thread blocks.
-    unsigned chunks(const char* op) const { return static_cast<unsigned>(to_int(first_chunk[count], op, "the grid")); }
+    unsigned chunks(const char* op) const { return static_cast<unsigned>(to_int(total_chunks, op, "the grid")); }
+
+private:
+    // Returns the last run whose first element is not behind `at`.
+    template <uint32_t Run::*First>
+    __device__ __forceinline__ const Run& last_begun(uint32_t at) const {
+        int begin = 0;
+        for (int end = runs; end - begin > 1;) {
+            const int middle = (begin + end) / 2;
+            (run[middle].*First <= at ? begin : end) = middle;
+        }
+        return run[begin];
+    }
+
+    static __device__ __forceinline__ FusedMatrix matrix_in(const Run& run, uint32_t i) {
+        const int64_t row = run.first_row + i * run.rows, scale = run.first_scale + i * run.scales;
+        return {static_cast<int>(run.matrix + i), row, row + run.rows, run.first_chunk + i * run.chunks, scale, scale + run.scales};
+    }
 };
 
 // Returns the exponent of a power of two, by which a kernel divides.
@@ -57,15 +88,26 @@ constexpr int exponent_of(int64_t power) {
 
 template <class Chunks, class Scales>
 FusedRows fused_rows(const std::vector<int64_t>& rows, Chunks chunks_of, Scales scales_of, const char* op) {
-    SUROGATE_REQUIRE(!rows.empty() && rows.size() <= max_matrices, op,
-                     "1 to 256 matrices can be fused, got " + std::to_string(rows.size()));
+    SUROGATE_REQUIRE(!rows.empty(), op, "there are no matrices");
     FusedRows fused{};
-    fused.count = static_cast<int>(rows.size());
-    for (int i = 0; i < fused.count; ++i) {
-        check_positive(rows[i], op, "rows");
-        fused.first_row[i + 1] = fused.first_row[i] + rows[i];
-        fused.first_chunk[i + 1] = fused.first_chunk[i] + chunks_of(rows[i]);
-        fused.first_scale[i + 1] = fused.first_scale[i] + scales_of(rows[i]);
+    int64_t scales = 0;
+    for (const int64_t height : rows) {
+        check_positive(height, op, "rows");
+        const int64_t chunks = chunks_of(height), own = scales_of(height);
+        if (fused.runs == 0 || fused.run[fused.runs - 1].rows != height) {
+            SUROGATE_REQUIRE(fused.runs < max_fused_runs, op,
+                             "more than 32 runs of matrices of equal height are fused, of " + std::to_string(rows.size()));
+            fused.run[fused.runs++] = {static_cast<uint32_t>(fused.count),        static_cast<uint32_t>(fused.rows),
+                                       static_cast<uint32_t>(fused.total_chunks), static_cast<uint32_t>(scales),
+                                       static_cast<uint32_t>(height),             static_cast<uint32_t>(chunks),
+                                       static_cast<uint32_t>(own)};
+        }
+        ++fused.count;
+        fused.rows += height;
+        fused.total_chunks += chunks;
+        scales += own;
+        to_int(fused.rows, op, "rows");
+        to_int(scales, op, "scales");
     }
     return fused;
 }
