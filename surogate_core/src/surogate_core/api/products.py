@@ -2,7 +2,8 @@
 
 The products with a weight, y = x w^T, dx = dy w and dw = dy^T x (`OpDef.product`), read three kinds of tensors: x, dy
 and w. `lower_products` finds them in a program, and calls the recipe's `Quantizer` to emit ops in their places: it
-quantizes each x and each dy once, where it is computed, and multiplies. All other ops stay as they are.
+quantizes each x and each dy once, where it is computed, and multiplies. All other products are in bf16, with casts
+where a model computes in fp32, such as the gradients of a router's logits. All other ops stay as they are.
 
     weights = quantized_weights(programs, context, options, 32, "MXFP8 products", "use recipe: bf16")
     micro = lower_products(programs.micro, context.builder, weights, lambda operands: MyQuantizer(...))
@@ -26,6 +27,7 @@ from ..origin import Count
 from ..program.op import Op, Program
 from ..program.opdef import OpDef, Product
 from ..program.value import Value
+from .product_dtypes import cast_operands
 from .recipes import LowerContext, ParamInfo, Precision, PrecisionRequest, Programs
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def lower_products(
         with builder.record(op.phase, op.block) as emitted:
             lowering.lower(op)
         ops += emitted
-    return replace(program, ops=tuple(ops))
+    return cast_operands(replace(program, ops=tuple(ops)), builder, forward="bf16", backward="bf16")
 
 
 def _weight(op: Op, definition: OpDef, weights: QuantizedWeights) -> Value | None:
