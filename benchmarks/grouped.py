@@ -171,7 +171,8 @@ def biases(tokens: int, ends: Tensor, is_sm90: bool) -> None:
         x, w, bias = bf16(rows, k), bf16(EXPERTS * n, k), bf16(EXPERTS, n)
         plain = {"x": x, "w": w, "ends": ends}
         ways: dict[str, tuple[Sequence[KernelDef], str, dict[str, Tensor], dict[str, Any]]]
-        ways = {"bf16": (grouped.CUTLASS if is_sm90 else grouped.PORTABLE, "grouped_linear", plain, {})}
+        kernels = (*grouped.CUTLASS, grouped.BIASED_CUTLASS, *grouped.PORTABLE, grouped.BIASED_PORTABLE)
+        ways = {"bf16": (kernels, "grouped_linear", plain, {})}
         for weight in ("e4m3", "e5m2") if is_sm90 else ():
             codes = {
                 "a": x.to(FP8["e4m3"]),

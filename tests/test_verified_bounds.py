@@ -124,3 +124,5 @@ def test_draws_in_bf16_add_the_variance_of_a_rounding_to_products_and_their_grad
     zeros = torch.zeros(4, 64).bfloat16()
     with OtherRounding("cpu", 1):
         assert not torch.nn.functional.linear(zeros, w).any()
+        adapted = torch.nn.functional.linear(x.float(), w.float())
+    assert adapted.equal(torch.nn.functional.linear(x.float(), w.float()))

@@ -371,9 +371,9 @@ def test_errors_name_the_invalid_argument() -> None:
     x = torch.zeros(4096, device="cuda")
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="qk_norm_rope: head_dim must be even and from 2 to 256, got 258"):
-        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 0.0, 1.0, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 258, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
-        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0.0, 1.0, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 64, 1e-6, 0.0, 1.0, 0, stream)
     with pytest.raises(ValueError, match="rope: attention_factor must be positive, got 0"):
         _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 0.0, 0.0, 1, 0, stream)
     with pytest.raises(ValueError, match="rope: rotary_dim must be at most head_dim, and that 256, got 66 and 64"):
@@ -383,4 +383,5 @@ def test_errors_name_the_invalid_argument() -> None:
     with pytest.raises(ValueError, match="rope: query_beta must not be negative, and query_length positive"):
         _C.rope(p, p, p, p, 1, 1, 1, 64, 64, 1.0, 0.1, 0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
-        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 0.0, 1.0, False, True, 0, 0, 1, stream)
+        widths = (1, 1, 1, 1, 64, 64)
+        _C.qk_norm_rope_bwd(*[p] * 10, *widths, 1e-6, 0.0, 1.0, False, True, 0, 0, 1, stream)

@@ -7,7 +7,7 @@ import torch
 
 from surogate_core.reference import e2m1
 from surogate_core.reference.stored_matrix import matrix_amax
-from surogate_core.testing.kernels import run_op
+from surogate_core.testing.binding import run_op
 from surogate_recipes_fp8.kernels.scales import KERNELS
 from surogate_recipes_fp8.ops import OPS
 from surogate_recipes_fp8.reference import fp8_inexact

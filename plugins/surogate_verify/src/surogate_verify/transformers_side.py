@@ -357,7 +357,7 @@ class OtherRounding(TorchFunctionMode):
     its neighbour, up or down. That adds the variance of a rounding to nearest, a twelfth of a unit squared.
 
     Sums are fp32 and are rounded to bf16, so another order of them, or operands that are off by less than half a unit,
-    would give the same numbers.
+    would give the same numbers. Products in fp32, such as those of PEFT's adapters, are left as they are.
     """
 
     SHARE: Final = 1 / 12
@@ -377,6 +377,8 @@ class OtherRounding(TorchFunctionMode):
         if func is not F.linear:
             return func(*args, **kwargs or {})
         product = func(*args, **kwargs or {})
+        if product.dtype != torch.bfloat16:
+            return product
         product = product + self._off(product.detach())
         if product.requires_grad:
             product.register_hook(lambda grad: grad + self._off(grad))
