@@ -164,6 +164,8 @@ def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _weighted_swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """Rows of experts: what the products of groups read, whose dw are in bf16, so no copy is transposed."""
     gate_up, weights, order = ins[:3]
+    limit = attrs.get("limit", 0.0)
+    _need(limit >= 0, f"limit must be positive, or 0 for none, got {limit}")
     (rows, width), total = gate_up.shape, accumulator(gate_up.dtype)
     _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
     _need(order.dtype == "int32" and order.shape == (rows,), f"order is int32 [{rows}], got {order!r}")
@@ -255,6 +257,14 @@ def _measuring(op: Op) -> int:
 
 _WIDE: Mapping[str, Any] = {"wide": (bool, False)}
 _WIDE_NORM: Mapping[str, Any] = {**_WIDE, "eps": float}
+_GATE: Mapping[str, Any] = {
+    **_WIDE,
+    "alpha": (float, 1.0),
+    "limit": (float, 0.0),
+    "offset": (float, 0.0),
+    "interleaved": (bool, False),
+}
+"""Those of the gate of experts. Its form is SwiGLU, or that of gpt-oss: see `fp8_weighted_swiglu` of `reference.py`."""
 _NORM_BWD: Mapping[str, Any] = {"residual": (bool, False)}
 
 QUANTIZERS: tuple[OpDef, ...] = (
@@ -314,7 +324,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         "fp8_weighted_swiglu",
         _weighted_swiglu,
         lambda attrs: 3,
-        _WIDE,
+        _GATE,
         rewrites=Rewrites(rematerialize=_rematerialize(3)),
         flops=_elements(3),
         row_wise=_rows(lambda attrs: 3, (0, 1, 2), local=True),
@@ -323,7 +333,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         "fp8_weighted_swiglu_bwd",
         _weighted_swiglu_bwd,
         lambda attrs: 4,
-        _WIDE,
+        _GATE,
         may_overwrite=lambda op: {1: 1} if op.attrs.get("wide") else {},
         flops=_elements(11),
         row_wise=_rows(lambda attrs: 4, (0, 1, 2, 3), local=True),
