@@ -43,6 +43,12 @@ def test_no_program_has_more_than_some_of_a_weight(model: Path) -> None:
     assert whole["micro_first"] > 1.4 * GIB and whole["micro_first"] - some["micro_first"] > 0.5 * GIB
 
 
+def test_copies_of_experts_in_fp8_are_made_in_parts_too(model: Path) -> None:
+    keys = {"recipe": "fp8-hybrid", "deterministic": False}
+    whole, some = (arenas(planned(model, **keys, decoded_experts=most)) for most in (0, "64MiB"))
+    assert whole["calibrate_first"] - some["calibrate_first"] > 200 * MIB
+
+
 @pytest.mark.parametrize(("most", "programs"), [(0, 3), ("1GiB", 3), ("256MiB", 6)])
 def test_experts_are_encoded_in_parts_also_where_they_are_decoded_whole(
     model: Path, most: int | str, programs: int

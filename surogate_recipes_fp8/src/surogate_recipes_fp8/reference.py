@@ -391,6 +391,30 @@ def fp8_grouped_linear(
     return torch.cat(sums).bfloat16()
 
 
+def fp8_grouped_linear_part(
+    base: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    ends: Tensor,
+    *added: Tensor,
+    first: int,
+    fast: bool = False,
+    beside: bool = False,
+) -> Tensor:
+    """base, with `fp8_grouped_linear` of the groups whose matrices b holds, from `first` on, in their rows."""
+    count = b.shape[1] // a.shape[1] if beside else b.shape[0] // base.shape[1]
+    start = int(ends[first - 1]) if first else 0
+    own, rows = slice(first, first + count), slice(start, int(ends[first + count - 1]))
+    if len(added) == 1:
+        added = (added[0][own],)
+    elif added:
+        added = (added[0][rows], added[1].view(len(ends), -1, added[1].shape[1])[own].flatten(0, 1))
+    y = fp8_grouped_linear(a[rows], b, scale_a, scale_b, ends[own] - start, *added, beside=beside)
+    return torch.cat([base[: rows.start], y, base[rows.stop :]])
+
+
 # ---------------------------------------------------------------------------------------------------- between the steps
 
 
