@@ -43,15 +43,14 @@ def can_decode_some(program: Program, ops: Mapping[str, OpDef]) -> bool:
     return any(_decoded(op, readers, 1, ops) for op in program.ops if op.outs)
 
 
-def equal_parts(op: Op, apart: Apart | None, groups: int, most: int) -> int:
+def equal_parts(op: Op, apart: Apart, groups: int, most: int) -> int:
     """Return how many of `groups` equal shares of the matrices of an op take at most `most` bytes; at least 1.
 
     The largest of its values counts. 0: it has no such shares, or one has all. All parts but the last have as many, and
     begin at an address of which kernels may assume the alignment.
     """
-    rows = op.attrs["rows"] if apart else ()
-    values = [] if apart is None else [(op.ins[i], 0) for i in apart.ins]
-    values += [] if apart is None else [(op.outs[i], _axis(apart, i)) for i in apart.outs]
+    rows = op.attrs["rows"]
+    values = [*((op.ins[i], 0) for i in apart.ins), *((op.outs[i], _axis(apart, i)) for i in apart.outs)]
     each = len(rows) // groups
     if not each or tuple(rows) != tuple(rows[:each]) * groups or any(v.shape[axis] % groups for v, axis in values):
         return 0
