@@ -9,7 +9,7 @@ the dense one. On an SM90 then FP8 products, forward with fast sums and dgrad wi
 by cuBLASLt; "of bf16": times as fast as ours in bf16. "with adapters of rank 16": the sum of a product and such a
 branch, by one kernel on an SM90 and by two. "A and B": those of these adapters, with the bytes that they must move, by
 their own kernel and by that of wide weights. "bias": forward products without and with one of each expert, in turns.
-Before all of them the ops around them. Medians of replayed CUDA graphs.
+Before all of them the ops around them; "clamped": with the gate of gpt-oss. Medians of replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ WEIGHTS = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
 DEFINITIONS = {definition.kind: definition for definition in (*OPS, *FP8_OPS)}
 WGRAD = "grouped_linear_wgrad"
 PRODUCTS = (("grouped_linear", "bf16"), ("grouped_linear_dgrad", "bf16"), (WGRAD, "fp32"), (WGRAD, "bf16"))
+GATES: dict[str, dict[str, Any]] = {
+    "": {},
+    ", clamped": {"alpha": 1.702, "limit": 7.0, "offset": 1.0, "interleaved": True},
+}
+"""What a line adds to the name of an op, and the attributes."""
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LAUNCHES, REPLAYS = 5, 7
 
@@ -224,26 +229,31 @@ def others(tokens: int, is_sm90: bool) -> Tensor:
         "expert_order": (sort, 16 * rows),
         "gather_rows": (bound(KERNELS, "gather_rows", {"x": x, **ordered})[0], 2 * WIDTH * (rows + tokens)),
         "sum_rows": (bound(KERNELS, "sum_rows", {"y": y, **ordered}, k=K)[0], 2 * WIDTH * (rows + tokens)),
-        "weighted_swiglu": (bound(KERNELS, "weighted_swiglu", swiglu)[0], 6 * HIDDEN * rows),
-        "weighted_swiglu_bwd": (bound(KERNELS, "weighted_swiglu_bwd", {"dy": dy, **swiglu})[0], 10 * HIDDEN * rows),
     }
-    if is_sm90:  # that write the codes of FP8 products, in place of SwiGLU and a pass over what it writes
-        state = {"scale": torch.ones(2, device="cuda"), "amax": torch.zeros(2, device="cuda")}
-        for name, kind, ins, dtype, of_element in (
-            ("fp8_weighted_swiglu", "fp8_weighted_swiglu", swiglu, "e4m3", 5),
-            ("fp8_quantize, swiglu", "fp8_quantize", {"x": dy}, "e4m3", 3),
-            ("fp8_weighted_swiglu_bwd", "fp8_weighted_swiglu_bwd", {"dy": dy, **swiglu}, "e5m2", 8),
-            ("fp8_quantize, d_gate_up", "fp8_quantize", {"x": gate_up}, "e5m2", 6),
+    state = {"scale": torch.ones(2, device="cuda"), "amax": torch.zeros(2, device="cuda")}
+
+    def codes(kind: str, ins: Mapping[str, Tensor], dtype: str, **attrs: Any) -> Callable[[], object]:
+        return bound(FP8_KERNELS, kind, {**ins, **state}, dtype=dtype, scaling="delayed", **attrs)[0]
+
+    for form, attrs in GATES.items():
+        for kind, ins, of_element, dtype, of_codes in (
+            ("weighted_swiglu", swiglu, 6, "e4m3", 5),
+            ("weighted_swiglu_bwd", {"dy": dy, **swiglu}, 10, "e5m2", 8),
         ):
-            launch, _ = bound(FP8_KERNELS, kind, {**ins, **state}, dtype=dtype, scaling="delayed")
-            ops[name] = (launch, of_element * HIDDEN * rows)
+            ops[f"{kind}{form}"] = (bound(KERNELS, kind, ins, **attrs)[0], of_element * HIDDEN * rows)
+            if is_sm90:  # what writes the codes of FP8 products, in place of the gate and a pass over what it writes
+                launch = codes(f"fp8_{kind}", ins, dtype, **attrs)
+                ops[f"fp8_{kind}{form}"] = (launch, of_codes * HIDDEN * rows)
+    if is_sm90:
+        ops["fp8_quantize, swiglu"] = (codes("fp8_quantize", {"x": dy}, "e4m3"), 3 * HIDDEN * rows)
+        ops["fp8_quantize, d_gate_up"] = (codes("fp8_quantize", {"x": gate_up}, "e5m2"), 6 * HIDDEN * rows)
     large = bf16(rows * WIDTH)
     copy = torch.empty_like(large)
     ops["copy, for comparison"] = (lambda: copy.copy_(large), 4 * large.numel())
     print(f"\n{tokens} tokens")
     for name, (launch, nbytes) in ops.items():
         ms = milliseconds(launch)
-        print(f"{name:24}{1000 * ms:9.1f} us {nbytes / ms / 1e6:8.0f} GB/s")
+        print(f"{name:33}{1000 * ms:9.1f} us {nbytes / ms / 1e6:8.0f} GB/s")
     return ends.clone()
 
 

@@ -59,17 +59,19 @@ void bind_fp8(nanobind::module_& m) {
                   });
     bind_launcher(m, "fp8_weighted_swiglu",
                   +[](const void* gate_up, const void* weights, const void* order, void* q, void* out, int64_t rows,
-                      int64_t width, int format, int scaling, const float* scale, float* amax, float* scale_out,
-                      float* measured, cudaStream_t stream) {
-                      fp8_weighted_swiglu({gate_up, weights, order, rows, width}, q, out, format,
-                                          {scaling, scale, amax, scale_out, measured}, stream);
+                      int64_t width, double alpha, double limit, double offset, bool interleaved, int format, int scaling,
+                      const float* scale, float* amax, float* scale_out, float* measured, cudaStream_t stream) {
+                      fp8_weighted_swiglu({gate_up, weights, order, rows, width}, {alpha, limit, offset, interleaved}, q,
+                                          out, format, {scaling, scale, amax, scale_out, measured}, stream);
                   });
     bind_launcher(m, "fp8_weighted_swiglu_bwd",
                   +[](const void* dout, const void* gate_up, const void* weights, const void* order, void* q,
-                      void* dgate_up, void* d_weights, int64_t rows, int64_t width, int format, int scaling,
-                      const float* scale, float* amax, float* scale_out, float* measured, cudaStream_t stream) {
-                      fp8_weighted_swiglu_bwd(dout, {gate_up, weights, order, rows, width}, q, dgate_up, d_weights,
-                                              format, {scaling, scale, amax, scale_out, measured}, stream);
+                      void* dgate_up, void* d_weights, int64_t rows, int64_t width, double alpha, double limit,
+                      double offset, bool interleaved, int format, int scaling, const float* scale, float* amax,
+                      float* scale_out, float* measured, cudaStream_t stream) {
+                      fp8_weighted_swiglu_bwd(dout, {gate_up, weights, order, rows, width},
+                                              {alpha, limit, offset, interleaved}, q, dgate_up, d_weights, format,
+                                              {scaling, scale, amax, scale_out, measured}, stream);
                   });
     bind_launcher(m, "fp8_rmsnorm",
                   +[](const void* x, const void* residual, const void* w, void* q, void* q_t, void* norm, void* rstd,

@@ -25,6 +25,8 @@ void check(const GroupedFp8Shape& shape, const GroupedFp8Buffers& buffers) {
     check_multiple(shape.terms, 16, "terms");
     SUROGATE_REQUIRE(shape.groups > 0 && shape.groups <= 65535, op_name,
                      "groups must be 1 to 65535, got " + std::to_string(shape.groups));
+    SUROGATE_REQUIRE(shape.begin >= 0 && shape.begin <= 65535, op_name,
+                     "the first group must be 0 to 65535, got " + std::to_string(shape.begin));
     SUROGATE_REQUIRE(shape.dtype_a == E4M3 || shape.dtype_a == E5M2, op_name,
                      std::string("a must be e4m3 or e5m2, not ") + name_of(shape.dtype_a));
     SUROGATE_REQUIRE(shape.dtype_b == E4M3 || shape.dtype_b == E5M2, op_name,

@@ -8,7 +8,8 @@
 // contiguous, aligned to 16 bytes; terms is a multiple of 16, width of 8. A scale is fp32 [2], (decode, encode). Sums are fp32, or
 // with `fast` those of the tensor cores, of 14 bits, and are rounded once. a2 and b2 are the operands of adapters, bf16: b2_g is
 // [width,terms2], or where a is E5M2 stored as its transpose, [terms2,width]; the groups' are one above another, and terms2 is a
-// multiple of 8. Results repeat. `ends` is read on the device, so a launch is the same for all groups and can be captured.
+// multiple of 8. Of some groups b alone is of these, and other rows of d are left as they are. Results repeat. `ends` is read on
+// the device, so a launch is the same for all groups and can be captured.
 //
 // FLOPs: 2 rows width terms, and those of 64 rows more for each group on average, because tiles have rows of one group. Bytes: each
 // operand once. Weights of 128 experts [1536,2048] are 403 MB, 0.12 ms on an H100: with 256 rows a group (206 GFLOP, 0.10 ms at
@@ -29,6 +30,7 @@ struct GroupedFp8Shape {
     int dtype_a, dtype_b;  // of <surogate/dtype.h>
     bool beside, fast;
     int64_t terms2;  // 0: nothing is added, and a2 and b2 are not read
+    int64_t begin;   // b has the matrices of `groups` groups from this one on; all else is of all groups
 };
 
 struct GroupedFp8Buffers {

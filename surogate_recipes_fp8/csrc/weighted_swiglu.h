@@ -15,10 +15,16 @@ struct WeightedRows {
     int64_t rows, width;
 };
 
-void fp8_weighted_swiglu(const WeightedRows& in, void* q, void* out, int format, const Scale& scale,
-                         cudaStream_t stream);
+// The form of the gate, by the attributes of the ops. SwiGLU: alpha 1, limit and offset 0, not interleaved.
+struct GateForm {
+    double alpha, limit, offset;
+    bool interleaved;
+};
 
-void fp8_weighted_swiglu_bwd(const void* dout, const WeightedRows& in, void* q, void* dgate_up, void* d_weights,
-                             int format, const Scale& scale, cudaStream_t stream);
+void fp8_weighted_swiglu(const WeightedRows& in, const GateForm& form, void* q, void* out, int format,
+                         const Scale& scale, cudaStream_t stream);
+
+void fp8_weighted_swiglu_bwd(const void* dout, const WeightedRows& in, const GateForm& form, void* q, void* dgate_up,
+                             void* d_weights, int format, const Scale& scale, cudaStream_t stream);
 
 }  // namespace surogate

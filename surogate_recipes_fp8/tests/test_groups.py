@@ -92,6 +92,32 @@ def test_the_bias_of_a_group_is_added_before_the_sum_is_rounded() -> None:
     assert torch.allclose(found.double(), expected, rtol=2.0**-8, atol=1e-4)
 
 
+@pytest.mark.parametrize("added", ["nothing", "bias", "branch"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_parts_write_the_rows_of_their_groups_and_together_the_whole(beside: bool, added: str) -> None:
+    ends = torch.tensor(COUNTS).cumsum(0).int()
+    a, scale_a = quantized(ROWS, TERMS, dtype="e5m2" if beside else "e4m3")
+    b, scale_b = quantized(*((WIDTH, GROUPS * TERMS) if beside else (GROUPS * WIDTH, TERMS)), dtype="e5m2")
+    gen = torch.Generator().manual_seed(5)
+    stack = (GROUPS * 8, WIDTH) if beside else (GROUPS * WIDTH, 8)
+    more = {
+        "nothing": [],
+        "bias": [torch.randn(GROUPS, WIDTH, generator=gen).bfloat16()],
+        "branch": [torch.randn(shape, generator=gen).bfloat16() for shape in ((ROWS, 8), stack)],
+    }[added]
+    (whole,) = check_op(KINDS["fp8_grouped_linear"], a, b, scale_a, scale_b, ends, *more, beside=beside)
+    base = found = torch.randn(ROWS, WIDTH, generator=gen).bfloat16()
+    for first, count in ((0, 2), (2, 1), (3, 2)):
+        one = TERMS if beside else WIDTH
+        some = b.narrow(1 if beside else 0, first * one, count * one).contiguous()
+        ins, bounds = (a, some, scale_a, scale_b, ends, *more), [0, *ends.tolist()]
+        own, before = slice(bounds[first], bounds[first + count]), found
+        (found,) = check_op(KINDS["fp8_grouped_linear_part"], before, *ins, first=first, beside=beside)
+        assert same_bits(found[own], whole[own])
+        assert same_bits(found[: own.start], before[: own.start]) and same_bits(found[own.stop :], base[own.stop :])
+    assert same_bits(found, whole)
+
+
 def op(
     width: int = WIDTH,
     terms: int = TERMS,
@@ -138,6 +164,27 @@ def test_the_kernel_is_for_sm90_and_names_what_it_does_not_serve() -> None:
     assert supported(op(ranks=4)).reason == "FP8 products need a multiple of 8 as ranks, got 4"
     assert "to dx of e5m2" in supported(op(ranks=8, beside=True)).reason
     assert "cannot accumulate" in supported(replace(op(), accumulate=frozenset({0}))).reason
+
+
+def part(first: int, count: int, **attrs: bool) -> Op:
+    whole = op(**attrs)
+    a, b, *rest = whole.ins
+    base = Value("base", (ROWS, WIDTH), "bf16", "act")
+    shape = (WIDTH, count * TERMS) if attrs.get("beside") else (count * WIDTH, TERMS)
+    given, ins = {**whole.attrs, "first": first}, (base, a, replace(b, shape=shape), *rest)
+    (spec,) = KINDS["fp8_grouped_linear_part"].infer(ins, given)
+    return Op("fp8_grouped_linear_part", ins, (Value("d", spec.shape, spec.dtype, "act"),), given, in_place={0: 0})
+
+
+def test_a_part_has_its_share_of_the_work_and_is_written_in_place() -> None:
+    definition, whole = KINDS["fp8_grouped_linear_part"], KINDS["fp8_grouped_linear"]
+    for attrs in ({}, {"beside": True}):
+        some = part(1, 2, **attrs)
+        assert supported(some).ok and definition.flops(some) == whole.flops(op(**attrs)) * 2 // GROUPS
+        assert definition.traffic(some) < sum(v.nbytes for v in (*some.ins[1:], *some.outs))
+        assert supported(replace(some, in_place={})).reason == "writes some rows, in the place of a base alone"
+    with pytest.raises(ProgramError, match="b has groups 4 to 6 of 5"):
+        part(4, 2)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gate_forms import FORMS
 
-from surogate_core.api import KernelDef, Op, Target, Value
+from surogate_core.api import KernelDef, Op, ProgramError, Target, Value
 from surogate_core.testing.binding import refusal
 from surogate_core.testing.devices import DEVICES
 from surogate_recipes_fp8.kernels import KERNELS
@@ -97,6 +98,15 @@ def test_reasons_why_an_op_is_not_supported(kind: str) -> None:
     op = quantizing(kind, "delayed")
     assert "got 'hourly'" in refused(replace(op, attrs={**op.attrs, "scaling": "hourly"}))
     assert "cannot accumulate" in refused(replace(op, accumulate=frozenset({0})))
+
+
+@pytest.mark.parametrize("kind", ["fp8_weighted_swiglu", "fp8_weighted_swiglu_bwd"])
+def test_a_gate_of_experts_has_any_form_but_a_negative_limit(kind: str) -> None:
+    op, infer = quantizing(kind, "given"), DEFINITIONS[kind].infer
+    for form in FORMS:
+        assert refused(replace(op, attrs={**op.attrs, **form})) == ""
+    with pytest.raises(ProgramError, match="limit must be positive, or 0 for none, got -1"):
+        infer(op.ins, {**op.attrs, "limit": -1.0})
 
 
 @pytest.mark.parametrize(("size", "extents"), [(256, (16, 16)), (2816, (176, 16)), (4096, (32, 128)), (2**28, None)])

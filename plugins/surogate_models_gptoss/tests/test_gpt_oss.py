@@ -200,5 +200,10 @@ def test_fp8_products_of_experts_add_their_bias_and_read_mxfp4_in_e5m2(stored: d
     assert [op.ins[1].dtype for op in products] == [dtype] * 8, "gate_up and down of two layers, forward and backward"
     biased = [op.ins[5].name for op in products if len(op.ins) == 6 and op.phase == "forward"]
     assert biased == ["layers.0.mlp.gate_up_bias", "layers.1.mlp.gate_up_bias"]
+    gates = [op for op in ops if "swiglu" in op.kind]
+    assert {op.kind for op in gates} == {"fp8_weighted_swiglu", "fp8_weighted_swiglu_bwd"}
+    assert all(op.attrs["interleaved"] and op.attrs["limit"] == TINY["swiglu_limit"] for op in gates)
+    written = {op.outs[0] for op in gates}
+    assert sum(op.ins[0] in written for op in products) == 4, "of down forward, and of gate_up backward"
     wide = Model(config, fp8=False, adapters=[adapter], **stored)
     assert [model.step() for _ in range(2)] == pytest.approx([wide.step() for _ in range(2)], rel=2e-2)

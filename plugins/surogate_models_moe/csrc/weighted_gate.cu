@@ -18,9 +18,10 @@
 #include <string>
 
 #include "surogate/check.h"
+#include "surogate/clamped_gate.cuh"
+#include "surogate/gate_columns.cuh"
 #include "surogate/octet.cuh"
 #include "surogate/reduce.cuh"
-#include "surogate/sigmoid.cuh"
 
 namespace surogate {
 namespace {
@@ -28,73 +29,25 @@ namespace {
 using T = __nv_bfloat16;
 constexpr int threads = 256;
 
-struct Form {
-    float alpha, limit, offset;
-};
-
-// Eight gates and values of a row from `column` on.
-template <bool Interleaved>
-__device__ __forceinline__ void load_both(const T* row, int64_t width, int64_t column, float (&gate)[octet],
-                                          float (&up)[octet]) {
-    if constexpr (Interleaved) {
-        float first[octet], second[octet];
-        load_octet(row + 2 * column, first);
-        load_octet(row + 2 * column + octet, second);
-#pragma unroll
-        for (int c = 0; c < octet / 2; ++c) {
-            gate[c] = first[2 * c];
-            up[c] = first[2 * c + 1];
-            gate[c + octet / 2] = second[2 * c];
-            up[c + octet / 2] = second[2 * c + 1];
-        }
-    } else {
-        load_octet(row + column, gate);
-        load_octet(row + width + column, up);
-    }
-}
-
-template <bool Interleaved>
-__device__ __forceinline__ void store_both(T* row, int64_t width, int64_t column, const float (&gate)[octet],
-                                           const float (&up)[octet]) {
-    if constexpr (Interleaved) {
-        float first[octet], second[octet];
-#pragma unroll
-        for (int c = 0; c < octet / 2; ++c) {
-            first[2 * c] = gate[c];
-            first[2 * c + 1] = up[c];
-            second[2 * c] = gate[c + octet / 2];
-            second[2 * c + 1] = up[c + octet / 2];
-        }
-        store_octet(row + 2 * column, first);
-        store_octet(row + 2 * column + octet, second);
-    } else {
-        store_octet(row + column, gate);
-        store_octet(row + width + column, up);
-    }
-}
-
-__device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
-__device__ __forceinline__ float at_least(float x, float limit) { return x < limit ? limit : x; }
-
 template <bool Interleaved>
 __global__ void __launch_bounds__(threads)
     weighted_gate_kernel(const T* gate_up, const float* weights, const int32_t* order, T* out, int64_t octets, int of_row,
-                      Form form) {
+                         ClampedGate form) {
     const int64_t i = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
     if (i >= octets) {
         return;
     }
     const int64_t row = i / of_row, width = static_cast<int64_t>(of_row) * octet, column = i % of_row * octet;
+    using Columns = GateColumns<Interleaved>;
+    const T* in = gate_up + row * 2 * width;
     float gate[octet], up[octet];
-    load_both<Interleaved>(gate_up + row * 2 * width, width, column, gate, up);
+    load_octet(in + Columns::first(column), gate);
+    load_octet(in + Columns::second(column, width), up);
+    Columns::split(gate, up);
     const float weight = weights[order[row]];
 #pragma unroll
     for (int c = 0; c < octet; ++c) {
-        if (form.limit > 0.0f) {
-            gate[c] = at_most(gate[c], form.limit);
-            up[c] = at_least(at_most(up[c], form.limit), -form.limit);
-        }
-        up[c] = gate[c] * sigmoid<true>(form.alpha * gate[c]).of * (up[c] + form.offset) * weight;
+        up[c] = form.of(gate[c], up[c]) * weight;
     }
     store_octet(out + i * octet, up);
 }
@@ -102,31 +55,33 @@ __global__ void __launch_bounds__(threads)
 template <bool Interleaved>
 __global__ void __launch_bounds__(threads)
     weighted_gate_bwd_kernel(const T* dy, const T* gate_up, const float* weights, const int32_t* order, T* d_gate_up,
-                          float* d_weights, int64_t rows, int width, Form form) {
+                             float* d_weights, int64_t rows, int width, ClampedGate form) {
     const int64_t row = static_cast<int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
     if (row >= rows) {
         return;
     }
     const int lane = static_cast<int>(threadIdx.x % 32), slot = order[row];
     const float weight = weights[slot];
+    using Columns = GateColumns<Interleaved>;
     float total = 0.0f;
     for (int column = lane * octet; column < width; column += 32 * octet) {
+        const int64_t first = row * 2 * width + Columns::first(column);
+        const int64_t second = row * 2 * width + Columns::second(column, width);
         float d[octet], gate[octet], up[octet];
         load_octet(dy + row * width + column, d);
-        load_both<Interleaved>(gate_up + row * 2 * width, width, column, gate, up);
+        load_octet(gate_up + first, gate);
+        load_octet(gate_up + second, up);
+        Columns::split(gate, up);
 #pragma unroll
         for (int c = 0; c < octet; ++c) {
-            const bool limited = form.limit > 0.0f;
-            const bool gate_moves = !(limited && gate[c] > form.limit), up_moves = !(limited && fabsf(up[c]) > form.limit);
-            const float own = limited ? at_most(gate[c], form.limit) : gate[c];
-            const float value = (limited ? at_least(at_most(up[c], form.limit), -form.limit) : up[c]) + form.offset;
-            const Sigmoid s = sigmoid<true>(form.alpha * own);
-            const float opened = own * s.of, g = d[c] * weight;
-            total += d[c] * opened * value;
-            gate[c] = gate_moves ? g * value * s.of * (1.0f + form.alpha * own * s.complement) : 0.0f;
-            up[c] = up_moves ? g * opened : 0.0f;
+            const auto gradient = form.gradient(d[c] * weight, gate[c], up[c]);
+            total = fmaf(d[c], gradient.output, total);
+            gate[c] = gradient.gate;
+            up[c] = gradient.up;
         }
-        store_both<Interleaved>(d_gate_up + row * 2 * width, width, column, gate, up);
+        Columns::join(gate, up);
+        store_octet(d_gate_up + first, gate);
+        store_octet(d_gate_up + second, up);
     }
     total = warp_sum(total);
     if (lane == 0) {
@@ -134,10 +89,9 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-Form checked(int64_t rows, int64_t width, double alpha, double limit, double offset, const char* op) {
+void check_sizes(int64_t rows, int64_t width, const char* op) {
     check_positive(rows, op, "rows");
     SUROGATE_REQUIRE(width > 0 && width % octet == 0, op, "the width must be a multiple of 8, got " + std::to_string(width));
-    return {static_cast<float>(alpha), static_cast<float>(limit), static_cast<float>(offset)};
 }
 
 }  // namespace
@@ -145,7 +99,8 @@ Form checked(int64_t rows, int64_t width, double alpha, double limit, double off
 void weighted_gate(const void* gate_up, const void* weights, const void* order, void* out, int64_t rows, int64_t width,
                 double alpha, double limit, double offset, bool interleaved, cudaStream_t stream) {
     constexpr const char* op = "weighted_swiglu";
-    const Form form = checked(rows, width, alpha, limit, offset, op);
+    const ClampedGate form(alpha, limit, offset);
+    check_sizes(rows, width, op);
     check_pointer(gate_up, op, "gate_up", 16);
     check_pointer(weights, op, "weights", 4);
     check_pointer(order, op, "order", 4);
@@ -163,7 +118,8 @@ void weighted_gate_bwd(const void* dy, const void* gate_up, const void* weights,
                     void* d_weights, int64_t rows, int64_t width, double alpha, double limit, double offset, bool interleaved,
                     cudaStream_t stream) {
     constexpr const char* op = "weighted_swiglu_bwd";
-    const Form form = checked(rows, width, alpha, limit, offset, op);
+    const ClampedGate form(alpha, limit, offset);
+    check_sizes(rows, width, op);
     check_pointer(dy, op, "dy", 16);
     check_pointer(gate_up, op, "gate_up", 16);
     check_pointer(weights, op, "weights", 4);

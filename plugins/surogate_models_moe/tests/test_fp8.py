@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fp8_model import Model, differing, kinds
+from gate_forms import FORMS
 from models.harness import tiny_config
 
 from surogate_core.api import Program, Target
@@ -112,9 +113,10 @@ def test_swiglu_writes_the_codes_that_products_of_experts_read(lora: dict[str, A
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_codes_have_the_bits_of_those_of_two_ops(wide: bool) -> None:
+@pytest.mark.parametrize("form", [{}, *FORMS], ids=str)
+def test_codes_have_the_bits_of_those_of_two_ops(form: dict[str, Any], wide: bool) -> None:
     gen = torch.Generator().manual_seed(4)
-    gate_up, dy = (torch.randn(64, width, generator=gen).bfloat16() for width in (96, 48))
+    gate_up, dy = (2 * torch.randn(64, width, generator=gen).bfloat16() for width in (96, 48))
     routed = (gate_up, torch.rand(32, 2, generator=gen), torch.randperm(64, generator=gen).int())
     amax = torch.tensor([0.5, 0.0])
     for ours, theirs, ins, dtype in (
@@ -122,10 +124,11 @@ def test_codes_have_the_bits_of_those_of_two_ops(wide: bool) -> None:
         (fp8_weighted_swiglu_bwd, reference.weighted_swiglu_bwd, (dy, *routed), "e5m2"),
     ):
         given = {"dtype": dtype, "scaling": "current"}
-        first, *others = out if isinstance(out := theirs(*ins), tuple) else (out,)
+        first, *others = out if isinstance(out := theirs(*ins, **form), tuple) else (out,)
         codes, *scale_and_amax = fp8_quantize(first, amax, **given)
         expected = (codes, *([first] if wide else []), *others, *scale_and_amax)
-        assert all(same_bits(a, b) for a, b in zip(ours(*ins, amax, **given, wide=wide), expected, strict=True))
+        found = ours(*ins, amax, **given, wide=wide, **form)
+        assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_scales_are_of_all_rows_of_a_layer() -> None:

@@ -15,13 +15,13 @@ void bind_mxfp4(nanobind::module_& m) {
                   +[](void* codes, void* scales, void* amax, const Rows& rows, int64_t columns, int dtype,
                       cudaStream_t stream) { mxfp4_amax({codes, scales}, amax, {rows, columns}, dtype, stream); });
     bind_launcher(m, "mxfp4_to_e4m3",
-                  +[](void* codes, void* scales, const void* amax, void* copy, void* scale, bool transposed,
+                  +[](void* codes, void* scales, const void* amax, int64_t of, void* copy, void* scale, bool transposed,
                       const Rows& rows, int64_t columns, int dtype, cudaStream_t stream) {
-                      mxfp4_to_e4m3({codes, scales}, amax, copy, scale, transposed, {rows, columns}, dtype, stream);
+                      mxfp4_to_e4m3({codes, scales}, amax, of, copy, scale, transposed, {rows, columns}, dtype, stream);
                   });
     bind_launcher(m, "mxfp4_to_e5m2",
-                  +[](void* codes, void* scales, const void* amax, void* copy, void* scale, bool transposed,
+                  +[](void* codes, void* scales, const void* amax, int64_t of, void* copy, void* scale, bool transposed,
                       const Rows& rows, int64_t columns, int dtype, cudaStream_t stream) {
-                      mxfp4_to_e5m2({codes, scales}, amax, copy, scale, transposed, {rows, columns}, dtype, stream);
+                      mxfp4_to_e5m2({codes, scales}, amax, of, copy, scale, transposed, {rows, columns}, dtype, stream);
                   });
 }

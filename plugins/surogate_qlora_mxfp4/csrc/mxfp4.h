@@ -27,10 +27,11 @@ void mxfp4_dequantize(const Mxfp4Weight& weight, void* out, const Mxfp4Shape& sh
 
 void mxfp4_amax(const Mxfp4Weight& weight, void* amax, const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
-void mxfp4_to_e4m3(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
-                   const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
+// Copies of some matrices of a param: amax [of, 2] is of all.
+void mxfp4_to_e4m3(const Mxfp4Weight& weight, const void* amax, int64_t of, void* copy, void* scale,
+                   bool transposed, const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
-void mxfp4_to_e5m2(const Mxfp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
-                   const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
+void mxfp4_to_e5m2(const Mxfp4Weight& weight, const void* amax, int64_t of, void* copy, void* scale,
+                   bool transposed, const Mxfp4Shape& shape, int dtype, cudaStream_t stream);
 
 }  // namespace surogate

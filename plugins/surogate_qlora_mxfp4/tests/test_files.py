@@ -315,6 +315,28 @@ def test_fp8_products_of_experts_have_the_losses_of_files_and_of_the_model_store
     assert files == stored and files == pytest.approx(wide, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"recompute": True},
+        {"offload_quants": True},
+        {"ranks_per_gpu": 2, "per_device_train_batch_size": 2, "zero_level": 3},
+    ],
+    ids=["kept", "recomputed", "on host", "divided"],
+)
+def test_fp8_copies_of_two_experts_at_a_time_change_no_bit(place: Workplace, keys: dict[str, Any]) -> None:
+    given = {**FP8, "model": str(place.root / "mx"), **keys}
+    some = {**given, "decoded_experts": "0.0175MiB"}
+    whole, parts = (train(place, f"fp8 {len(k)} {keys}", **k) for k in (given, some))
+    assert losses(whole) == losses(parts)
+    assert equal(*(weights(folder / "adapter", "adapter_model") for folder in (whole, parts)))
+    assembly = run.plan(run.open_run(run.load(place.write(**some), mode="train"), ["*.json"]), "cpu").assembly
+    ops = [op for p in assembly.programs.values() for op in p.ops if op.kind == "fp8_grouped_linear_part"]
+    assert {op.attrs["first"] for op in ops if op.attrs["beside"]} == {0, 2, 4}
+    assert {op.attrs["first"] for op in ops if not op.attrs["beside"]} == {0, 2, 4}
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_experts_that_e5m2_does_not_hold_are_refused_by_name(place: Workplace, tmp_path: Path, world: int) -> None:
     scales = weights(place.root / "mx")[f"{GATE_UP}_scales"].clone()

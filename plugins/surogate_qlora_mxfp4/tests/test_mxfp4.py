@@ -13,7 +13,7 @@ from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from surogate_core.api import ConfigError, ParamInfo, ProgramError
+from surogate_core.api import ConfigError, OpDef, ParamInfo, ProgramError, Value
 from surogate_core.reference.e2m1 import LEVELS
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
@@ -146,6 +146,24 @@ def test_a_copy_in_e5m2_holds_every_weight() -> None:
     assert same_bits(transposed, copy.T.contiguous()) and same_bits(again, scale)
     rounded, scale = check_op(TO_E4M3, *stored, amax, **attrs, transposed=False)
     assert (rounded.float() * scale[0] != back.float()).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("to", [TO_E4M3, TO_E5M2], ids=lambda op: op.kind)
+def test_copies_of_some_matrices_are_those_of_all(to: OpDef) -> None:
+    """With the amax of all. A smaller one than that of the weight is refused."""
+    w = normal_weight(80, 64, dtype="bf16") * torch.logspace(0, 1, 80)[:, None].bfloat16()
+    rows, some, own = (16,) * 5, (16,) * 2, slice(16, 48)
+    codes, scales = mxfp4_quantize(w, rows=rows)
+    (amax,) = check_op(AMAX, codes, scales, rows=rows, dtype="bf16")
+    for transposed in (False, True):
+        whole, scale = check_op(to, codes, scales, amax, rows=rows, dtype="bf16", transposed=transposed)
+        part, same = check_op(to, codes[own], scales[own], amax, rows=some, dtype="bf16", transposed=transposed)
+        assert same_bits(part, (whole[:, own] if transposed else whole[own]).contiguous()) and same_bits(scale, same)
+    ins = [
+        Value(n, s, d, "act") for n, s, d in (("c", (80, 32), "uint8"), ("s", (80, 2), "uint8"), ("a", (4, 2), "fp32"))
+    ]
+    with pytest.raises(ProgramError, match=r"amax of a weight of 5 matrices must be fp32 \[5, 2\]"):
+        to.infer(ins, {"rows": rows, "dtype": "bf16", "transposed": False})
 
 
 @pytest.mark.parametrize("special", [torch.inf, torch.nan])

@@ -178,12 +178,13 @@ using Groups = CutlassGroups<Kernel<Kind>>;
 template <class Kind>
 using Others = SecondOperands<Second<Kind>>;
 
-// A thread per group. Bytes: about 60 a group, 90 with a second pair. A bias, of a product without one, is held in its place.
+// A thread per group, of those from `begin` on. Bytes: about 60 a group, 90 with a second pair. A bias, of a product without one,
+// is held in its place.
 template <class Kind>
 __global__ void groups_kernel(float* factor, Groups<Kind> groups, Others<Kind> others, const typename Kind::A* a,
                               const typename Kind::B* b, const D* a2, const D* b2, const D* bias, D* d, const float* scale_a,
-                              const float* scale_b, const int32_t* ends, int width, int terms, int terms2, int count,
-                              bool beside) {
+                              const float* scale_b, const int32_t* ends, int width, int terms, int terms2, int begin,
+                              int count, bool beside) {
     const int g = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (g >= count) {
         return;
@@ -191,9 +192,9 @@ __global__ void groups_kernel(float* factor, Groups<Kind> groups, Others<Kind> o
     if (g == 0) {
         *factor = __fmul_rn(scale_a[0], scale_b[0]);
     }
-    const int first = g == 0 ? 0 : ends[g - 1];
+    const int group = begin + g, first = group == 0 ? 0 : ends[group - 1];
     const int64_t start = first, between = beside ? terms : static_cast<int64_t>(width) * terms;
-    groups.shapes[g] = cute::make_shape(ends[g] - first, width, Mainloop<Kind>::padded_terms(terms, terms2));
+    groups.shapes[g] = cute::make_shape(ends[group] - first, width, Mainloop<Kind>::padded_terms(terms, terms2));
     groups.a[g] = a + start * terms;
     groups.b[g] = b + g * between;
     groups.d[g] = d + start * width;
@@ -207,12 +208,12 @@ __global__ void groups_kernel(float* factor, Groups<Kind> groups, Others<Kind> o
     groups.stride_b[g] = stride_b;
     groups.stride_d[g] = stride_d;
     if (bias != nullptr) {
-        others.b[g] = bias + static_cast<int64_t>(g) * width;
+        others.b[g] = bias + static_cast<int64_t>(group) * width;
     }
     if (terms2 > 0) {
         using cute::make_shape;
         others.a[g] = a2 + start * terms2;
-        others.b[g] = b2 + static_cast<int64_t>(g) * width * terms2;
+        others.b[g] = b2 + static_cast<int64_t>(group) * width * terms2;
         others.stride_a[g] =
             cutlass::make_cute_packed_stride(typename Second<Kind>::InternalStrideA{}, make_shape(width, terms2, 1));
         others.stride_b[g] =
@@ -255,7 +256,7 @@ struct Prepared : GroupedFp8::Impl {
             static_cast<const typename Kind::B*>(buffers.b), static_cast<const D*>(buffers.a2),
             static_cast<const D*>(buffers.b2), static_cast<const D*>(buffers.bias), static_cast<D*>(buffers.d), buffers.scale_a,
             buffers.scale_b, buffers.ends, static_cast<int>(shape.width), static_cast<int>(shape.terms),
-            static_cast<int>(shape.terms2), count, shape.beside);
+            static_cast<int>(shape.terms2), static_cast<int>(shape.begin), count, shape.beside);
         check_launch(op_name);
         check_status(gemm.run(stream), op_name, "run");
     }

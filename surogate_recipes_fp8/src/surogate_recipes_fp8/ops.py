@@ -1,5 +1,5 @@
 """The ops of FP8 products: ops that quantize what they compute, products of quantized operands, the delayed scales.
-Those of the LM head are in `head_ops.py`.
+Those of groups of rows are in `group_ops.py`, those of the LM head in `head_ops.py`.
 
 An op that quantizes has the inputs of a standard op. Its outputs are the FP8 copies of the first one, then those of the
 standard op, of which the first is there only if something besides products reads it. `reference.py` explains `scaling`,
@@ -29,6 +29,7 @@ from surogate_core.api import (
 )
 
 from .formats import COLUMNS
+from .group_ops import GROUPS
 from .head_ops import HEAD
 
 Ins = Sequence[Value]
@@ -164,6 +165,8 @@ def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _weighted_swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """Rows of experts: what the products of groups read, whose dw are in bf16, so no copy is transposed."""
     gate_up, weights, order = ins[:3]
+    limit = attrs.get("limit", 0.0)
+    _need(limit >= 0, f"limit must be positive, or 0 for none, got {limit}")
     (rows, width), total = gate_up.shape, accumulator(gate_up.dtype)
     _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
     _need(order.dtype == "int32" and order.shape == (rows,), f"order is int32 [{rows}], got {order!r}")
@@ -255,6 +258,14 @@ def _measuring(op: Op) -> int:
 
 _WIDE: Mapping[str, Any] = {"wide": (bool, False)}
 _WIDE_NORM: Mapping[str, Any] = {**_WIDE, "eps": float}
+_GATE: Mapping[str, Any] = {
+    **_WIDE,
+    "alpha": (float, 1.0),
+    "limit": (float, 0.0),
+    "offset": (float, 0.0),
+    "interleaved": (bool, False),
+}
+"""Those of the gate of experts. Its form is SwiGLU, or that of gpt-oss: see `fp8_weighted_swiglu` of `reference.py`."""
 _NORM_BWD: Mapping[str, Any] = {"residual": (bool, False)}
 
 QUANTIZERS: tuple[OpDef, ...] = (
@@ -314,7 +325,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         "fp8_weighted_swiglu",
         _weighted_swiglu,
         lambda attrs: 3,
-        _WIDE,
+        _GATE,
         rewrites=Rewrites(rematerialize=_rematerialize(3)),
         flops=_elements(3),
         row_wise=_rows(lambda attrs: 3, (0, 1, 2), local=True),
@@ -323,7 +334,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         "fp8_weighted_swiglu_bwd",
         _weighted_swiglu_bwd,
         lambda attrs: 4,
-        _WIDE,
+        _GATE,
         may_overwrite=lambda op: {1: 1} if op.attrs.get("wide") else {},
         flops=_elements(11),
         row_wise=_rows(lambda attrs: 4, (0, 1, 2, 3), local=True),
@@ -383,27 +394,6 @@ def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(out.label, out.shape, base.dtype)]
 
 
-def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    a, b, scale_a, scale_b, ends, *added = ins
-    (rows, terms), groups = _operand(a, False), ends.size
-    _need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
-    width, found = _operand(b, False)
-    stacked = found if attrs.get("beside") else width
-    _need(stacked % groups == 0, f"{groups} groups do not divide b, {list(b.shape)}")
-    width, found = (width, found // groups) if attrs.get("beside") else (width // groups, found)
-    _need(terms == found, f"a sums over {terms} elements, b over {found}")
-    _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
-    if len(added) == 1:
-        (bias,) = added
-        _need(bias.shape == (groups, width), f"bias must have shape [{groups}, {width}], got {list(bias.shape)}")
-    elif added:
-        a2, b2 = added
-        rows2, terms2 = _operand(a2, False)
-        shape = (groups * terms2, width) if attrs.get("beside") else (groups * width, terms2)
-        _need(rows2 == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
-    return [OutSpec("linear", (rows, width), "bf16")]
-
-
 def _product_flops(op: Op) -> int:
     summed = op.ins[0].shape[0 if op.attrs.get("trans_a") else 1]
     return 2 * op.outs[0].size * summed
@@ -437,21 +427,6 @@ def _product_rows(*added: int) -> Callable[[Op], RowWise | None]:
     return lambda op: None if op.attrs.get("trans_a") else found
 
 
-def _grouped_rows(op: Op) -> RowWise:
-    second = (5,) if second_pair(op) else ()
-    return RowWise(ins=(0, *second), outs=(0,), local=(0,), takes=(0, 2, 4, *second))
-
-
-def second_pair(op: Op) -> Sequence[Value]:
-    """Return the operands of the product that a product of groups adds, of an adapter's branch; () without one."""
-    return op.ins[5:] if len(op.ins) == 7 else ()
-
-
-def group_bias(op: Op) -> Value | None:
-    """Return the bias of each group that a product of groups adds, if it does."""
-    return op.ins[5] if len(op.ins) == 6 else None
-
-
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_fp8.reference:{kind}", **fields)
 
@@ -467,14 +442,6 @@ _PRICE: dict[str, Any] = {
 PRODUCTS: tuple[OpDef, ...] = (
     _plain("fp8_linear", _linear_bias, **_PRICE, row_wise=_product_rows()),
     _plain("fp8_linear_add", _linear_add, **_PRICE, may_overwrite=lambda op: {0: 4}, row_wise=_product_rows(4)),
-    _plain(
-        "fp8_grouped_linear",
-        _grouped,
-        attrs={"fast": (bool, False), "beside": (bool, False)},
-        flops=lambda op: 2 * sum(v.size for v in (op.ins[0], *second_pair(op)[:1])) * op.outs[0].shape[1],
-        math=_fp8,
-        row_wise=_grouped_rows,
-    ),
 )
 
 # ---------------------------------------------------------------------------------------------------- between the steps
@@ -548,4 +515,4 @@ STEPS: tuple[OpDef, ...] = (
     _plain("fp8_report", _report, attrs={"sizes": tuple, "maxima": tuple, "columns": tuple, "history": bool}),
 )
 
-OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *HEAD, *STEPS)
+OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *GROUPS, *HEAD, *STEPS)

@@ -174,12 +174,26 @@ def fp8_geglu_bwd(dy: Tensor, gate_up: Tensor, *given: Tensor, **attrs: Any) -> 
 
 
 def fp8_weighted_swiglu(
-    gate_up: Tensor, weights: Tensor, order: Tensor, *given: Tensor, transposed: bool = False, **attrs: Any
+    gate_up: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    *given: Tensor,
+    transposed: bool = False,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+    **attrs: Any,
 ) -> tuple[Tensor, ...]:
-    """Quantizes `weighted_swiglu`, the op of a package of models."""
-    gate, value = up(gate_up).chunk(2, dim=1)
-    out = (F.silu(gate) * value * _of_rows(weights, order)).to(gate_up.dtype)
-    return _gated(out, given, **attrs)
+    """Quantizes `weighted_swiglu`, the op of a package of models: silu(gate) * up * the weight of the row.
+
+    In general gate * sigmoid(alpha * gate) * (up + offset) * the weight, of a gate of at most `limit` and up from
+    -`limit` to `limit`; 0: without limit. `interleaved`: gate and up alternate in the columns.
+    """
+    gate, value = _clamped(*_of_columns(gate_up, interleaved), limit)
+    opened = F.silu(gate) if alpha == 1 else gate * torch.sigmoid(alpha * gate)
+    value = value + offset if offset else value
+    return _gated((opened * value * _of_rows(weights, order)).to(gate_up.dtype), given, **attrs)
 
 
 def fp8_weighted_swiglu_bwd(
@@ -192,20 +206,40 @@ def fp8_weighted_swiglu_bwd(
     scaling: str,
     transposed: bool = False,
     wide: bool = False,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`weighted_swiglu_bwd`, and the gradients of gate and up quantized."""
-    gate, value = up(gate_up).chunk(2, dim=1)
-    sigmoid = torch.sigmoid(gate)
-    silu, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
-    d_gate_up = torch.cat((g * value * sigmoid * (1 + gate * (1 - sigmoid)), g * silu), dim=1).to(gate_up.dtype)
-    d_weights = torch.empty_like(weights)
-    d_weights.view(-1)[order.long()] = (up(dy) * silu * value).sum(1)
+    """`weighted_swiglu_bwd`, and the gradients of gate and up quantized, in the columns of gate_up."""
+    free_gate, free_value = _of_columns(gate_up, interleaved)
+    gate, value = _clamped(free_gate, free_value, limit)
+    value = value + offset if offset else value
+    sigmoid = torch.sigmoid(gate if alpha == 1 else alpha * gate)
+    opened, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
+    slope = gate * (1 - sigmoid)
+    d_gate, d_value = g * value * sigmoid * (1 + (slope if alpha == 1 else alpha * slope)), g * opened
+    if limit:
+        d_gate, d_value = d_gate * (free_gate <= limit), d_value * (free_value.abs() <= limit)
+    both = torch.stack((d_gate, d_value), dim=2).flatten(1) if interleaved else torch.cat((d_gate, d_value), dim=1)
+    d_gate_up, d_weights = both.to(gate_up.dtype), torch.empty_like(weights)
+    d_weights.view(-1)[order.long()] = (up(dy) * opened * value).sum(1)
     found = _Quantizer(d_gate_up, scaling, given, dtype)
     return found.q, *((d_gate_up,) if wide else ()), d_weights, *found.outs, *found.changed
 
 
 def _of_rows(weights: Tensor, order: Tensor) -> Tensor:
     return weights.flatten()[order.long(), None]
+
+
+def _of_columns(gate_up: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """The gate and the value."""
+    gate, value = up(gate_up).unflatten(1, (-1, 2)).unbind(2) if interleaved else up(gate_up).chunk(2, dim=1)
+    return gate, value
+
+
+def _clamped(gate: Tensor, value: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    return (gate.clamp(max=limit), value.clamp(-limit, limit)) if limit else (gate, value)
 
 
 def _gated(
@@ -355,6 +389,30 @@ def fp8_grouped_linear(
         a2, stack = added[0], added[1].float().chunk(len(ends))
         sums = [x + a2[own].float() @ (m if beside else m.T) for x, own, m in zip(sums, rows, stack, strict=True)]
     return torch.cat(sums).bfloat16()
+
+
+def fp8_grouped_linear_part(
+    base: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    ends: Tensor,
+    *added: Tensor,
+    first: int,
+    fast: bool = False,
+    beside: bool = False,
+) -> Tensor:
+    """base, with `fp8_grouped_linear` of the groups whose matrices b holds, from `first` on, in their rows."""
+    count = b.shape[1] // a.shape[1] if beside else b.shape[0] // base.shape[1]
+    start = int(ends[first - 1]) if first else 0
+    own, rows = slice(first, first + count), slice(start, int(ends[first + count - 1]))
+    if len(added) == 1:
+        added = (added[0][own],)
+    elif added:
+        added = (added[0][rows], added[1].view(len(ends), -1, added[1].shape[1])[own].flatten(0, 1))
+    y = fp8_grouped_linear(a[rows], b, scale_a, scale_b, ends[own] - start, *added, beside=beside)
+    return torch.cat([base[: rows.start], y, base[rows.stop :]])
 
 
 # ---------------------------------------------------------------------------------------------------- between the steps

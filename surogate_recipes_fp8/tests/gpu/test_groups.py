@@ -6,6 +6,7 @@ Allowed errors are those of `test_products.py`: the tensor cores are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -197,6 +198,32 @@ def test_groups_and_scales_are_read_when_the_product_runs(mode: tuple[str, bool,
     assert out.isnan().all()
 
 
+@pytest.mark.parametrize("added", [{}, {"ranks": 16}, {"biased": True}], ids=str)
+@pytest.mark.parametrize("mode", [FORWARD, FORWARD_EXACT, BACKWARD], ids=str)
+@pytest.mark.parametrize("weight", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("name", ["uneven", "one has all", "more groups than lanes"])
+def test_rows_of_some_groups_have_the_bits_of_the_whole(
+    name: str, weight: str, mode: tuple[str, bool, bool], added: dict[str, Any]
+) -> None:
+    """Other rows are left as they are: a buffer of NaN."""
+    if mode[1] and "biased" in added:
+        pytest.skip("a bias is of the forward pass")
+    x = Product(name, mode, weight=weight, **added)
+    whole, (counts, width, terms) = x.run(), GROUPS[name]
+    a, b, *rest = x.op.ins
+    base, axis, one = Value("base", tuple(whole.shape), "bf16", "act"), int(mode[1]), terms if mode[1] else width
+    for first, count in ((0, 2), (1, 3), (len(counts) - 2, 2)):
+        held = x.contents[b].view(torch.uint8).narrow(axis, first * one, count * one).contiguous()
+        held = held.view(TORCH_DTYPES[weight])
+        some = Value("some", tuple(held.shape), weight, "act")
+        attrs = {**x.op.attrs, "first": first}
+        op = Op("fp8_grouped_linear_part", (base, a, some, *rest), x.op.outs, attrs, in_place={0: 0})
+        (found,) = run_kernel(KERNELS, op, {**x.contents, base: torch.zeros_like(whole), some: held})
+        found, own = found.cuda(), slice(x.bounds[first], x.bounds[first + count])
+        assert same_bits(found[own], whole[own])
+        assert found[: own.start].isnan().all() and found[own.stop :].isnan().all()
+
+
 def test_the_workspace_is_what_the_module_needs() -> None:
     from surogate_recipes_fp8 import _C
 
@@ -212,16 +239,17 @@ def test_wrong_arguments_are_named() -> None:
     p = guarded((64,), torch.float32).pointer
     pointers, plain = (p,) * 7, (0, p, p)  # no bias, the result, the workspace
     for arguments, message in (
-        ((*pointers, *plain, 8, 12, 16, 1, 5, 5, False, False, 0), "width must be a multiple of 8, got 12"),
-        ((*pointers, *plain, 8, 16, 24, 1, 5, 5, False, False, 0), "terms must be a multiple of 16, got 24"),
-        ((*pointers, *plain, 8, 16, 16, 0, 5, 5, False, False, 0), "groups must be 1 to 65535, got 0"),
-        ((*pointers, *plain, 8, 16, 16, 1, 1, 5, False, False, 0), "a must be e4m3 or e5m2, not bf16"),
-        ((*pointers, *plain, 8, 16, 16, 1, 5, 1, False, False, 0), "b must be e4m3 or e5m2, not bf16"),
-        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, False, False, 4), "terms2 must be a multiple of 8, got 4"),
-        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, True, False, 8), "beside each other where a is e5m2"),
-        ((*pointers, p, p, p, 8, 16, 16, 1, 5, 5, False, False, 8), "a bias is added to a product of a in e4m3 that"),
-        ((*pointers, p + 8, p, p, 8, 16, 16, 1, 5, 5, False, False, 0), "bias must be aligned to 16 bytes"),
-        ((p + 8, *pointers[1:], *plain, 8, 16, 16, 1, 5, 5, False, False, 0), "a must be aligned to 16 bytes"),
+        ((*pointers, *plain, 8, 12, 16, 1, 5, 5, False, False, 0, 0), "width must be a multiple of 8, got 12"),
+        ((*pointers, *plain, 8, 16, 24, 1, 5, 5, False, False, 0, 0), "terms must be a multiple of 16, got 24"),
+        ((*pointers, *plain, 8, 16, 16, 0, 5, 5, False, False, 0, 0), "groups must be 1 to 65535, got 0"),
+        ((*pointers, *plain, 8, 16, 16, 1, 1, 5, False, False, 0, 0), "a must be e4m3 or e5m2, not bf16"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 1, False, False, 0, 0), "b must be e4m3 or e5m2, not bf16"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, False, False, 4, 0), "terms2 must be a multiple of 8, got 4"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, True, False, 8, 0), "beside each other where a is e5m2"),
+        ((*pointers, p, p, p, 8, 16, 16, 1, 5, 5, False, False, 8, 0), "a bias is added to a product of a in e4m3"),
+        ((*pointers, p + 8, p, p, 8, 16, 16, 1, 5, 5, False, False, 0, 0), "bias must be aligned to 16 bytes"),
+        ((*pointers, *plain, 8, 16, 16, 1, 5, 5, False, False, 0, -1), "the first group must be 0 to 65535, got -1"),
+        ((p + 8, *pointers[1:], *plain, 8, 16, 16, 1, 5, 5, False, False, 0, 0), "a must be aligned to 16 bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.GroupedFp8(*arguments)

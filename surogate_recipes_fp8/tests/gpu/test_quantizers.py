@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from fp8_twin import NUMBERS, amax_of, cast, codes, numbers, quantized, run, scale_of, scaled, value
+from gate_forms import FORMS, GPT_OSS
 from torch import Tensor
 
 from surogate_core.api import DTYPES, Op, Value
@@ -323,10 +325,22 @@ def test_geglu_quantizes_what_the_kernels_of_gemma_write(shape: tuple[int, int],
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("wide", [False, True])
-def test_swiglu_of_experts_quantizes_what_the_kernels_of_mixtures_write(
-    shape: tuple[int, int], scaling: str, wide: bool
+@pytest.mark.parametrize("form", [{}, GPT_OSS], ids=["swiglu", "gpt-oss"])
+def test_gates_of_experts_quantize_what_the_kernels_of_mixtures_write(
+    shape: tuple[int, int], scaling: str, wide: bool, form: dict[str, Any]
 ) -> None:
-    """And so does its gradient. The gradients of the weights have the same bits too."""
+    check_gate(shape, scaling, wide, form)
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("form", FORMS[1:], ids=str)
+def test_so_do_gates_of_every_form(scaling: str, wide: bool, form: dict[str, Any]) -> None:
+    check_gate((80, 272), scaling, wide, form)
+
+
+def check_gate(shape: tuple[int, int], scaling: str, wide: bool, form: dict[str, Any]) -> None:
+    """Compare the gate, its gradient and the gradients of the weights with those in bf16, bit for bit."""
     moe = pytest.importorskip("surogate_models_moe.kernels").KERNELS
     rows, width = shape
     gate_up, dout = numbers("normal", rows, 2 * width) * 3, numbers("normal", *shape)
@@ -334,13 +348,13 @@ def test_swiglu_of_experts_quantizes_what_the_kernels_of_mixtures_write(
     routed = {value("gate_up", gate_up): gate_up, value("weights", weights): weights, value("order", order): order}
     top, half, gradient = value("dy", dout), value("swiglu", shape), value("d_gate_up", (rows, 2 * width))
     d_weights = value("d_weights", weights)
-    (written,) = run_kernel(moe, Op("weighted_swiglu", (*routed,), (half,)), routed)
-    op = Op("weighted_swiglu_bwd", (top, *routed), (gradient, d_weights))
+    (written,) = run_kernel(moe, Op("weighted_swiglu", (*routed,), (half,), form), routed)
+    op = Op("weighted_swiglu_bwd", (top, *routed), (gradient, d_weights), form)
     d_written, d_weights_written = run_kernel(moe, op, {top: dout, **routed})
 
     ins, changed = states(scaling, INITIALISED, EMPTY)
     scale = [value("scale", (2,), "fp32")] if scaling in ("current", "fallback") else []
-    attrs = {"scaling": scaling, "wide": wide}
+    attrs = {"scaling": scaling, "wide": wide, **form}
     outs = (value("q", shape, "e4m3"), *([half] if wide else []), *scale)
     op = Op("fp8_weighted_swiglu", (*routed, *ins), outs, {**attrs, "dtype": "e4m3"})
     out = run(KERNELS, op, {**routed, **ins}, changed=changed)
@@ -357,7 +371,10 @@ def test_swiglu_of_experts_quantizes_what_the_kernels_of_mixtures_write(
 
 @pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize("scaling", ["delayed", "current"])
-def test_the_gradient_of_experts_may_overwrite_what_it_is_made_of(kind: str, scaling: str) -> None:
+@pytest.mark.parametrize("form", [{}, GPT_OSS], ids=["swiglu", "gpt-oss"])
+def test_the_gradient_of_experts_may_overwrite_what_it_is_made_of(
+    kind: str, scaling: str, form: dict[str, Any]
+) -> None:
     """In one buffer, and of numbers of every kind."""
     rows, width = 80, 272
     gate_up, dout = numbers(kind, rows, 2 * width), numbers("normal", rows, width)
@@ -370,7 +387,7 @@ def test_the_gradient_of_experts_may_overwrite_what_it_is_made_of(kind: str, sca
 
     def of(written: Value, changed: tuple[Value, ...]) -> dict[str, Tensor]:
         outs = (value("q", gate_up.shape, "e5m2"), written, d_weights, *scale)
-        attrs = {"dtype": "e5m2", "scaling": scaling, "wide": True}
+        attrs = {"dtype": "e5m2", "scaling": scaling, "wide": True, **form}
         op = Op("fp8_weighted_swiglu_bwd", (top, source, routes, slots, *given), outs, attrs)
         return run(KERNELS, op, contents, changed=changed)
 

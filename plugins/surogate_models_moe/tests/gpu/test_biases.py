@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gate_forms import FORMS
 from torch import Tensor
 
 from surogate_core.api import Op, Value
@@ -23,14 +24,6 @@ DEFINITIONS = {definition.kind: definition for definition in OPS}
 BF16 = torch.bfloat16
 ROUTES = cases([(1, 1, 1, 8), (67, 60, 4, 264), (33, 128, 8, 520), (9, 256, 16, 40)], more=[(2048, 32, 4, 2880)])
 """Tokens, experts, experts a token, width."""
-FORMS: tuple[dict[str, Any], ...] = (
-    {"alpha": 1.702, "limit": 7.0, "offset": 1.0, "interleaved": True},
-    {"alpha": 1.702, "limit": 1.0, "offset": 1.0, "interleaved": True},
-    {"limit": 0.5},
-    {"interleaved": True},
-    {"alpha": 0.7, "offset": -1.0},
-)
-"""The gate of gpt-oss, with a limit that some reach and one that many reach, and each part alone."""
 
 
 def run(kind: str, *ins: Tensor, **attrs: Any) -> list[Tensor]:

@@ -84,3 +84,13 @@ def test_copies_of_usual_weights_are_bit_identical_to_the_references(dtype: str)
     stored = mxfp4_quantize(uneven_weight((16, 32), 512, "fp32"), rows=(16, 32))
     for ops in COPYING:
         check_copying_kernels(KERNELS, ops, stored, {"rows": (16, 32), "dtype": dtype})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_copies_of_some_matrices_have_the_scale_of_all(transposed: bool) -> None:
+    rows, own = (48,) * 40, slice(48 * 7, 48 * 20)
+    stored = mxfp4_quantize(uneven_weight(rows, 512, "bf16"), rows=rows)
+    (amax,) = check_kernel(KERNELS, AMAX, stored, rows=rows, dtype="bf16")
+    some = [*(state[own].contiguous() for state in stored), amax]
+    for to in (TO_E4M3, TO_E5M2):
+        check_kernel(KERNELS, to, some, rows=(48,) * 13, dtype="bf16", transposed=transposed)

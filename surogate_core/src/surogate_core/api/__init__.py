@@ -22,6 +22,7 @@ from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import (
     IN_OUTPUTS,
+    Apart,
     Emitter,
     Gradients,
     GroupWise,
@@ -105,6 +106,7 @@ __all__ = [
     "WRITES_TEXT",
     "AdapterContext",
     "AdapterDef",
+    "Apart",
     "BatchInputs",
     "BindContext",
     "Builder",

@@ -24,15 +24,16 @@ def reading_kernels(
 ) -> tuple[KernelDef, ...]:
     """Return the kernels of `<kind>_dequantize`, `<kind>_amax` and the copies, such as `<kind>_to_e4m3`.
 
-    They call the functions of these names in `module` with `stored` of the stored values, the amax that copies read,
-    the outputs, whether the copy is transposed, `shape` of the op, the code of the dtype of the dequantized weight, and
-    the stream.
+    They call the functions of these names in `module` with `stored` of the stored values, the amax that copies read and
+    of a storage `apart` the number of its matrices, the outputs, whether the copy is transposed, `shape` of the op, the
+    code of the dtype of the dequantized weight, and the stream.
     """
 
     def bind(op: Op, ctx: BindContext) -> Call:
         copied = (op.attrs["transposed"],) if "transposed" in op.attrs else ()
         count = len(op.ins) - len(copied)
-        arguments = (*stored(op.ins[:count], ctx), *op.ins[count:], *op.outs, *copied, *shape(op))
+        amax = [v for one in op.ins[count:] for v in ((one, one.shape[0]) if storage.apart else (one,))]
+        arguments = (*stored(op.ins[:count], ctx), *amax, *op.outs, *copied, *shape(op))
         return ctx.call(getattr(import_module(module), op.kind), *arguments, DTYPES[op.attrs["dtype"]].code)
 
     return tuple(

@@ -35,7 +35,7 @@ from typing import Any, Generic
 
 from ..errors import ProgramError
 from ..program.op import Op
-from ..program.opdef import OpDef, OutSpec
+from ..program.opdef import Apart, OpDef, OutSpec
 from ..program.value import WEIGHT_LABEL, Value
 from .base import Options, Support, Target
 from .recipes import ParamInfo
@@ -83,7 +83,7 @@ class MatrixStorage(Generic[Options]):
     writing    options -> further attrs of `<kind>_quantize`
     reading    param -> further attrs of the other ops
     apart      whether what is stored of some of several matrices is read and written by itself (`OpDef.apart`): no
-               further attribute depends on how many there are
+               further attribute depends on how many there are. Copies of some have the amax of all.
     copied_to  dtypes in which the format makes copies
     declares   {name: type} of what `attrs`, `writing` and `reading` return (`OpDef.attrs`), in this order
     """
@@ -147,11 +147,22 @@ class MatrixStorage(Generic[Options]):
     def ops(self) -> tuple[OpDef, ...]:
         """The ops, in the order of this module's docstring."""
         return (
-            self._op("quantize", self._quantize, 20, apart=self.apart),
-            self._op("dequantize", self._dequantize, 2, always_recomputed=True, apart=self.apart),
+            self._op("quantize", self._quantize, 20, apart=self._apart),
+            self._op("dequantize", self._dequantize, 2, always_recomputed=True, apart=self._apart),
             self._op("amax", self._amax, 2),
-            *(self._op(f"to_{dtype}", self._to(dtype), 4, always_recomputed=True) for dtype in self.copied_to),
+            *(
+                self._op(f"to_{dtype}", self._to(dtype), 4, always_recomputed=True, apart=self._copies_apart)
+                for dtype in self.copied_to
+            ),
         )
+
+    def _apart(self, op: Op) -> Apart | None:
+        return Apart(ins=tuple(range(len(op.ins))), outs=tuple(range(len(op.outs)))) if self.apart else None
+
+    def _copies_apart(self, op: Op) -> Apart | None:
+        """A copy of some matrices has the scale of all: the amax is read whole."""
+        beside = (0,) if op.attrs["transposed"] else ()
+        return Apart(ins=tuple(range(len(op.ins) - 1)), outs=(0,), beside=beside) if self.apart else None
 
     def _op(self, name: str, infer: Callable[[Ins, Attrs], Specs], flops_of_a_weight: int, **fields: Any) -> OpDef:
         kind, (both, writing, reading) = f"{self.kind}_{name}", self.declares
@@ -212,8 +223,9 @@ class MatrixStorage(Generic[Options]):
     def _copied(self, ins: Ins, attrs: Attrs, dtype: str) -> Specs:
         *stored, amax = ins
         (weight,), (needed,) = self._dequantize(stored, attrs), self._amax(stored, attrs)
+        of_more = self.apart and amax.shape[1:] == (2,) and amax.shape[0] > needed.shape[0]
         need(
-            (amax.shape, amax.dtype) == (needed.shape, needed.dtype),
+            (amax.shape == needed.shape or of_more) and amax.dtype == needed.dtype,
             f"amax of a weight of {len(attrs['rows'])} matrices must be {needed.dtype} {list(needed.shape)}, "
             f"got {amax!r}",
         )

@@ -25,6 +25,7 @@ from .passes.derive import begin_derive
 from .passes.differentiate import append_backward
 from .passes.divide import divide_weights
 from .passes.documents import vary_documents
+from .passes.encode_some import encode_some_experts, stages
 from .passes.evaluation import make_evaluation
 from .passes.fuse_adds import fuse_additions
 from .passes.gather_late import gather_late
@@ -124,6 +125,7 @@ PASSES: Final = (
     Pass("staged", "derive", "a program for the params of a block that nothing else reads", stage_params),
     Pass("divide", "all", "ranks divide weights", divide_weights, if_=_divides_weights),
     Pass("stream", "all", "copies what the host holds", stream_values),
+    Pass("encode some", "derive", "experts' weights in parts", encode_some_experts, if_=stages),
     Pass("decode some", "micro-steps, evaluate", "experts' weights in parts", decode_some_experts, if_=_decodes_some),
     Pass("in_place", "all", "outputs take the place of inputs", overwrite_inputs),
     Pass("documents", "micro-steps, evaluate", "variants for batches of few documents", vary_documents),

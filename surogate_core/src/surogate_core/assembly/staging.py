@@ -112,19 +112,20 @@ def _writes_states(op: Op) -> bool:
 
 def _at_a_time(op: Op, most: int, builder: Builder) -> int:
     """Return how many of the matrices that an op encodes take at most `most` bytes; 0: it cannot be divided."""
-    definition = builder.ops[op.kind]
-    return equal_parts(op, definition, len(op.attrs["rows"]), most) if definition.apart else 0
+    apart = builder.ops[op.kind].apart(op)
+    return 0 if apart is None else equal_parts(op, apart, len(op.attrs["rows"]), most)
 
 
 def _part(staged: Staged, name: str, param: Value, op: Op, first: int, count: int, builder: Builder) -> Staged:
-    (place,), matrices = op.ins, len(op.attrs["rows"])
+    (place,), matrices, apart = op.ins, len(op.attrs["rows"]), builder.ops[op.kind].apart(op)
+    assert apart is not None
     rows = place.shape[0] // matrices
 
-    def part(value: Value, row: int, height: int) -> Value:
+    def share(value: Value, axis: int, row: int, height: int) -> Value:
         if value is place:
             return replace(place, name=f"{place.name}[{row}:{row + height}]", shape=(height, *place.shape[1:]))
         return builder.rows(value, row, height)
 
-    one = part_of_op(op, matrices, first, min(count, matrices - first), part)
+    one = part_of_op(op, apart, matrices, first, min(count, matrices - first), share)
     program = replace(staged.program, name=f"{staged.program.name}.{name}", ops=(one,))
     return Staged(program, {param: one.ins[0]}, first * rows)

@@ -140,6 +140,20 @@ class GroupWise(Declared):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Apart(Declared):
+    """An op on matrices of `rows` (an attr) that does on some of these what it does on the same ones of all.
+
+    ins     indices of the inputs that hold them, one above another; the others are read whole
+    outs    indices of the outputs that hold them; the others are the same for any of them
+    beside  indices of those of `outs` in which they are beside each other
+    """
+
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    beside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpDef(Definition):
     """A kind of op.
 
@@ -201,8 +215,8 @@ class OpDef(Definition):
                 a time (`row_tiles`).
     group_wise  op -> how groups of its rows meet matrices; None: they do not. Of such ops plans may compute some groups
                 at a time (`decoded_experts`). The op has one output.
-    apart       its inputs and outputs hold matrices of `rows` (an attr) one above another: on some of these it does
-                what it does on the same ones of all
+    apart       op -> where it has matrices, on some of which it does what it does on all; None: it has none. Plans may
+                decode and encode some of them at a time (`decoded_experts`).
     param_kinds {index of an input, which may be an optional one: the kind of a param that the op reads there}; "matrix"
                 or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
@@ -245,7 +259,7 @@ class OpDef(Definition):
     elementwise: Callable[[Op], bool] = lambda op: False
     row_wise: Callable[[Op], RowWise | None] = lambda op: None
     group_wise: Callable[[Op], GroupWise | None] = lambda op: None
-    apart: bool = False
+    apart: Callable[[Op], Apart | None] = lambda op: None
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     group_ends: int | None = None

@@ -1,4 +1,4 @@
-"""Compiled quantizers of single tensors, of SwiGLU, also of the rows of experts, and of GeGLU."""
+"""Compiled quantizers of single tensors, of SwiGLU and GeGLU, and of the gate of the rows of experts."""
 
 from __future__ import annotations
 
@@ -98,6 +98,10 @@ def _gated_bwd_supports(op: Op, target: Target) -> Support:
     return next((check for check in checks if not check.ok), checks[-1])
 
 
+_FORM = (("alpha", 1.0), ("limit", 0.0), ("offset", 0.0))
+"""Attributes of a gate that are numbers, in the order of the launcher, and what they are in SwiGLU."""
+
+
 def _weighted(op: Op) -> tuple[bool, Value]:
     """Return whether it is the backward pass, and what has a column for each of SwiGLU's."""
     backward = op.kind == "fp8_weighted_swiglu_bwd"
@@ -112,7 +116,8 @@ def _bind_weighted(op: Op, ctx: BindContext) -> Call:
     parts = Quantization.of(op, 3 + backward)
     outs = parts.optional(True, bool(op.attrs.get("wide")), *(True,) * backward)
     scale = parts.scale(ctx.workspace)
-    return ctx.call(getattr(_C, op.kind), *parts.ins, *outs, *extent(rows), parts.format, *scale)
+    form = (*(float(op.attrs.get(name, default)) for name, default in _FORM), bool(op.attrs.get("interleaved")))
+    return ctx.call(getattr(_C, op.kind), *parts.ins, *outs, *extent(rows), *form, parts.format, *scale)
 
 
 def _weighted_supports(op: Op, target: Target) -> Support:
@@ -186,7 +191,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op=kind,
             dtypes=("*", "..."),
-            attrs=("wide",),
+            attrs=("wide", "alpha", "limit", "offset", "interleaved"),
             supports=_weighted_supports,
             bind=_bind_weighted,
             workspace=_measured_workspace,

@@ -56,11 +56,12 @@ namespace surogate {
 
 using CopyTile = QuantizeTile<128, 128, 16>;
 
-// What `e4m3_copy` writes.
+// What `e4m3_copy` writes. of: the matrices of the amax, of which the source has some; 0: those of the source.
 struct E4m3Copy {
     void* copy;
     void* scale;
     bool transposed;
+    int64_t of = 0;
 };
 
 struct E4m3Code {
@@ -253,13 +254,16 @@ void e4m3_copy(const Source& source, const void* amax, const E4m3Copy& to, const
     check_pointer(amax, op, "amax", 8);
     check_pointer(to.copy, op, "copy", 16);
     check_pointer(to.scale, op, "scale", 8);
+    SUROGATE_REQUIRE(to.of == 0 || to.of >= fused.count, op,
+                     "amax is of " + std::to_string(to.of) + " matrices, the weight has " + std::to_string(fused.count));
+    const int matrices = to.of == 0 ? fused.count : to_int(to.of, op, "the matrices of amax");
     const int64_t rows = fused.rows, high = ceil_div(rows, CopyTile::rows);
     SUROGATE_REQUIRE(high <= 65535, op, "rows must not exceed 8388480, got " + std::to_string(rows));
     SUROGATE_REQUIRE(rows * columns >> 36 == 0, op, "the weight must have less than 2^36 elements");
     const dim3 grid(to_int(ceil_div(columns, CopyTile::columns), op, "columns"), static_cast<unsigned>(high));
     const auto kernel =
         to.transposed ? detail::e4m3_copy_kernel<Source, Code, true> : detail::e4m3_copy_kernel<Source, Code, false>;
-    kernel<<<grid, CopyTile::threads, 0, stream>>>(source, static_cast<const float2*>(amax), fused.count,
+    kernel<<<grid, CopyTile::threads, 0, stream>>>(source, static_cast<const float2*>(amax), matrices,
                                                    static_cast<uint8_t*>(to.copy), static_cast<float*>(to.scale),
                                                    static_cast<int>(rows), to_int(columns, op, "columns"));
     check_launch(op);

@@ -1,16 +1,12 @@
-"""Weights of experts that are stored in a weight format are decoded, and encoded, a few experts at a time."""
+"""Weights of experts that are stored in a weight format are decoded a few experts at a time."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from itertools import chain
 
 from ...errors import ConfigError
 from ...front_end import called
 from ...program.op import Program
 from ...program.passes.decode_some import can_decode_some, decode_some
 from ..draft import Draft
-from ..staging import in_parts
 
 
 def decodes_experts(draft: Draft) -> bool:
@@ -19,7 +15,7 @@ def decodes_experts(draft: Draft) -> bool:
 
 
 def decode_some_experts(draft: Draft) -> Draft:
-    """Divide what decodes more than `decoded_experts` bytes of a weight, and the programs of `derive` that encode it.
+    """Divide what decodes more than `decoded_experts` bytes of a weight.
 
     Raises ConfigError if the run has no such weight of any size.
     """
@@ -35,11 +31,4 @@ def decode_some_experts(draft: Draft) -> Draft:
         after = decode_some(program, most, b)
         return program if after is program else draft.verified(program, after)
 
-    after = draft.changing_micro_steps(decoded).having(decoded(draft.programs["evaluate"]))
-    before = [replace(staged, program=draft.programs[staged.program.name]) for staged in draft.staging]
-    staging = [in_parts(staged, most, b) for staged in before]
-    for staged, parts in zip(before, staging, strict=True):
-        if len(parts) > 1:
-            programs = [draft.verified(staged.program, part.program) for part in parts]
-            after = after.having_instead(staged.program, programs)
-    return replace(after, staging=tuple(chain.from_iterable(staging)))
+    return draft.changing_micro_steps(decoded).having(decoded(draft.programs["evaluate"]))

@@ -14,7 +14,7 @@ from math import gcd, lcm
 
 from ..builder import Builder
 from ..op import Op, Program
-from ..opdef import GroupWise, OpDef
+from ..opdef import Apart, GroupWise, OpDef
 from ..value import ALIGNMENT, UNFINISHED_LABEL, WEIGHT_LABEL, Value
 
 
@@ -31,7 +31,7 @@ def decode_some(program: Program, most: int, builder: Builder) -> Program:
     """Return the program with at most `most` bytes decoded at a time, or one matrix, where all readers allow it."""
     readers, ops = program.readers(), builder.ops
     with_outs = (op for op in program.ops if op.outs)
-    found = {op.outs[0]: one for op in with_outs if (one := _decoded(op, readers.get(op.outs[0], ()), most, ops))}
+    found = {op.outs[0]: one for op in with_outs if (one := _decoded(op, readers, most, ops))}
     if not found:
         return program
     return replace(program, ops=tuple(_divided(program.ops, found, builder)))
@@ -40,47 +40,62 @@ def decode_some(program: Program, most: int, builder: Builder) -> Program:
 def can_decode_some(program: Program, ops: Mapping[str, OpDef]) -> bool:
     """Return whether a weight of any size would be decoded in parts."""
     readers = program.readers()
-    return any(_decoded(op, readers.get(op.outs[0], ()), 1, ops) for op in program.ops if op.outs)
+    return any(_decoded(op, readers, 1, ops) for op in program.ops if op.outs)
 
 
-def equal_parts(op: Op, definition: OpDef, groups: int, most: int) -> int:
-    """Return how many of `groups` equal shares of the matrices of an op `apart` take at most `most` bytes; at least 1.
+def equal_parts(op: Op, apart: Apart, groups: int, most: int) -> int:
+    """Return how many of `groups` equal shares of the matrices of an op take at most `most` bytes; at least 1.
 
     The largest of its values counts. 0: it has no such shares, or one has all. All parts but the last have as many, and
     begin at an address of which kernels may assume the alignment.
     """
-    rows, values = (op.attrs["rows"] if definition.apart else ()), (*op.ins, *op.outs)
+    rows = op.attrs["rows"]
+    values = [*((op.ins[i], 0) for i in apart.ins), *((op.outs[i], _axis(apart, i)) for i in apart.outs)]
     each = len(rows) // groups
-    if not each or tuple(rows) != tuple(rows[:each]) * groups or any(v.shape[0] % groups for v in values):
+    if not each or tuple(rows) != tuple(rows[:each]) * groups or any(v.shape[axis] % groups for v, axis in values):
         return 0
-    nbytes = [v.nbytes // groups for v in values]
+    nbytes = [v.nbytes // groups for v, _ in values]
     unit = lcm(*(ALIGNMENT // gcd(ALIGNMENT, size) for size in nbytes))
     count = max(most // max(nbytes) // unit, 1) * unit
     parts = -(-groups // count)
     return -(-groups // parts // unit) * unit if parts > 1 else 0
 
 
-def part_of_op(op: Op, groups: int, first: int, count: int, rows: Callable[[Value, int, int], Value]) -> Op:
-    """Return an op `apart` on `count` of `groups` shares from `first` on. `rows`: (value, row, count) -> its rows."""
+def _axis(apart: Apart, out: int) -> int:
+    return 1 if out in apart.beside else 0
 
-    def share(value: Value) -> Value:
-        height = value.shape[0] // groups
-        return rows(value, first * height, count * height)
 
+def part_of_op(
+    op: Op, apart: Apart, groups: int, first: int, count: int, share: Callable[[Value, int, int, int], Value]
+) -> Op:
+    """Return an op on `count` of `groups` shares of its matrices, from `first` on.
+
+    share: (value, axis, start, size) -> that part of a value along an axis; all of an output that holds no matrices.
+    """
+
+    def part(value: Value, axis: int) -> Value:
+        size = value.shape[axis] // groups
+        return share(value, axis, first * size, count * size)
+
+    ins = (part(v, 0) if i in apart.ins else v for i, v in enumerate(op.ins))
+    outs = (part(v, _axis(apart, i)) if i in apart.outs else share(v, 0, 0, v.shape[0]) for i, v in enumerate(op.outs))
     matrices = op.attrs["rows"]
     attrs = {**op.attrs, "rows": matrices[: len(matrices) // groups * count]}
-    return op.changed(ins=tuple(map(share, op.ins)), outs=tuple(map(share, op.outs)), attrs=attrs)
+    return op.changed(ins=tuple(ins), outs=tuple(outs), attrs=attrs)
 
 
-def _decoded(op: Op, readers: Iterable[Op], most: int, ops: Mapping[str, OpDef]) -> _Decoded | None:
+def _decoded(op: Op, readers: Mapping[Value, Sequence[Op]], most: int, ops: Mapping[str, OpDef]) -> _Decoded | None:
     """Return how an op is divided; None: it is not, because it is small, or because a reader needs all matrices."""
-    definition = ops[op.kind]
-    if not definition.apart or op.outs[0].label != WEIGHT_LABEL or op.outs[0].nbytes <= most:
+    apart = ops[op.kind].apart(op)
+    if apart is None or any(out.label != WEIGHT_LABEL for out in op.outs) or op.outs[0].nbytes <= most:
         return None
-    groups = {_groups_of(op.outs[0], reader, ops[reader.kind].group_wise(reader)) for reader in readers}
+    of_weight = readers.get(op.outs[0], ())
+    if any(reader not in of_weight for out in op.outs[1:] for reader in readers.get(out, ())):
+        return None
+    groups = {_groups_of(op.outs[0], reader, ops[reader.kind].group_wise(reader)) for reader in of_weight}
     if len(groups) != 1 or not (count := groups.pop()):
         return None
-    at_a_time = equal_parts(op, definition, count, most)
+    at_a_time = equal_parts(op, apart, count, most)
     return _Decoded(op, count, at_a_time) if at_a_time else None
 
 
@@ -104,28 +119,29 @@ def _divided(ops: Sequence[Op], decoded: Mapping[Value, _Decoded], builder: Buil
 
 
 def _in_parts(op: Op, decoded: _Decoded, builder: Builder) -> Iterable[Op]:
-    use = builder.ops[op.kind].group_wise(op)
-    assert use is not None
-    (y,), weight = op.outs, op.ins[use.weight]
+    use, apart, whole = builder.ops[op.kind].group_wise(op), builder.ops[decoded.op.kind].apart(decoded.op), decoded.op
+    assert use is not None and apart is not None
+    (y,) = op.outs
 
     def activation(label: str, shape: Sequence[int], dtype: str) -> Value:
         with builder.block(op.block):
             return builder.activation(label, shape, dtype)
 
-    def rows(value: Value, first: int, count: int) -> Value:
-        if value is weight:
-            return activation(WEIGHT_LABEL, (count, *value.shape[1:]), value.dtype)
-        return builder.rows(value, first, count)
+    def share(value: Value, axis: int, start: int, size: int) -> Value:
+        if value in whole.outs:
+            shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+            return activation(WEIGHT_LABEL, shape, value.dtype)
+        return builder.rows(value, start, size)
 
     base = activation(UNFINISHED_LABEL, y.shape, y.dtype)
     yield op.changed(kind="unwritten", ins=(), outs=(base,), attrs={"shape": y.shape, "dtype": y.dtype})
     for first in range(0, decoded.groups, decoded.at_a_time):
         count = min(decoded.at_a_time, decoded.groups - first)
-        decode = part_of_op(decoded.op, decoded.groups, first, count, rows)
+        decode = part_of_op(whole, apart, decoded.groups, first, count, share)
         yield decode.changed(phase=op.phase, block=op.block)
-        last = first + count == decoded.groups
-        out = y if last else activation(UNFINISHED_LABEL, y.shape, y.dtype)
-        ins = (base, *(decode.outs[0] if v is weight else v for v in op.ins))
+        now = dict(zip(whole.outs, decode.outs, strict=True))
+        out = y if first + count == decoded.groups else activation(UNFINISHED_LABEL, y.shape, y.dtype)
+        ins = (base, *(now.get(v, v) for v in op.ins))
         attrs = {**op.attrs, "first": first}
         yield op.changed(kind=use.kind, ins=ins, outs=(out,), attrs=attrs, in_place={0: 0})
         base = out
