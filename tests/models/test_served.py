@@ -7,6 +7,7 @@ else of the model that transformers' config has by default.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from functools import cache
@@ -18,12 +19,17 @@ import pytest
 from transformers import AutoConfig
 
 from surogate import run
+from surogate.runs.plan import plan_run
 from surogate_core.assembly.resolve import unserved_ops
 from surogate_core.machine.devices import device
 from surogate_core.plugins.discovery import load_registry
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs/reference"))
-import fifty
+REFERENCE = str(Path(__file__).parents[2] / "docs/reference")
+sys.path.insert(0, REFERENCE)
+try:
+    fifty = importlib.import_module("fifty")
+finally:
+    sys.path.remove(REFERENCE)
 
 BLOCKS = 6
 """Gemma 3 has every kind of block in six, the other families in four."""
@@ -94,7 +100,7 @@ def test_every_op_of_every_architecture_has_a_kernel(gpu: str, recipe: str, weig
     unserved = {}
     for architecture, family in built().items():
         (tmp_path / "config.json").write_text(json.dumps(config_json(architecture, family)))
-        plan = run.plan_run(run.open_run(run.load(keys)), device(gpu), 1)
+        plan = plan_run(run.open_run(run.load(keys)), device(gpu), 1)
         if missing := unserved_ops(plan.kernels):
             unserved[architecture] = missing
     assert not unserved, "\n".join(f"{architecture}: {missing}" for architecture, missing in unserved.items())
