@@ -93,14 +93,6 @@ void column_partials(const void* dy, const void* x, const void* rstd, float* par
     check_launch(op);
 }
 
-void sum_partials(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
-                  const char* op, cudaStream_t stream) {
-    with_float_type(dtype_out, op, "the sum", [&](auto type) {
-        using Out = typename decltype(type)::type;
-        sum_partials<Out>(partials, count, columns, static_cast<Out*>(out), accumulate, op, stream);
-    });
-}
-
 void linear_bgrad(const void* dy, void* dbias, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
                   bool accumulate, int dtype, int dtype_dbias, cudaStream_t stream) {
     constexpr const char* op = "linear_bgrad";

@@ -1,5 +1,6 @@
-// Sums over the rows of a matrix without atomics: partial sums of slabs of rows in the workspace, then their sum in a
-// fixed order. For the launchers of this library; the op is `linear_bgrad` (norms.h). The functions are asynchronous.
+// Sums over the rows of a matrix without atomics: partial sums of slabs of rows in the workspace, which sum_partials.cuh
+// adds in a fixed order. For the launchers of this library; the op is `linear_bgrad` (norms.h). The functions are
+// asynchronous.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,9 +18,5 @@ int64_t column_slabs(int64_t rows);
 //   dy[t, c] * x[t, c] * rstd[t]  otherwise (the gradient of a norm weight)
 void column_partials(const void* dy, const void* x, const void* rstd, float* partials, int64_t rows, int64_t columns,
                      int dtype, const char* op, cudaStream_t stream);
-
-// out [columns] (+)= sum over the `count` rows of partials, fp32 [count, columns]. out is fp32 or bf16 (written only).
-void sum_partials(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
-                  const char* op, cudaStream_t stream);
 
 }  // namespace surogate

@@ -22,6 +22,7 @@
 #include <surogate/dispatch.cuh>
 #include <surogate/reduce.cuh>
 #include <surogate/rmsnorm_dx.cuh>
+#include <surogate/sum_partials.cuh>
 
 #include <algorithm>
 

@@ -15,7 +15,8 @@
 // of the 24 that an SM issues at 1.5 GHz while it moves 4 bytes. The partial sums add 3 % of the bytes.
 #include "quantize.h"
 
-#include "column_sums.h"
+#include <surogate/sum_partials.cuh>
+
 #include "quantize.cuh"
 
 namespace surogate {
@@ -70,7 +71,7 @@ void quantize_with_sums(const void* x, const Quantized& to, const ColumnSums& su
     with_format(format, op, [&](auto constant) {
         launch_quantize<decltype(constant)::value, -1, true>(source, to, scale, rows, columns, op, stream);
     });
-    sum_rows(to.partials, tiles, columns, sums.dbias, sums.accumulate, sums.dtype, op, stream);
+    sum_partials(to.partials, tiles, columns, sums.dbias, sums.accumulate, sums.dtype, op, stream);
 }
 
 }  // namespace

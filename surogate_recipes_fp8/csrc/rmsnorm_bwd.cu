@@ -22,8 +22,8 @@
 // and block, 2.5 % of the bytes at T = 8192.
 #include <surogate/rmsnorm_dx.cuh>
 #include <surogate/shared_memory.h>
+#include <surogate/sum_partials.cuh>
 
-#include "column_sums.h"
 #include "norm_rows.cuh"
 #include "norms.h"
 #include "quantize.cuh"
@@ -261,7 +261,7 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
         launch_quantize<E5M2>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
     }
     if (t.dw != nullptr) {
-        sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
+        sum_partials(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
     }
 }
 

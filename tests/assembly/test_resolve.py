@@ -97,7 +97,8 @@ def test_a_plan_names_the_packages_that_could_serve_an_op_too() -> None:
 
 def test_unserved_ops_are_named_with_every_reason_on_a_gpu_alone() -> None:
     text = unserved_ops(table())
-    assert "NVIDIA H200: no compiled kernel serves these ops" in text and "kernels: allow_reference" in text
+    assert "NVIDIA H200: no compiled kernel serves these ops" in text
+    assert "(dtypes by model_dtype: bf16)" in text and "kernels: allow_reference" in text
     assert "swiglu" in text and "acme: needs SM100; acme: serves dtypes (fp32)" in text and "linear," not in text
     assert unserved_ops(table(Target(device("cpu")))) == ""
 

@@ -3,7 +3,7 @@
 //   add_sinks       out' [T,H D] = out / (1 + exp(sink - lse)),  lse' [H,T] = log(exp(lse) + exp(sink))
 //   sinks_gradient  d_sinks [H] = -sum over tokens of exp(sink - lse') (dout' . out')
 //
-// out, out', dout' and sinks bf16; lse, lse' and d_sinks fp32; row-major, contiguous, aligned to 16 bytes. D is 64, 128 or
+// out, out', dout' and sinks bf16; lse and lse' fp32; d_sinks fp32 or, written only, bf16; row-major, contiguous, aligned to 16 bytes. D is 64, 128 or
 // 256. Arithmetic is fp32, and each output is rounded once. out' may be the buffer of out, lse' is a buffer of its own.
 // Sums over tokens are in a fixed order: of a run of 256 tokens in a block, then over the runs.
 //
@@ -122,14 +122,15 @@ void add_sinks(const void* out, const void* lse, const void* sinks, void* with, 
 int64_t sinks_gradient_workspace(int64_t tokens, int64_t heads) { return runs_of(tokens) * heads * 4; }
 
 void sinks_gradient(const void* dout, const void* out, const void* lse, const void* sinks, void* d_sinks, void* workspace,
-                    int64_t tokens, int64_t heads, int64_t dim, bool accumulate, cudaStream_t stream) {
+                    int64_t tokens, int64_t heads, int64_t dim, bool accumulate, int dtype_d_sinks, cudaStream_t stream) {
     constexpr auto op = "sinks_gradient";
     check_sizes(tokens, heads, dim, op);
     check_pointer(dout, op, "dout", 16);
     check_pointer(out, op, "out", 16);
     check_pointer(lse, op, "lse", 4);
     check_pointer(sinks, op, "sinks", 2);
-    check_pointer(d_sinks, op, "d_sinks", 4);
+    check_pointer(d_sinks, op, "d_sinks", bytes_of(dtype_d_sinks));
+    check_accumulate(accumulate, dtype_d_sinks, op);
     check_pointer(workspace, op, "the workspace", 4);
     const dim3 grid(to_int(runs_of(tokens), op, "tokens / 256"), to_int(heads, op, "heads"));
     auto* partial = static_cast<float*>(workspace);
@@ -142,7 +143,7 @@ void sinks_gradient(const void* dout, const void* out, const void* lse, const vo
     : dim == 128 ? launch(std::integral_constant<int, 16>{})
                  : launch(std::integral_constant<int, 32>{});
     check_launch(op);
-    sum_partials(partial, runs_of(tokens), heads, static_cast<float*>(d_sinks), accumulate, op, stream);
+    sum_partials(partial, runs_of(tokens), heads, d_sinks, accumulate, dtype_d_sinks, op, stream);
 }
 
 }  // namespace surogate

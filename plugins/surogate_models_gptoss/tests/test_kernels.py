@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from surogate_core.api import Op, Target, Value
@@ -35,6 +37,15 @@ def test_heads_of_usual_sizes_have_kernels_on_every_gpu(dim: int, device: str) -
     for op in ops(dim):
         assert choose(KERNELS, op, Target(DEVICES[device])).op == op.kind
     assert _workspace(ops(dim)[1], Target(DEVICES[device])) == 2 * 4 * 4
+
+
+def test_gradients_are_added_in_fp32_and_written_in_bf16() -> None:
+    h100, gradient = Target(DEVICES["h100"]), ops(64)[1]
+    bf16 = replace(gradient, outs=(replace(gradient.outs[0], dtype="bf16"),))
+    for served in (gradient, replace(gradient, accumulate=frozenset({0})), bf16):
+        assert choose(KERNELS, served, h100).op == GRADIENT.kind
+    with pytest.raises(AssertionError, match="cannot accumulate into its outputs"):
+        choose(KERNELS, replace(bf16, accumulate=frozenset({0})), h100)
 
 
 def test_another_size_of_heads_is_refused_by_its_value() -> None:

@@ -324,7 +324,7 @@ int64_t causal_conv_bwd_workspace(int64_t tokens, int64_t columns, int64_t width
 
 void causal_conv_bwd(const void* dy, const void* x, const void* w, const void* positions, void* dx, void* dw,
                      void* workspace, int64_t tokens, int64_t columns, int64_t width, bool silu, bool accumulate,
-                     cudaStream_t stream) {
+                     int dtype_dw, cudaStream_t stream) {
     constexpr auto op = "causal_conv_bwd";
     check_pointer(dy, op, "dy", 16);
     check_pointer(x, op, "x", 16);
@@ -332,7 +332,7 @@ void causal_conv_bwd(const void* dy, const void* x, const void* w, const void* p
     check_pointer(positions, op, "positions", 4);
     check_pointer(dx, op, "dx", 16);
     if (dw) {
-        check_pointer(dw, op, "dw", 4);
+        check_pointer(dw, op, "dw", bytes_of(dtype_dw));
         check_pointer(workspace, op, "workspace", 4);
     }
     const dim3 grid = grid_of(tokens, columns, bwd_run, 4, op);
@@ -347,7 +347,7 @@ void causal_conv_bwd(const void* dy, const void* x, const void* w, const void* p
         check_launch(op);
     });
     if (dw) {
-        sum_partials(partial, ceil_div(tokens, bwd_run), columns * width, static_cast<float*>(dw), accumulate, op, stream);
+        sum_partials(partial, ceil_div(tokens, bwd_run), columns * width, dw, accumulate, dtype_dw, op, stream);
     }
 }
 

@@ -33,11 +33,11 @@ int64_t delta_bwd_workspace(int64_t tokens, int64_t k_heads, int64_t v_heads);
 void gated_delta_rule(const void* qkv, const void* ba, const void* a_log, const void* dt_bias, const void* positions,
                       void* out, void* states, void* workspace, int64_t tokens, int64_t k_heads, int64_t v_heads,
                       cudaStream_t stream);
-// Writes dqkv and dba in bf16, and writes or adds to da_log and ddt_bias, [Hv] in fp32. shared_memory: bytes that a block takes
-// at most; 0: as many as the device has. It takes 99 KiB or more, and is faster with 163, then with 227.
+// Writes dqkv and dba in bf16, and da_log and ddt_bias, [Hv]. Each of these has a dtype: fp32, which is written or added to,
+// or bf16, which is written. shared_memory: bytes that a block takes at most; 0: as many as the device has. It takes 99 KiB or more, and is faster with 163, then with 227.
 void gated_delta_rule_bwd(const void* dout, const void* qkv, const void* ba, const void* a_log, const void* dt_bias,
                           const void* positions, const void* states, void* dqkv, void* dba, void* da_log, void* ddt_bias,
                           void* workspace, int64_t tokens, int64_t k_heads, int64_t v_heads, bool add_a_log, bool add_dt_bias,
-                          int64_t shared_memory, cudaStream_t stream);
+                          int dtype_a_log, int dtype_dt_bias, int64_t shared_memory, cudaStream_t stream);
 
 }  // namespace surogate

@@ -298,7 +298,7 @@ int64_t gated_rmsnorm_bwd_workspace(int64_t dim) { return bwd_blocks * dim * sta
 
 void gated_rmsnorm_bwd(const void* dy, const void* x, const void* gate, const void* w, const void* rstd, void* dx,
                        void* d_gate, void* dw, void* workspace, int64_t tokens, int64_t heads, int64_t dim, bool accumulate,
-                       cudaStream_t stream) {
+                       int dtype_dw, cudaStream_t stream) {
     constexpr auto op = "gated_rmsnorm_bwd";
     check_pointer(dy, op, "dy", 16);
     check_pointer(x, op, "x", 16);
@@ -308,7 +308,7 @@ void gated_rmsnorm_bwd(const void* dy, const void* x, const void* gate, const vo
     check_pointer(dx, op, "dx", 16);
     check_pointer(d_gate, op, "d_gate", 16);
     if (dw) {
-        check_pointer(dw, op, "dw", 4);
+        check_pointer(dw, op, "dw", bytes_of(dtype_dw));
         check_pointer(workspace, op, "workspace", 4);
     }
     const int64_t rows = tokens * heads;
@@ -324,7 +324,7 @@ void gated_rmsnorm_bwd(const void* dy, const void* x, const void* gate, const vo
         check_launch(op);
     });
     if (dw) {
-        sum_partials(partial, bwd_blocks, dim, static_cast<float*>(dw), accumulate, op, stream);
+        sum_partials(partial, bwd_blocks, dim, dw, accumulate, dtype_dw, op, stream);
     }
 }
 

@@ -11,20 +11,21 @@ namespace surogate {
 // nothing. x, y [tokens, columns] bf16, w [columns, W] bf16, positions [tokens] int32. W is 3 to 7.
 void causal_conv(const void* x, const void* w, const void* positions, void* y, int64_t tokens, int64_t columns,
                  int64_t width, bool silu, cudaStream_t stream);
-// dw [columns, W] fp32 is written or added to; null: none. workspace: causal_conv_bwd_workspace() bytes if dw is not null.
+// dw [columns, W] has dtype_dw: fp32, which is written or added to, or bf16, which is written; null: none. workspace:
+// causal_conv_bwd_workspace() bytes if dw is not null.
 void causal_conv_bwd(const void* dy, const void* x, const void* w, const void* positions, void* dx, void* dw,
                      void* workspace, int64_t tokens, int64_t columns, int64_t width, bool silu, bool accumulate,
-                     cudaStream_t stream);
+                     int dtype_dw, cudaStream_t stream);
 int64_t causal_conv_bwd_workspace(int64_t tokens, int64_t columns, int64_t width);
 
 // y = x rstd w silu(gate) of each head of `dim` elements, rstd = 1 / sqrt(mean x^2 + eps). x, gate, y [tokens, heads dim] bf16,
 // w [dim] bf16, rstd [tokens, heads] fp32. dim: 64, 128 or 256. y may be x.
 void gated_rmsnorm(const void* x, const void* gate, const void* w, void* y, void* rstd, int64_t tokens, int64_t heads,
                    int64_t dim, double eps, cudaStream_t stream);
-// dx may be dy, and d_gate may be gate. dw [dim] fp32 is written or added to; null: none.
+// dx may be dy, and d_gate may be gate. dw [dim] has dtype_dw as that of causal_conv_bwd; null: none.
 void gated_rmsnorm_bwd(const void* dy, const void* x, const void* gate, const void* w, const void* rstd, void* dx,
                        void* d_gate, void* dw, void* workspace, int64_t tokens, int64_t heads, int64_t dim, bool accumulate,
-                       cudaStream_t stream);
+                       int dtype_dw, cudaStream_t stream);
 int64_t gated_rmsnorm_bwd_workspace(int64_t dim);
 
 // Columns [q of head 0, gate of head 0, q of head 1, ..., rest] as [q, rest] and [gate], and back.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from models.test_parity import QWEN3_NEXT
 from outer_models import OUTER
 
 from surogate_core.api import ConfigError, Op, Target, Value
+from surogate_core.testing.binding import choose
 from surogate_core.testing.devices import DEVICES
 from surogate_models_hybrid.kernels import KERNELS
 from surogate_models_hybrid.ops import OPS
@@ -154,3 +156,31 @@ def test_kernels_name_the_size_that_they_lack(given: Op, reason: str) -> None:
     (kernel,) = (kernel for kernel in KERNELS if kernel.op == given.kind)
     found = kernel.supports(given, Target(DEVICES["h200"]))
     assert (found.ok, found.reason) == (not reason, reason)
+
+
+ROWS = "bf16", (64, 256)
+SUMS = (
+    (op("causal_conv_bwd", ROWS, ROWS, ("bf16", (256, 1, 4)), ("int32", (64,))), (1,)),
+    (op("gated_rmsnorm_bwd", ROWS, ROWS, ROWS, ("bf16", (128,)), ("fp32", (64, 2))), (2,)),
+    (
+        op(
+            "gated_delta_rule_bwd",
+            ROWS,
+            *((v.dtype, v.shape) for v in delta(64).ins),
+            ("bf16", (1, 2, 128, 128)),
+            **delta().attrs,
+        ),
+        (2, 3),
+    ),
+)
+"""Ops, and their outputs that are gradients of params."""
+
+
+@pytest.mark.parametrize(("given", "sums"), SUMS, ids=lambda x: x.kind if isinstance(x, Op) else "")
+def test_gradients_of_params_are_added_in_fp32_and_written_in_bf16(given: Op, sums: tuple[int, ...]) -> None:
+    h200, added = Target(DEVICES["h200"]), frozenset(sums)
+    outs = tuple(replace(out, dtype="bf16") if i in sums else out for i, out in enumerate(given.outs))
+    for served in (given, replace(given, accumulate=added), replace(given, outs=outs)):
+        assert choose(KERNELS, served, h200).op == given.kind
+    with pytest.raises(AssertionError, match=f"cannot accumulate into .*{outs[sums[0]].label}"):
+        choose(KERNELS, replace(given, outs=outs, accumulate=added), h200)

@@ -6,8 +6,8 @@
 //   expert_bias_grad      d_bias [E,D] (+)= sum of weights[t,j] dy[t] over the tokens of the expert
 //   grouped_linear_bgrad  d_bias [E,N] (+)= sum of the rows of the expert; zeros for an expert without rows
 //
-// weights, d_weights and d_bias fp32, experts [T,k] and ends [E] int32, all else bf16; row-major, contiguous, aligned to 16
-// bytes. D and N are multiples of 8, k is at most 16. Arithmetic is fp32, each output is rounded once, and sums are in a
+// weights and d_weights fp32, d_bias fp32 or, written only, bf16, experts [T,k] and ends [E] int32, all else bf16; row-major,
+// contiguous, aligned to 16 bytes. D and N are multiples of 8, k is at most 16. Arithmetic is fp32, each output is rounded once, and sums are in a
 // fixed order. `out` may be the buffer of y.
 //
 // add_expert_bias: a thread has 8 elements. expert_bias_dgrad: a warp has a token. Sums of biases: a block
@@ -20,6 +20,7 @@
 #include <string>
 
 #include "surogate/check.h"
+#include "surogate/dispatch.cuh"
 #include "surogate/octet.cuh"
 #include "surogate/reduce.cuh"
 
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 // Writes the sum of what the warps of a block have of 256 columns. Called by all its threads.
-__device__ __forceinline__ void write_sums(const float (&sum)[octet], float* d_bias, int64_t expert, int width,
+template <class Out>
+__device__ __forceinline__ void write_sums(const float (&sum)[octet], Out* d_bias, int64_t expert, int width,
                                            bool accumulate) {
     __shared__ float shared[warps][strip];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -106,13 +108,14 @@ __device__ __forceinline__ void write_sums(const float (&sum)[octet], float* d_b
         for (int i = 0; i < warps; ++i) {
             total += shared[i][threadIdx.x];
         }
-        float& to = d_bias[expert * width + column];
-        to = accumulate ? to + total : total;
+        Out& to = d_bias[expert * width + column];
+        to = from_float<Out>(accumulate ? to_float(to) + total : total);
     }
 }
 
+template <class Out>
 __global__ void __launch_bounds__(threads)
-    expert_bias_grad_kernel(const T* dy, const float* weights, const int32_t* experts, float* d_bias, int64_t tokens,
+    expert_bias_grad_kernel(const T* dy, const float* weights, const int32_t* experts, Out* d_bias, int64_t tokens,
                             int width, int k, bool accumulate) {
     const int expert = blockIdx.y, column = blockIdx.x * strip + threadIdx.x % 32 * octet;
     const bool exists = column < width;
@@ -137,8 +140,9 @@ __global__ void __launch_bounds__(threads)
     write_sums(sum, d_bias, expert, width, accumulate);
 }
 
+template <class Out>
 __global__ void __launch_bounds__(threads)
-    grouped_bgrad_kernel(const T* dy, const int32_t* ends, float* d_bias, int width, bool accumulate) {
+    grouped_bgrad_kernel(const T* dy, const int32_t* ends, Out* d_bias, int width, bool accumulate) {
     const int expert = blockIdx.y, column = blockIdx.x * strip + threadIdx.x % 32 * octet;
     const int start = expert > 0 ? ends[expert - 1] : 0, end = ends[expert];
     float sum[octet] = {};
@@ -207,23 +211,34 @@ void expert_bias_dgrad(const void* dy, const void* experts, const void* bias, vo
 }
 
 void expert_bias_grad(const void* dy, const void* weights, const void* experts, void* d_bias, int64_t tokens, int64_t k,
-                      int64_t width, int64_t n_experts, bool accumulate, cudaStream_t stream) {
+                      int64_t width, int64_t n_experts, bool accumulate, int dtype_d_bias, cudaStream_t stream) {
     constexpr const char* op = "expert_bias_grad";
     check_positive(tokens, op, "tokens");
+    check_pointer(d_bias, op, "d_bias", bytes_of(dtype_d_bias));
+    check_accumulate(accumulate, dtype_d_bias, op);
     const int columns = checked_width(width, op);
-    expert_bias_grad_kernel<<<strips(columns, n_experts, op), threads, 0, stream>>>(
-        read<T>(dy, op, "dy"), read<float>(weights, op, "weights"), read<int32_t>(experts, op, "experts"),
-        written<float>(d_bias, op, "d_bias"), tokens, columns, checked_k(k, op), accumulate);
+    with_float_type(dtype_d_bias, op, "d_bias", [&](auto type) {
+        using Out = typename decltype(type)::type;
+        expert_bias_grad_kernel<<<strips(columns, n_experts, op), threads, 0, stream>>>(
+            read<T>(dy, op, "dy"), read<float>(weights, op, "weights"), read<int32_t>(experts, op, "experts"),
+            static_cast<Out*>(d_bias), tokens, columns, checked_k(k, op), accumulate);
+    });
     check_launch(op);
 }
 
 void grouped_linear_bgrad(const void* dy, const void* ends, void* d_bias, int64_t rows, int64_t width, int64_t n_experts,
-                          bool accumulate, cudaStream_t stream) {
+                          bool accumulate, int dtype_d_bias, cudaStream_t stream) {
     constexpr const char* op = "grouped_linear_bgrad";
     check_positive(rows, op, "rows");
+    check_pointer(d_bias, op, "d_bias", bytes_of(dtype_d_bias));
+    check_accumulate(accumulate, dtype_d_bias, op);
     const int columns = checked_width(width, op);
-    grouped_bgrad_kernel<<<strips(columns, n_experts, op), threads, 0, stream>>>(
-        read<T>(dy, op, "dy"), read<int32_t>(ends, op, "ends"), written<float>(d_bias, op, "d_bias"), columns, accumulate);
+    with_float_type(dtype_d_bias, op, "d_bias", [&](auto type) {
+        using Out = typename decltype(type)::type;
+        grouped_bgrad_kernel<<<strips(columns, n_experts, op), threads, 0, stream>>>(
+            read<T>(dy, op, "dy"), read<int32_t>(ends, op, "ends"), static_cast<Out*>(d_bias), columns,
+            accumulate);
+    });
     check_launch(op);
 }
 

@@ -14,9 +14,9 @@ void expert_bias_dgrad(const void* dy, const void* experts, const void* bias, vo
                        int64_t width, cudaStream_t stream);
 
 void expert_bias_grad(const void* dy, const void* weights, const void* experts, void* d_bias, int64_t tokens, int64_t k,
-                      int64_t width, int64_t n_experts, bool accumulate, cudaStream_t stream);
+                      int64_t width, int64_t n_experts, bool accumulate, int dtype_d_bias, cudaStream_t stream);
 
 void grouped_linear_bgrad(const void* dy, const void* ends, void* d_bias, int64_t rows, int64_t width, int64_t n_experts,
-                          bool accumulate, cudaStream_t stream);
+                          bool accumulate, int dtype_d_bias, cudaStream_t stream);
 
 }  // namespace surogate

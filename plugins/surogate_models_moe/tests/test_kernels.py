@@ -39,9 +39,13 @@ def sums(terms: int) -> list[Op]:
     return [op("grouped_linear_add", rows, w, ends, base), op("grouped_linear_dgrad_add", rows, transposed, ends, base)]
 
 
-def rounded(wgrad: Op) -> Op:
+def rounded(gradient: Op) -> Op:
     """Return an op whose gradient is bf16, as `param_grad_dtype: bf16` makes it."""
-    return replace(wgrad, outs=(replace(wgrad.outs[0], dtype="bf16"),))
+    return replace(gradient, outs=(replace(gradient.outs[0], dtype="bf16"),))
+
+
+def added(gradient: Op) -> Op:
+    return replace(gradient, accumulate=frozenset({0}))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_what_a_kernel_does_not_serve_is_named() -> None:
     for wrong, message in (
         *((product, "widths must be multiples of 8, got 12") for product in products(n=12)),
         (op("grouped_linear", *((v.dtype, v.shape) for v in products()[0].ins), accumulate=True), "cannot accumulate"),
-        (replace(products()[-1], accumulate=frozenset({0})), "cannot accumulate"),
+        (added(products()[-1]), "cannot accumulate"),
         *((total, "widths must be multiples of 8, got 12") for total in sums(12)),
         *((total, "at most 64 terms, got 72") for total in sums(72)),
         (op("route", ("bf16", (4, 513)), k=8, normalize=True), "at most 512 experts, got 513"),
@@ -185,15 +189,22 @@ def test_products_that_add_a_bias_have_kernels(device: str, kernel: str) -> None
     assert choose(KERNELS, biased, Target(DEVICES[device])) is getattr(grouped, kernel)
 
 
-def test_biases_of_experts_have_kernels_that_add_gradients() -> None:
+def test_biases_of_experts_have_kernels_that_add_gradients_in_fp32_and_write_them_in_bf16() -> None:
     h100, y, experts, bias = Target(DEVICES["h100"]), ("bf16", (8, 24)), ("int32", (8, 2)), ("bf16", (3, 24))
+    gradients = (
+        op("expert_bias_grad", y, ("fp32", (8, 2)), experts, n_experts=3),
+        op("grouped_linear_bgrad", y, ("int32", (3,))),
+    )
     for wanted in (
         op("add_expert_bias", y, ("fp32", (8, 2)), experts, bias),
         op("expert_bias_dgrad", y, experts, bias),
-        op("expert_bias_grad", y, ("fp32", (8, 2)), experts, n_experts=3, accumulate=True),
-        op("grouped_linear_bgrad", y, ("int32", (3,)), accumulate=True),
+        *(added(gradient) for gradient in gradients),
+        *(rounded(gradient) for gradient in gradients),
     ):
         assert choose(KERNELS, wanted, h100) in biases.KERNELS
+    for gradient in gradients:
+        with pytest.raises(AssertionError, match="cannot accumulate into its outputs"):
+            choose(KERNELS, added(rounded(gradient)), h100)
     many = op("expert_bias_dgrad", y, ("int32", (8, 17)), bias)
     with pytest.raises(AssertionError, match="at most 16 experts a token, got 17"):
         choose(KERNELS, many, h100)

@@ -259,7 +259,7 @@ def _without_kernel(kernels: KernelTable, allowed: bool) -> Iterator[str]:
         yield "without a compiled kernel; run in plain torch, slowly (kernels: allow_reference)"
     else:
         yield "without a compiled kernel, so this GPU cannot run it"
-        yield "(kernels: allow_reference runs it in plain torch, slowly)"
+        yield "(model_dtype: bf16 changes dtypes; kernels: allow_reference runs it in plain torch, slowly)"
     for reasons, kinds in kernels.refused.items():
         more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
         yield paragraph(f"{', '.join(kinds)}: {'; '.join(reasons[:2])}{more}", output_width() or 80, "  ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 DIMS = (64, 128, 256)
 """Sizes of a head."""
@@ -17,7 +17,7 @@ def _sizes(op: Op) -> tuple[int, int, int]:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if op.accumulate and op.kind == "add_sinks":
+    if op.accumulate and (op.kind == "add_sinks" or op.outs[0].dtype != "fp32"):
         return Support(False, "cannot accumulate into its outputs")
     dim = _sizes(op)[2]
     return Support(True) if dim in DIMS else Support(False, f"heads must have 64, 128 or 256 elements, got {dim}")
@@ -33,7 +33,8 @@ def _bind_add(op: Op, ctx: BindContext) -> Call:
 def _bind_gradient(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    return ctx.call(_C.sinks_gradient, *op.ins, *op.outs, ctx.workspace, *_sizes(op), 0 in op.accumulate)
+    code = DTYPES[op.outs[0].dtype].code
+    return ctx.call(_C.sinks_gradient, *op.ins, *op.outs, ctx.workspace, *_sizes(op), 0 in op.accumulate, code)
 
 
 def _workspace(op: Op, target: Target) -> int:
@@ -50,11 +51,14 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_supports,
         bind=_bind_add,
     ),
-    KernelDef(
-        op="sinks_gradient",
-        dtypes=("bf16", "bf16", "fp32", "bf16", "fp32"),
-        supports=_supports,
-        bind=_bind_gradient,
-        workspace=_workspace,
+    *(
+        KernelDef(
+            op="sinks_gradient",
+            dtypes=("bf16", "bf16", "fp32", "bf16", gradient),
+            supports=_supports,
+            bind=_bind_gradient,
+            workspace=_workspace,
+        )
+        for gradient in ("fp32", "bf16")
     ),
 )

@@ -6,7 +6,10 @@ Workspaces are counted here, because a plan needs them without the compiled modu
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from collections.abc import Sequence
+from itertools import product
+
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target, Value
 
 from .ops import CHUNK, WIDTHS
 
@@ -26,11 +29,16 @@ It computes slices of the values: 64 of them with 227 KiB, 32 with 163 or 99.
 
 
 def _supports(op: Op, *widths: int, adds_to: tuple[int, ...] = ()) -> Support:
-    """Support `widths` that are whole words, and outputs that are added to at the indices `adds_to`."""
-    if others := sorted({*op.accumulate} - {*adds_to}):
+    """Support `widths` that are whole words, and fp32 outputs that are added to at the indices `adds_to`."""
+    if others := [i for i in sorted(op.accumulate) if i not in adds_to or op.outs[i].dtype != "fp32"]:
         return Support(False, f"cannot accumulate into {op.outs[others[0]]!r}")
     odd = next((width for width in widths if width % WORD), None)
     return Support(True) if odd is None else Support(False, f"widths must be multiples of {WORD}, got {odd}")
+
+
+def _code(dw: Sequence[Value]) -> int:
+    """Return the code of the dtype of the gradient of a weight. Without one it has no effect."""
+    return DTYPES[dw[0].dtype if dw else "fp32"].code
 
 
 # ---------------------------------------------------------------------------------------------------------- convolution
@@ -58,9 +66,9 @@ def _bind_conv(op: Op, ctx: BindContext) -> Call:
 def _bind_conv_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    dx, dw = (*op.outs, 0)[:2]  # without dw
-    outs = (dx, dw, ctx.workspace)
-    return ctx.call(_C.causal_conv_bwd, *op.ins, *outs, *_conv_sizes(op), 1 in op.accumulate)
+    dx, *dw = op.outs
+    outs = (dx, dw[0] if dw else 0, ctx.workspace)
+    return ctx.call(_C.causal_conv_bwd, *op.ins, *outs, *_conv_sizes(op), 1 in op.accumulate, _code(dw))
 
 
 def _conv_workspace(op: Op, target: Target) -> int:
@@ -102,8 +110,8 @@ def _bind_delta(op: Op, ctx: BindContext) -> Call:
 def _bind_delta_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    adds = (2 in op.accumulate, 3 in op.accumulate)
-    return ctx.call(_C.gated_delta_rule_bwd, *op.ins, *op.outs, ctx.workspace, *_delta_sizes(op), *adds, SHARED_MEMORY)
+    sums = (2 in op.accumulate, 3 in op.accumulate, *(DTYPES[out.dtype].code for out in op.outs[2:]))
+    return ctx.call(_C.gated_delta_rule_bwd, *op.ins, *op.outs, ctx.workspace, *_delta_sizes(op), *sums, SHARED_MEMORY)
 
 
 def _rounded(*sizes: int) -> int:
@@ -150,9 +158,9 @@ def _bind_norm(op: Op, ctx: BindContext) -> Call:
 def _bind_norm_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    dx, d_gate, dw = (*op.outs, 0)[:3]  # without dw
-    outs = (dx, d_gate, dw, ctx.workspace)
-    return ctx.call(_C.gated_rmsnorm_bwd, *op.ins, *outs, *_norm_sizes(op), 2 in op.accumulate)
+    dx, d_gate, *dw = op.outs
+    outs = (dx, d_gate, dw[0] if dw else 0, ctx.workspace)
+    return ctx.call(_C.gated_rmsnorm_bwd, *op.ins, *outs, *_norm_sizes(op), 2 in op.accumulate, _code(dw))
 
 
 def _norm_workspace(op: Op, target: Target) -> int:
@@ -205,6 +213,8 @@ def _bind_gate(op: Op, ctx: BindContext) -> Call:
 
 _CONV = ("bf16", "bf16", "int32")
 _DELTA = ("bf16", "bf16", "fp32", "fp32", "int32")
+_GRADIENTS = ("fp32", "bf16")
+"""Dtypes of gradients of params: `param_grad_dtype`."""
 
 _SHARES = {"gated_delta_rule": 0.36, "gated_delta_out": 0.38, "gated_delta_states": 0.27, "gated_delta_rule_bwd": 0.34}
 """Of the rate of mma.sync.
@@ -222,14 +232,17 @@ KERNELS: tuple[KernelDef, ...] = (
         supports=_conv_supports,
         bind=_bind_conv,
     ),
-    KernelDef(
-        op="causal_conv_bwd",
-        dtypes=("bf16", *_CONV, "bf16", "fp32"),
-        attrs=("silu",),
-        memory_efficiency=0.51,  # 163 us
-        supports=_conv_supports,
-        bind=_bind_conv_bwd,
-        workspace=_conv_workspace,
+    *(
+        KernelDef(
+            op="causal_conv_bwd",
+            dtypes=("bf16", *_CONV, "bf16", gradient),
+            attrs=("silu",),
+            memory_efficiency=0.51,  # 163 us
+            supports=_conv_supports,
+            bind=_bind_conv_bwd,
+            workspace=_conv_workspace,
+        )
+        for gradient in _GRADIENTS
     ),
     KernelDef(
         op="causal_conv_dgrad",
@@ -254,23 +267,29 @@ KERNELS: tuple[KernelDef, ...] = (
             ("gated_delta_states", ("bf16",)),
         )
     ),
-    KernelDef(
-        op="gated_delta_rule_bwd",
-        dtypes=("bf16", *_DELTA, "bf16", "bf16", "bf16", "fp32", "fp32"),
-        arithmetic=("mma.sync", _SHARES["gated_delta_rule_bwd"]),
-        supports=_delta_supports,
-        bind=_bind_delta_bwd,
-        workspace=_delta_bwd_workspace,
+    *(
+        KernelDef(
+            op="gated_delta_rule_bwd",
+            dtypes=("bf16", *_DELTA, "bf16", "bf16", "bf16", *gradients),
+            arithmetic=("mma.sync", _SHARES["gated_delta_rule_bwd"]),
+            supports=_delta_supports,
+            bind=_bind_delta_bwd,
+            workspace=_delta_bwd_workspace,
+        )
+        for gradients in product(_GRADIENTS, repeat=2)  # of a_log and dt_bias, of which an adapter may train one
     ),
     KernelDef(
         op="gated_rmsnorm", dtypes=("bf16", "bf16", "bf16", "bf16", "fp32"), supports=_norm_supports, bind=_bind_norm
     ),
-    KernelDef(
-        op="gated_rmsnorm_bwd",
-        dtypes=("bf16", "bf16", "bf16", "bf16", "fp32", "bf16", "bf16", "fp32"),
-        supports=_norm_supports,
-        bind=_bind_norm_bwd,
-        workspace=_norm_workspace,
+    *(
+        KernelDef(
+            op="gated_rmsnorm_bwd",
+            dtypes=("bf16", "bf16", "bf16", "bf16", "fp32", "bf16", "bf16", gradient),
+            supports=_norm_supports,
+            bind=_bind_norm_bwd,
+            workspace=_norm_workspace,
+        )
+        for gradient in _GRADIENTS
     ),
     KernelDef(
         op="gated_rmsnorm_dgrad",

@@ -40,10 +40,10 @@ def drawn(*shape: int, scale: float = 1.0) -> Tensor:
     return (scale * torch.randn(shape)).to(BF16)
 
 
-def added(
+def written(
     kind: str, ins: Sequence[Tensor], outs: Sequence[Value], before: dict[int, Tensor], **attrs: Any
 ) -> list[Tensor]:
-    """Run an op that adds to the outputs at the indices of `before`."""
+    """Run an op that writes `outs`, or adds to those at the indices of `before`."""
     values = [Value(f"in{i}", tuple(x.shape), _dtype(x), "act") for i, x in enumerate(ins)]
     op = Op(kind, tuple(values), tuple(outs), attrs, accumulate=frozenset(before))
     contents = dict(zip(values, ins, strict=True)) | {outs[i]: x for i, x in before.items()}
@@ -75,8 +75,11 @@ def test_convolution_and_its_gradients_match_fp64(lengths: list[int], columns: i
     assert_close(dw, true_dw, torch.float32, tokens, 4.0 * tokens**0.5)
     before = torch.randn(columns, 1, taps)
     outs = [Value("dx", (tokens, columns), "bf16", "act"), Value("dw", (columns, 1, taps), "fp32", "grad")]
-    _, total = added("causal_conv_bwd", (dy, x, w, positions), outs, {1: before}, silu=silu)
+    _, total = written("causal_conv_bwd", (dy, x, w, positions), outs, {1: before}, silu=silu)
     assert same_bits(total, before + dw)
+    outs[1] = Value("dw", (columns, 1, taps), "bf16", "grad")
+    same_dx, rounded = written("causal_conv_bwd", (dy, x, w, positions), outs, {}, silu=silu)
+    assert same_bits(same_dx, dx) and same_bits(rounded, dw.to(BF16))
 
 
 # ----------------------------------------------------------------------------------------------------- gated delta rule
@@ -219,7 +222,8 @@ def test_documents_have_the_bits_that_they_have_alone() -> None:
         begin += length
 
 
-def test_gradients_of_decays_are_added() -> None:
+@pytest.mark.parametrize("rounded", [(True, True), (True, False), (False, True)], ids=str)
+def test_gradients_of_decays_are_added_in_fp32_and_rounded_once_to_bf16(rounded: tuple[bool, bool]) -> None:
     ins, sizes = inputs([128], 1, 2), sizes_of(1, 2)
     dout, states = drawn(128, 256), drawn(2, 2, 128, 128)
     every = (dout, *ins, states)
@@ -227,8 +231,13 @@ def test_gradients_of_decays_are_added() -> None:
     outs = [Value(name, tuple(ins[i].shape), "bf16", "act") for i, name in enumerate(("dqkv", "dba"))]
     outs += [Value(name, (2,), "fp32", "grad") for name in ("da_log", "ddt_bias")]
     before = {2: torch.randn(2), 3: torch.randn(2)}
-    *_, of_a_log, of_dt_bias = added("gated_delta_rule_bwd", every, outs, before, **sizes)
+    *_, of_a_log, of_dt_bias = written("gated_delta_rule_bwd", every, outs, before, **sizes)
     assert same_bits(of_a_log, before[2] + da_log) and same_bits(of_dt_bias, before[3] + ddt_bias)
+    names = zip(("da_log", "ddt_bias"), rounded, strict=True)
+    outs[2:] = [Value(name, (2,), "bf16" if narrow else "fp32", "grad") for name, narrow in names]
+    *_, of_a_log, of_dt_bias = written("gated_delta_rule_bwd", every, outs, {}, **sizes)
+    for found, exact, narrow in zip((of_a_log, of_dt_bias), (da_log, ddt_bias), rounded, strict=True):
+        assert same_bits(found, exact.to(BF16) if narrow else exact)
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
@@ -252,8 +261,10 @@ def test_the_gated_norm_and_its_gradients_match_fp64(shape: tuple[int, int, int]
     assert all(map(same_bits, run("gated_rmsnorm_dgrad", *ins), (dx, d_gate)))
     before = torch.randn(dim)
     outs = [Value(name, tuple(x.shape), "bf16", "act") for name in ("dx", "d_gate")]
-    *_, total = added("gated_rmsnorm_bwd", ins, [*outs, Value("dw", (dim,), "fp32", "grad")], {2: before})
+    *_, total = written("gated_rmsnorm_bwd", ins, [*outs, Value("dw", (dim,), "fp32", "grad")], {2: before})
     assert same_bits(total, before + dw)
+    *_, rounded = written("gated_rmsnorm_bwd", ins, [*outs, Value("dw", (dim,), "bf16", "grad")], {})
+    assert same_bits(rounded, dw.to(BF16))
 
 
 @pytest.mark.parametrize(("heads", "dim", "rest"), [(4, 64, 128), (1, 256, 8), (3, 8, 0)])

@@ -158,8 +158,9 @@ def unserved_ops(kernels: KernelTable) -> str:
     lines = (f"  {', '.join(kinds)}: {'; '.join(reasons)}" for reasons, kinds in kernels.refused.items())
     return "\n".join(
         [
-            f"{device.title}: no compiled kernel serves these ops. Install a package that has one, or set "
-            f"{called('allow_reference')} (slow).",
+            f"{device.title}: no compiled kernel serves these ops. Change what they are refused for (dtypes by "
+            f"{called('model_dtype')}: bf16), install a package that has one, or set {called('allow_reference')} "
+            "(slow).",
             *lines,
         ]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import DTYPES, BindContext, Call, KernelDef, Op, Support, Target
 
 from .support import supports
 
@@ -18,7 +18,8 @@ def _supports(op: Op, target: Target) -> Support:
     experts = next((value.shape[1] for value in op.ins if value.dtype == "int32" and len(value.shape) == 2), 1)
     if experts > MOST_EXPERTS:
         return Support(False, f"at most {MOST_EXPERTS} experts a token, got {experts}")
-    return supports(op, target, _width(op), accumulate=op.kind in ("expert_bias_grad", "grouped_linear_bgrad"))
+    adds = op.kind in ("expert_bias_grad", "grouped_linear_bgrad") and op.outs[0].dtype == "fp32"
+    return supports(op, target, _width(op), accumulate=adds)
 
 
 def _bind_add(op: Op, ctx: BindContext) -> Call:
@@ -38,13 +39,15 @@ def _bind_grad(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     sizes = (*op.ins[2].shape, _width(op), op.attrs["n_experts"])
-    return ctx.call(_C.expert_bias_grad, *op.ins, *op.outs, *sizes, 0 in op.accumulate)
+    return ctx.call(_C.expert_bias_grad, *op.ins, *op.outs, *sizes, 0 in op.accumulate, DTYPES[op.outs[0].dtype].code)
 
 
 def _bind_bgrad(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.grouped_linear_bgrad, *op.ins, *op.outs, *op.ins[0].shape, op.ins[1].size, 0 in op.accumulate)
+    sizes = (*op.ins[0].shape, op.ins[1].size)
+    code = DTYPES[op.outs[0].dtype].code
+    return ctx.call(_C.grouped_linear_bgrad, *op.ins, *op.outs, *sizes, 0 in op.accumulate, code)
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
@@ -52,7 +55,7 @@ KERNELS: tuple[KernelDef, ...] = tuple(
     for kind, dtypes, bind in (
         ("add_expert_bias", ("bf16", "fp32", "int32", "bf16", "bf16"), _bind_add),
         ("expert_bias_dgrad", ("bf16", "int32", "bf16", "fp32"), _bind_dgrad),
-        ("expert_bias_grad", ("bf16", "fp32", "int32", "fp32"), _bind_grad),
-        ("grouped_linear_bgrad", ("bf16", "int32", "fp32"), _bind_bgrad),
+        *(("expert_bias_grad", ("bf16", "fp32", "int32", gradient), _bind_grad) for gradient in ("fp32", "bf16")),
+        *(("grouped_linear_bgrad", ("bf16", "int32", gradient), _bind_bgrad) for gradient in ("fp32", "bf16")),
     )
 )

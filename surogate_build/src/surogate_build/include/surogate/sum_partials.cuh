@@ -3,6 +3,7 @@
 #pragma once
 
 #include "surogate/check.h"
+#include "surogate/dispatch.cuh"
 #include "surogate/vec.cuh"
 
 namespace surogate {
@@ -30,12 +31,17 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// partials [count, columns]. `op` names the caller in errors.
-template <class Out>
-void sum_partials(const float* partials, int64_t count, int64_t columns, Out* out, bool accumulate, const char* op,
-                  cudaStream_t stream) {
+// partials [count, columns]. out has dtype_out: fp32, which is written or added to, or bf16, which is written. `op` names the
+// caller in errors.
+inline void sum_partials(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
+                         const char* op, cudaStream_t stream) {
+    check_accumulate(accumulate, dtype_out, op);
     const int blocks = to_int(ceil_div(columns, 32), op, "columns / 32");
-    sum_partials_kernel<Out><<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, out, accumulate);
+    with_float_type(dtype_out, op, "the sum", [&](auto type) {
+        using Out = typename decltype(type)::type;
+        sum_partials_kernel<Out>
+            <<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<Out*>(out), accumulate);
+    });
     check_launch(op);
 }
 
