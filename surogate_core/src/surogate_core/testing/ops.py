@@ -82,7 +82,7 @@ def _check_rows(
     changed = len(definition.changes(op.ins, op.attrs))
     made = specs[: len(specs) - changed]
     found = definition.row_wise(replace(op, outs=tuple(Value(s.label, s.shape, s.dtype, "act") for s in made)))
-    count = ins[found.ins[0]].shape[0] if found else 0
+    count = ins[found.ins[0]].shape[0] if found and found.ins else 0
     if found is None or count < 2 or found.takes or found.together:
         return
     cut = count // 3 or 1
