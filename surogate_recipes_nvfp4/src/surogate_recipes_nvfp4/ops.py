@@ -186,7 +186,7 @@ def _product_flops(op: Op) -> int:
 
 def _product_rows(op: Op) -> RowWise:
     """Rows are those of a. Both operands of a gradient of a weight are forms of columns, of which it sums the rows."""
-    if op.ins[FORM].role == "act":
+    if op.outs[0].role == "grad":
         return RowWise(ins=(), sums=(0,), takes=tuple(range(2 * FORM)))
     base = (2 * FORM,) if op.kind == "nvfp4_linear_add" else ()
     return RowWise(ins=(0, 1, *base), outs=(0,), takes=tuple(range(FORM)))

@@ -102,7 +102,7 @@ class RowWise(Declared):
     A value may have several rows for each of another, such as those of the experts of a token, next to each other.
 
     ins       indices of the inputs that have these rows; the others are read whole. Without any, an op has the rows of
-              what it takes.
+              the matrices that it takes.
     outs      indices of the outputs that have them
     sums      indices of outputs that are sums over the rows
     largest   indices of inputs, all states, that the op raises to a maximum over the rows

@@ -128,12 +128,13 @@ class _RowWise:
 
     def refuse_whole(self, program: Program) -> None:
         """Find the values that make sense for their rows alone but have a reader that needs all rows. No op that writes
-        or takes one of them computes rows by itself. Neither does an op that has rows only by what it takes, if that is
-        of all rows."""
+        or takes one of them computes rows by itself. Neither does an op that has rows only by the matrices that it takes,
+        if one of these is of all rows."""
         found_of = {op: found for op in program.ops if (found := self(op))}
         local = {op.outs[i] for op, found in found_of.items() for i in found.local}
         whole = local.intersection(program.outputs)
-        whole |= {op.ins[i] for op, found in found_of.items() if not found.ins for i in found.takes} - local
+        taken = (op.ins[i] for op, found in found_of.items() if not found.ins for i in found.takes)
+        whole |= {v for v in taken if len(v.shape) > 1} - local
         if not (local or whole):
             return
         for op in program.ops:
