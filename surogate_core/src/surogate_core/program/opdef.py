@@ -113,7 +113,8 @@ class RowWise(Declared):
               it, as random bits do; "": they do not
     together  rows of `outs` depend on which others are computed with them, as on a scale by the largest magnitude.
               Plans then compute the same rows together, whatever they choose (`row_tiles`): in tiles of a length that
-              depends on that of a long row alone, or all at once if one such op of a program cannot be divided.
+              depends on that of a long row alone, or all at once if it, or one that computes the same value again, has
+              a reader that needs all rows.
     """
 
     ins: tuple[int, ...]

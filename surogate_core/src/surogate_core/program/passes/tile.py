@@ -57,15 +57,10 @@ def tiles_of(tokens: int) -> int:
 
 
 def computes_together(program: Program, tokens: int, ops: Mapping[str, OpDef]) -> bool:
-    """Return whether tiles can divide the ops whose rows depend on which others are in their tile (`RowWise.together`).
-
-    All of them or none: which of them have a reader that needs all rows depends on what is recomputed, and what they
-    compute must not.
-    """
+    """Return whether tiles divide ops whose rows depend on which others are in their tile (`RowWise.together`)."""
     given = _RowWise(ops, tokens, together=True)
     given.refuse_whole(program)
-    together = [op for op in program.ops if (found := ops[op.kind].row_wise(op)) and found.together]
-    return bool(together) and all(given(op) for op in together)
+    return any(found.together for op in program.ops if (found := given(op)))
 
 
 def tile(program: Program, tokens: int, rows: int, builder: Builder, *, together: bool = False) -> Program:
@@ -128,13 +123,18 @@ class _RowWise:
 
     def refuse_whole(self, program: Program) -> None:
         """Find the values that make sense for their rows alone but have a reader that needs all rows. No op that writes
-        or takes one of them computes rows by itself. Neither does an op that has rows only by the matrices that it takes,
-        if one of these is of all rows."""
+        or takes one of them computes rows by itself. Neither does an op that has rows only by the matrices that it
+        takes, if one of these is of all rows.
+
+        An op whose rows depend on which others are in their tile is divided if all are that compute its value again, or
+        what it computes would depend on what is recomputed.
+        """
         found_of = {op: found for op in program.ops if (found := self(op))}
         local = {op.outs[i] for op, found in found_of.items() for i in found.local}
-        whole = local.intersection(program.outputs)
         taken = (op.ins[i] for op, found in found_of.items() if not found.ins for i in found.takes)
+        whole = local.intersection(program.outputs)
         whole |= {v for v in taken if len(v.shape) > 1} - local
+        alike = self._alike(program) if self.together else []
         if not (local or whole):
             return
         for op in program.ops:
@@ -146,7 +146,21 @@ class _RowWise:
             for op, found in found_of.items():
                 if not whole.isdisjoint(values := self.locals(op, found)):
                     whole.update(local.intersection(values))
+            for group in alike:
+                if any(op not in found_of or not whole.isdisjoint(op.outs) for op in group):
+                    whole.update(v for op in group for v in local.intersection(op.outs))
         self._whole = whole
+
+    def _alike(self, program: Program) -> Iterable[Sequence[Op]]:
+        """Return the ops whose rows depend on which others are in their tile, by the block and the label of what they
+        write and the params that they read, which those of a recomputation have in common."""
+        groups: dict[object, list[Op]] = {}
+        for op in program.ops:
+            found = self._ops[op.kind].row_wise(op)
+            if found and found.together:
+                key = op.block, op.outs[0].label, *(v for v in op.ins if v.role == "param")
+                groups.setdefault(key, []).append(op)
+        return groups.values()
 
 
 def _later(program: Program, row_wise: _RowWise) -> Program:
