@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, OpDef, OutSpec, Value
+from surogate_core.api import Op, OpDef, OutSpec, RowWise, Value
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.testing import binding
 from surogate_core.testing.kernels import assert_same_values
@@ -60,6 +60,23 @@ def test_a_correct_op_returns_its_outputs() -> None:
 def test_a_wrong_reference_is_detected(monkeypatch: pytest.MonkeyPatch, reference: object, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_op(as_op(monkeypatch, reference), torch.ones(4))
+
+
+@pytest.mark.parametrize("special", [0.0, torch.nan, torch.inf])
+def test_rows_of_an_op_that_computes_each_by_itself_are_compared(
+    monkeypatch: pytest.MonkeyPatch, special: float
+) -> None:
+    """Also where others are not finite. An op that has rows by what it takes alone is not compared."""
+    x = torch.tensor([1.0, 2.0, special, 4.0])
+
+    def row_wise(definition: OpDef, **fields: object) -> OpDef:
+        return replace(definition, row_wise=lambda op: RowWise(**{"ins": (0,), "outs": (0,)} | fields))
+
+    check_op(row_wise(as_op(monkeypatch, lambda x: x + 1)), x)
+    by_sum = as_op(monkeypatch, lambda x: x + x.where(x.isfinite(), 0).sum())
+    with pytest.raises(AssertionError, match="row_wise: y of rows 0 to 1 and 1 to 4 is not that of all"):
+        check_op(row_wise(by_sum), x)
+    check_op(row_wise(by_sum, ins=(), outs=(), local=(0,), takes=(0,)), x)
 
 
 def test_a_positioned_op_and_no_other_has_a_reference_that_takes_firsts(monkeypatch: pytest.MonkeyPatch) -> None:

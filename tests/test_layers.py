@@ -147,8 +147,9 @@ OPTIONAL_PARTS = {"surogate_conformance", "surogate_profile", "surogate_serving"
 
 LOOKS_INSIDE = {
     *("surogate_recipes_fp8/tests/test_recipe.py", "surogate_recipes_fp8/tests/test_numerics.py"),
+    "surogate_recipes_fp8/tests/test_row_tiles.py",
     *("surogate_recipes_fp8/tests/gpu/test_training.py", "surogate_recipes_fp8/tests/gpu/test_numerics.py"),
-    "surogate_recipes_nvfp4/tests/test_training.py",
+    *("surogate_recipes_nvfp4/tests/test_training.py", "surogate_recipes_nvfp4/tests/test_row_tiles.py"),
     *("plugins/surogate_lora/tests/test_frozen.py", "plugins/surogate_new/tests/test_new.py"),
     "plugins/surogate_models_mistral/tests/test_mistral.py",
     "plugins/surogate_offload_residual/tests/test_residual.py",

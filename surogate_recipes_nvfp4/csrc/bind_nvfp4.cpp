@@ -9,9 +9,11 @@ void bind_nvfp4(nanobind::module_& m) {
                                            void* column_scales, void* column_amax, void* measured, int64_t rows,
                                            int64_t columns, bool square, bool hadamard, bool four_over_six,
                                            bool stochastic, const void* micro_step, const void* seed,
-                                           int64_t random_stream, bool is_measured, cudaStream_t stream) {
+                                           int64_t random_stream, bool is_measured, int64_t first_row,
+                                           cudaStream_t stream) {
         nvfp4_quantize(x, {codes, scales, amax}, {column_codes, column_scales, column_amax}, measured, rows, columns,
-                       {square, hadamard, four_over_six, stochastic, micro_step, seed, random_stream, is_measured}, stream);
+                       {square, hadamard, four_over_six, stochastic, micro_step, seed, random_stream, is_measured, first_row},
+                       stream);
     });
     bind_launcher(m, "nvfp4_swiglu", nvfp4_swiglu);
     bind_launcher(m, "nvfp4_swiglu_bwd", nvfp4_swiglu_bwd);

@@ -17,6 +17,7 @@ struct Fp4Quantization {
     const void *micro_step, *seed;  // int32 and int64 in device memory, with `stochastic`
     int64_t stream;
     bool is_measured;
+    int64_t first_row;  // of the whole tensor, a multiple of 16: where its random bits begin
 };
 
 // `measured`: 16 bytes, aligned to 16. With `is_measured` they hold the magnitudes of x (swiglu.cu), else they are workspace.
@@ -50,14 +51,13 @@ struct Fp4Stored {
 // `factors`: four fp32 for each matrix, {alpha, beta, unused, unused}, aligned to 16 bytes.
 void nvfp4_prepare_stored(const Fp4Factor& a, const Fp4Stored& b, void* factors, float beta, cudaStream_t stream);
 
-constexpr int fp4_measure_blocks = 132;  // one for each SM of an H200
-constexpr int fp4_figures = 3;
+constexpr int fp4_figures = 3, fp4_of_a_row = 5;
 
-// `partial`: workspace of 16 * fp4_measure_blocks bytes, aligned to 16.
-void nvfp4_measure(const void* x, const void* codes, const void* scales, const void* amax, void* figures, void* partial,
-                   int64_t rows, int64_t columns, cudaStream_t stream);
+// `sums`: fp32 [rows, fp4_of_a_row].
+void nvfp4_measure(const void* x, const void* codes, const void* scales, const void* amax, void* sums, int64_t rows,
+                   int64_t columns, cudaStream_t stream);
 
-// `figures`: addresses of those of each tensor, in device memory. `table`: fp32 [tensors, fp4_figures].
-void nvfp4_report(const void* figures, void* table, int64_t tensors, cudaStream_t stream);
+// `sums`: addresses of those of each tensor, in device memory. `table`: fp32 [tensors, fp4_figures].
+void nvfp4_report(const void* sums, void* table, int64_t tensors, int64_t rows, cudaStream_t stream);
 
 }  // namespace surogate

@@ -11,7 +11,8 @@
 //   four_over_six  of the scales that map the largest magnitude of a block to 6 and to 4, the one of the smaller squared
 //                  error: of a square block the sum over its rows r and r + 8, then + 4, + 2, + 1
 //   stochastic     rounds by Philox: key seed, counter (block low, block high, stream, micro_step), stream + 1 for the
-//                  transpose; block i of a form is its i-th, row by row
+//                  transpose; block i of a form is its i-th, row by row, after first_block others: those of the rows
+//                  of a whole tensor before x
 //
 // Two launches: the largest magnitudes, then the forms, in reverse order to read from L2 what the first launch read last.
 // The first is left out where the op that computed x has measured it (swiglu.cu).
@@ -60,11 +61,12 @@ struct Random {
     const int32_t* micro_step;
     const int64_t* seed;
     uint32_t stream;
+    int64_t first_block;
 
     template <bool Stochastic>
     __device__ __forceinline__ PhiloxWords of(int64_t block, uint32_t transposed) const {
         if constexpr (Stochastic) {
-            return random_halves(block, *seed, stream + transposed, *micro_step);
+            return random_halves(first_block + block, *seed, stream + transposed, *micro_step);
         } else {
             return {};
         }
@@ -348,6 +350,8 @@ void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, 
     SUROGATE_REQUIRE(rows.codes != nullptr || columns.codes != nullptr, op, "no form is written");
     SUROGATE_REQUIRE(!how.square || !(how.hadamard || how.stochastic), op,
                      "square blocks are neither transformed nor rounded stochastically");
+    SUROGATE_REQUIRE(how.first_row >= 0 && how.first_row % fp4_block == 0, op,
+                     "the first row must be a multiple of 16, got " + std::to_string(how.first_row));
     if (how.stochastic) {
         check_pointer(how.micro_step, op, "micro_step", 4);
         check_pointer(how.seed, op, "seed", 8);
@@ -363,7 +367,7 @@ void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, 
         measure(x, amax, n_rows, n_columns, hadamard, stream);
     }
     const Random random{static_cast<const int32_t*>(how.micro_step), static_cast<const int64_t*>(how.seed),
-                        static_cast<uint32_t>(how.stream)};
+                        static_cast<uint32_t>(how.stream), how.first_row / block * n_columns};
     const Kernel kernel = how.four_over_six ? kernel_of<true>(how) : kernel_of<false>(how);
     kernel<<<static_cast<unsigned>(tiles), threads, 0, stream>>>(static_cast<const uint4*>(x), row_form, column_form, amax,
                                                                  random, high, wide, static_cast<unsigned>(tiles_wide));

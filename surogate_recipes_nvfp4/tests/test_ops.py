@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Builder, ProgramError, Value
-from surogate_core.reference.e2m1 import levels
+from surogate_core.reference.e2m1 import levels, packed
 from surogate_core.reference.ops import swiglu, swiglu_bwd
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
@@ -25,6 +25,7 @@ from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantiz
 from surogate_recipes_nvfp4.ops import OPS
 from surogate_recipes_nvfp4.reference import (
     _codes,
+    _quantized,
     alpha,
     hadamard_transform,
     in_rows,
@@ -206,6 +207,22 @@ def test_forms_differ_by_micro_step_stream_and_form_and_by_nothing_else() -> Non
     assert same_bits(alone[0], columns)
 
 
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_random_bits_of_parts_are_those_of_the_rows_they_have(hadamard: bool) -> None:
+    """In both forms the blocks of a part follow those of the rows before: as many are in front of them in each."""
+    x = random_matrix(64, 32)
+    attrs = {"columns": True, "stochastic": True, "stream": 4, "hadamard": hadamard}
+    for row in (0, 16, 48):
+        part = quantized(x[row : row + 16], *SCALARS, row=row, **attrs)
+        before = row * 32 // 16
+        for form, stream in ((0, 4), (3, 5)):
+            bits = random_bytes(torch.Size((128, 16)), 42, stream, 7)[before : before + 32]
+            matrix = x[row : row + 16].T if form else x[row : row + 16]
+            wide = hadamard_transform(matrix.float()).bfloat16().float() if hadamard and form else matrix.float()
+            codes, scales, _ = _quantized(wide.contiguous(), False, False, bits.view(wide.shape))
+            assert same_bits(part[form], packed(codes)) and same_bits(part[form + 1], ordered(scales))
+
+
 @pytest.mark.parametrize(
     ("attrs", "low", "high"),
     [
@@ -337,15 +354,20 @@ def test_the_figures_of_a_tensor_are_its_amax_its_error_and_what_is_lost() -> No
     x[:, ::4] = 0
     x[0, 1], x[0, 2] = 100.0, 0.01
     parts = quantized(x)
-    (figures,) = check_op(MEASURE, x, *typed(parts))
+    (rows,) = check_op(MEASURE, x, *typed(parts))
+    assert rows[:, 0].tolist() == x.float().abs().amax(dim=1).tolist()
     rounded = dequantized(*parts)
     error = float((rounded - x.float()).square().sum().sqrt() / x.float().square().sum().sqrt())
     lost = float(((rounded == 0) & (x != 0)).sum() / (x != 0).sum())
-    assert figures.tolist() == pytest.approx([100.0, error, lost]) and 0 < lost < 0.2
     (none,) = check_op(MEASURE, 0 * x, *typed(quantized(0 * x)))
-    assert none.tolist() == [0.0, 0.0, 0.0]
-    (table,) = check_op(REPORT, figures, none)
-    assert torch.equal(table, torch.stack([figures, none]))
+    assert not none.any()
+    (table,) = check_op(REPORT, rows, none)
+    assert table[0].tolist() == pytest.approx([100.0, error, lost]) and 0 < lost < 0.2
+    assert table[1].tolist() == [0.0, 0.0, 0.0]
+    x[3, 4] = torch.inf
+    (wrong,) = check_op(MEASURE, x, *typed(quantized(x)))
+    assert wrong[:, 0].isnan().tolist() == [row == 3 for row in range(len(x))]
+    assert check_op(REPORT, wrong)[0][0, :2].isnan().all()
 
 
 @pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
@@ -397,6 +419,7 @@ def value(*shape: int, dtype: str = "bf16") -> Value:
         ([value(32, 32)], {"hadamard": True}, "hadamard needs columns"),
         ([value(32, 32)], {"columns": True, "hadamard": True, "square": True}, "without square"),
         ([value(32, 32)], {"stochastic": True}, "micro_step int32"),
+        ([value(32, 32)], {"row": 24}, "row is a multiple of 16, got 24"),
         ([value(32, 32), value(dtype="int32")], {}, "no further inputs"),
     ],
 )

@@ -105,6 +105,7 @@ PAIRS: dict[str, Any] = {"type": "preference", "text_as": "text", "prompt_field"
         pytest.param({"qlora_bnb": True}, marks=pytest.mark.slow),
         pytest.param({"qlora_fp8": True, "recipe": "fp8-hybrid"}, marks=pytest.mark.slow),
         pytest.param({"qlora_fp4": True}, marks=pytest.mark.slow),
+        pytest.param({"qlora_fp4": True, "recipe": "nvfp4"}, marks=pytest.mark.slow),
         {"loss": "dpo", "datasets": [PAIRS]},
         pytest.param({"loss": "orpo", "datasets": [PAIRS]}, marks=pytest.mark.slow),
         pytest.param({"lora_dropout": 0.1}, marks=pytest.mark.slow),

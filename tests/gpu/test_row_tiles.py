@@ -50,8 +50,13 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
 
 @pytest.mark.parametrize(
     ("recipe", "recompute"),
-    [("bf16", frozenset()), ("bf16", frozenset({"block"})), ("fp8-hybrid", frozenset({"block"}))],
-    ids=["kept", "recomputed", "fp8"],
+    [
+        ("bf16", frozenset()),
+        ("bf16", frozenset({"block"})),
+        ("fp8-hybrid", frozenset({"block"})),
+        ("nvfp4", frozenset({"block"})),
+    ],
+    ids=["kept", "recomputed", "fp8", "nvfp4"],
 )
 def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str]) -> None:
     """But for the queries' projection and what comes before it, where cuDNN adds in any order (before cuDNN 9.25)."""
@@ -68,12 +73,23 @@ def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozen
         assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
 
 
-def test_all_weights_have_the_loss_of_a_run_without_tiles_and_near_gradients() -> None:
-    expected, gradients = after_a_step(recompute=frozenset({"block"}))
-    losses, tiled = after_a_step(recompute=frozenset({"block"}), row_tiles=16_384, offload=["residual"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-hybrid", "nvfp4"])
+def test_all_weights_have_the_loss_of_a_run_without_tiles_and_near_gradients(recipe: str) -> None:
+    keys: dict[str, Any] = {"recipe": recipe, "recompute": frozenset({"block"})}
+    expected, gradients = after_a_step(**keys)
+    losses, tiled = after_a_step(**keys, row_tiles=16_384, offload=["residual"])
     assert losses[0] == expected[0]
     for name, gradient in gradients.items():
         assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
+
+
+def test_nvfp4_has_the_loss_of_its_parts_whatever_is_recomputed() -> None:
+    """Two parts of a row, each with its own magnitudes: not those of a row that is quantized at once."""
+    expected, gradients = after_a_step(recipe="nvfp4")
+    losses, recomputed = after_a_step(recipe="nvfp4", recompute=frozenset({"swiglu", "qkv", "rmsnorm"}))
+    assert losses[0] == expected[0]
+    for name, gradient in gradients.items():
+        assert float((recomputed[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
 
 
 def test_experts_in_tiles_have_the_loss_of_a_run_without_and_near_gradients() -> None:

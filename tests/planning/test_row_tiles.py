@@ -48,6 +48,14 @@ def test_a_long_row_that_fits_only_in_tiles_with_everything_recomputed_is_found(
     assert plan.report.fits and plan.row_tiles == 32_768 and plan.chosen is not None
 
 
+@pytest.mark.parametrize("rows", [0, 32_768])
+def test_tiles_of_rows_that_are_quantized_together_are_the_same_whatever_is_asked_for(model: Path, rows: int) -> None:
+    """NVFP4 quantizes parts of a long row, which the plan tells; shorter rows are quantized at once."""
+    plan = planned(model, 65_536, "80GiB", recipe="nvfp4", row_tiles=rows)
+    assert plan.tiles_line == "row_tiles: 4 tiles of 16,384 of 65,536 rows"
+    assert planned(model, 16_384, "80GiB", recipe="nvfp4", row_tiles=rows).row_tiles == 0
+
+
 def test_tiles_are_not_planned_where_what_blocks_keep_decides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the forward pass bounds how little a run in tiles needs, and so how much faster it may be."""
     rows: list[int | None] = []

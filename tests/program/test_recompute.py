@@ -17,7 +17,7 @@ from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.labels import BLOCK_INPUT
 from surogate_core.program.passes.dead_code import dead_code
-from surogate_core.program.passes.recompute import recompute
+from surogate_core.program.passes.recompute import drops_anyway, recompute
 from surogate_core.program.verify import verify
 
 T, C = 64, 128
@@ -188,6 +188,25 @@ def test_a_norm_is_recomputed_from_the_kept_residual_alone() -> None:
     again = [op for op in recompute(program, labelled(SETS["norms"]), b).ops if op.phase == "recompute"]
     assert {op.kind for op in again} == {"rmsnorm"}
     assert all(v.label in ("residual", "param") for op in again for v in op.ins)
+
+
+def test_what_is_made_of_a_value_that_a_strategy_moves_is_made_again_from_it() -> None:
+    """A copy that has its label, and nothing else: also the value itself is not computed again."""
+    b = Builder(VOCABULARY, "fp32")
+    with b.record("forward"), b.block(0):
+        x = b.apply("linear", b.param("x", (T, 4), INIT), b.param("w", (8, 4), INIT), label="moved")
+        copied = b.apply("copy", x, label="moved")
+        other = b.apply("copy", x, label="other")
+        y = b.apply("linear", b.apply("toy_mul", copied, other), b.param("v", (4, 8), INIT))
+        loss = b.apply("toy_dot", y, b.input("direction", (T, 4), "fp32"))
+        forward = b.program("m", (loss,))
+    program, _ = differentiate(forward, loss, b, everything, "fp32")
+    assert drops_anyway(program, b.ops, {"moved"}) and not drops_anyway(program, b.ops)
+    again = recompute(program, lambda v: False, b, {"moved"})
+    verify(again, b.ops)
+    assert [(op.kind, op.ins) for op in again.ops if op.phase == "recompute"] == [("copy", (x,))]
+    backward = {v for op in again.ops if op.phase == "backward" for v in op.ins}
+    assert copied not in backward and other in backward
 
 
 def test_a_rule_that_returns_none_for_a_dropped_value_keeps_the_original() -> None:

@@ -211,28 +211,34 @@ def _elements(count: int) -> Callable[[Op], int]:
 
 def _rows(
     own: Callable[[Attrs], int], ins: Sequence[int], sums: Sequence[int] = (), local: bool = False
-) -> Callable[[Op], RowWise | None]:
-    """Return the `OpDef.row_wise` of an op that quantizes: `ins` of its `own` inputs have rows, the outputs `sums` have
-    none. Its scale is given, or that of the rows that it gets. local: the rows are those of experts.
+) -> Callable[[Op], RowWise]:
+    """Return the `OpDef.row_wise` of an op that quantizes: `ins` of its `own` inputs have rows, the outputs `sums`
+    behind its copies have none. Its scale is given, or that of the rows that it gets. local: the rows are those of
+    experts.
 
-    Rows of a transposed copy are columns, which a tile has not next to each other.
+    Rows of a transposed copy are columns, so each tile has one of its own.
     """
 
-    def row_wise(op: Op) -> RowWise | None:
+    def row_wise(op: Op) -> RowWise:
         attrs, scaling, count = op.attrs, op.attrs["scaling"], own(op.attrs)
-        if attrs.get("transposed") or attrs.get("hidden") or attrs.get("column_sums"):
-            return None
-        computed = scaling in ("current", "fallback")
+        copies, computed = 1 + bool(attrs.get("transposed")), scaling in ("current", "fallback")
+        summed = (copies,) if attrs.get("column_sums") else tuple(copies + i for i in sums)
+        hidden = (copies + bool(attrs.get("wide")),) if attrs.get("hidden") else ()
+        apart = (*range(1, copies), *hidden, *((len(op.outs) - 1,) if computed else ()))
         rows = tuple(i for i in ins if i < count)
-        outs = tuple(i for i in range(len(op.outs) - computed) if i not in sums)
-        copies = tuple(i for i in outs if op.outs[i].shape[0] == op.ins[0].shape[0]) if local else ()
+        outs = tuple(i for i in range(len(op.outs)) if i not in (*summed, *apart))
+        of_experts = tuple(i for i in outs if op.outs[i].shape[0] == op.ins[0].shape[0]) if local else ()
         return RowWise(
             ins=rows,
             outs=outs,
-            sums=tuple(sums),
+            sums=summed,
             largest=tuple(_changes(own)(op.ins, attrs)),
-            local=(*copies, *((len(op.outs) - 1,) if computed else ())),
-            takes=(*(rows if local else ()), *((count,) if scaling == "given" else ())),
+            local=(*of_experts, *apart),
+            takes=(
+                *(rows if local else ()),
+                *((count - 1,) if hidden else ()),
+                *((count,) if scaling == "given" else ()),
+            ),
             together=computed,
         )
 
@@ -345,7 +351,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         _norm_bwd_own,
         _NORM_BWD,
         flops=_elements(11),
-        row_wise=_rows(_norm_bwd_own, (0, 1, 3, 4), sums=(2,)),
+        row_wise=_rows(_norm_bwd_own, (0, 1, 3, 4), sums=(1,)),
     ),
     _quantizing(
         "fp8_rmsnorm_dgrad",
@@ -423,8 +429,13 @@ def _added_and_written(op: Op) -> int:
 
 
 def _product_rows(*added: int) -> Callable[[Op], RowWise | None]:
-    found = RowWise(ins=(0, *added), outs=(0,), takes=(2,))
-    return lambda op: None if op.attrs.get("trans_a") else found
+    def row_wise(op: Op) -> RowWise | None:
+        if op.outs[0].role == "grad":
+            rows = (0, 1) if op.attrs.get("trans_a") else ()
+            return RowWise(ins=rows, sums=(0,), takes=(2, 3) if rows else (0, 1, 2, 3))
+        return None if op.attrs.get("trans_a") else RowWise(ins=(0, *added), outs=(0,), takes=(2,))
+
+    return row_wise
 
 
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:

@@ -36,6 +36,10 @@ COLUMNS: Final = (
 )
 """Figures of a numerics report."""
 
+OF_A_ROW: Final = 5
+"""Numbers of a row that they are made of: its largest magnitude, NaN if an element is not finite; the sums of the
+squares of what rounding changes and of its elements; elements other than 0, and how many of these are rounded to 0."""
+
 
 STORED_LAYOUT: Final = "e2m1, e4m3 for 16"
 """The layout of frozen weights that products read as they are stored: codes uint8 [R, C / 2], scales e4m3 [R, C / 16],

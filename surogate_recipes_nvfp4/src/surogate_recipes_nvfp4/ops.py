@@ -6,10 +6,11 @@ nvfp4_quantize    x [M, K] bf16, with `measured` also its magnitudes fp32 [4], w
     square          blocks of 16 x 16 elements share a scale, so that both forms hold the same numbers
     hadamard        the form of the transpose is that of its random Hadamard transform along M, rounded to bf16
     four_over_six   a block is scaled to the largest value 4 instead of 6 where that has the smaller squared error
-    stochastic      round stochastically: element e of block i of a form uses byte e of Philox(seed, i, stream,
-                    micro_step), with `stream` for the rows and `stream` + 1 for the columns
+    stochastic      round stochastically: element e of block i of a form uses byte e of Philox(seed, i + row * K / 16,
+                    stream, micro_step), with `stream` for the rows and `stream` + 1 for the columns
     measured        magnitudes are inputs: the largest finite one and 1 if an element is not finite, of x and of the
                     transform of its transpose. The op does not measure x then.
+    row             rows of the whole tensor before those of x, of which x is a tile: random bits go on where these end
 nvfp4_swiglu      the output of `swiglu`, and its magnitudes
 nvfp4_swiglu_bwd  the output of `swiglu_bwd`, and its magnitudes
 nvfp4_linear      a form [M, K], b form [N, K], bias [N] or none -> a b^T + bias, in `dtype`
@@ -18,8 +19,8 @@ nvfp4_linear_add  a form, b form, base [M, N] -> base + a b^T
                     products
     trans_b         b is a form [K, N], whose blocks lie along N: for emulated products
     stored          b is a weight of matrices of these rows, as it is stored (`formats.STORED_LAYOUT`)
-nvfp4_measure     x [M, K], a form of x -> fp32 [3], the figures of a numerics report (`formats.COLUMNS`)
-nvfp4_report      n times such figures -> fp32 [n, 3]
+nvfp4_measure     x [M, K], a form of x -> fp32 [M, 5], of each row (`formats.OF_A_ROW`)
+nvfp4_report      n times such sums -> fp32 [n, 3], the figures of a numerics report (`formats.COLUMNS`)
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Rewrites, Value
+from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Rewrites, RowWise, Value
 
-from .formats import BLOCK, COLUMNS, scales_shape
+from .formats import BLOCK, COLUMNS, OF_A_ROW, scales_shape
 
 Ins = Sequence[Value]
+FORM = 3
 Attrs = Mapping[str, Any]
 
 
@@ -60,6 +62,7 @@ def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _need(len(x.shape) == 2 and x.dtype == "bf16", f"a bf16 matrix is quantized, not {x!r}")
     rows, columns = x.shape
     _need(not rows % BLOCK and not columns % BLOCK, f"rows and columns are multiples of {BLOCK}, got {x!r}")
+    _need(not attrs.get("row", 0) % BLOCK, f"row is a multiple of {BLOCK}, got {attrs.get('row')}")
     _need(attrs["rows"] or attrs["columns"], "at least one form is written: rows or columns")
     transformed = attrs.get("hadamard", False)
     _need(not transformed or (attrs["columns"] and not attrs.get("square")), "hadamard needs columns, without square")
@@ -92,6 +95,21 @@ def _written(op: Op) -> list[str]:
     return [name for name in ("rows", "columns") if op.attrs[name]]
 
 
+def _quantized_rows(op: Op) -> RowWise:
+    """Blocks lie inside of 16 rows, but the magnitude is that of the rows that are quantized together.
+
+    Rows of codes have rows of scales beside them where tiles are of whole atoms.
+    """
+    return RowWise(
+        ins=(0,),
+        outs=(0, 1) if op.attrs["rows"] else (),
+        local=tuple(range(len(op.outs))),
+        takes=(1,) if op.attrs.get("measured") else (),
+        first="row" if op.attrs.get("stochastic") else "",
+        together=True,
+    )
+
+
 # ------------------------------------------------------------------------------------------------- ops that measure too
 
 _MAGNITUDES = OutSpec("amax", (4,), "fp32")
@@ -110,6 +128,10 @@ def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     out, magnitudes = _swiglu([gate_up], attrs)
     _need((dy.shape, dy.dtype) == (out.shape, "bf16"), f"dy is bf16 {list(out.shape)}, got {dy!r}")
     return [OutSpec("d_gate_up", gate_up.shape, "bf16"), magnitudes]
+
+
+def _measured_rows(op: Op) -> RowWise:
+    return RowWise(ins=tuple(range(len(op.ins))), outs=(0,), local=(1,), together=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -162,6 +184,14 @@ def _product_flops(op: Op) -> int:
     return 2 * op.outs[0].size * op.ins[0].shape[1]
 
 
+def _product_rows(op: Op) -> RowWise:
+    """Rows are those of a. Both operands of a gradient of a weight are forms of columns, of which it sums the rows."""
+    if op.outs[0].role == "grad":
+        return RowWise(ins=(), sums=(0,), takes=tuple(range(2 * FORM)))
+    base = (2 * FORM,) if op.kind == "nvfp4_linear_add" else ()
+    return RowWise(ins=(0, 1, *base), outs=(0,), takes=tuple(range(FORM)))
+
+
 def _math(op: Op) -> str:
     return "fp4" if op.attrs["backend"] == "cublaslt" else "bf16"
 
@@ -194,12 +224,12 @@ def _read(op: Op) -> int:
 def _measure(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, shape = ins[0], _operand(ins[1:4])
     _need(x.shape == shape and x.dtype == "bf16", f"a form {list(shape)} is of a bf16 matrix of that shape, got {x!r}")
-    return [OutSpec("numerics", (len(COLUMNS),), "fp32")]
+    return [OutSpec("numerics", (shape[0], OF_A_ROW), "fp32")]
 
 
 def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    wrong = next((v for v in ins if (v.shape, v.dtype) != ((len(COLUMNS),), "fp32")), None)
-    _need(wrong is None, f"figures are fp32 [{len(COLUMNS)}], got {wrong!r}")
+    wrong = next((v for v in ins if (v.shape[1:], v.dtype) != ((OF_A_ROW,), "fp32") or v.shape != ins[0].shape), None)
+    _need(wrong is None, f"sums are fp32 [rows, {OF_A_ROW}], of as many rows for each tensor, got {wrong!r}")
     return [OutSpec("numerics", (len(ins), len(COLUMNS)), "fp32")]
 
 
@@ -213,6 +243,7 @@ _PRODUCT: dict[str, Any] = {
     "math": _math,
     "traffic": _traffic,
     "passes": _passes,
+    "row_wise": _product_rows,
 }
 
 OPS: tuple[OpDef, ...] = (
@@ -228,7 +259,9 @@ OPS: tuple[OpDef, ...] = (
             "stochastic": (bool, False),
             "stream": (int, 0),
             "measured": (bool, False),
+            "row": (int, 0),
         },
+        row_wise=_quantized_rows,
         rewrites=Rewrites(narrowed=_narrowed),
         flops=lambda op: 16 * op.ins[0].size * len(_written(op)),
         math=lambda op: "fp32",
@@ -237,13 +270,20 @@ OPS: tuple[OpDef, ...] = (
     ),
     _define("nvfp4_linear", _linear, **_PRODUCT),
     _define("nvfp4_linear_add", _linear_add, may_overwrite=lambda op: {0: 6}, **_PRODUCT),
-    _define("nvfp4_measure", _measure, flops=lambda op: 8 * op.ins[0].size, math=lambda op: "fp32"),
+    _define(
+        "nvfp4_measure",
+        _measure,
+        flops=lambda op: 8 * op.ins[0].size,
+        math=lambda op: "fp32",
+        row_wise=lambda op: RowWise(ins=(0, 1, 2), outs=(0,), takes=(1, 2, 3)),
+    ),
     _define("nvfp4_report", _report),
     _define(
         "nvfp4_swiglu",
         _swiglu,
         flops=lambda op: 3 * op.outs[0].size,
         math=lambda op: "fp32",
+        row_wise=_measured_rows,
     ),
     _define(
         "nvfp4_swiglu_bwd",
@@ -251,5 +291,6 @@ OPS: tuple[OpDef, ...] = (
         may_overwrite=lambda op: {0: 1},
         flops=lambda op: 6 * op.ins[0].size,
         math=lambda op: "fp32",
+        row_wise=_measured_rows,
     ),
 )

@@ -32,11 +32,12 @@ def nvfp4_quantize(
     stochastic: bool = False,
     stream: int = 0,
     measured: bool = False,
+    row: int = 0,
 ) -> tuple[Tensor, ...]:
     """Forms of x and of its transpose. Magnitudes that are given are those of x, so they change nothing."""
     if measured:
         random = random[1:]
-    wide = x.float()
+    wide, first = x.float(), row * x.shape[1] // BLOCK
     outs: tuple[Tensor, ...] = ()
     for i, wanted in enumerate((rows, columns)):
         if not wanted:
@@ -44,7 +45,7 @@ def nvfp4_quantize(
         matrix = wide.T.contiguous() if i and not square else wide
         if i and hadamard:
             matrix = hadamard_transform(matrix).bfloat16().float()
-        bits = random_bytes(matrix.shape, int(random[1]), stream + i, int(random[0])) if stochastic else None
+        bits = random_bytes(matrix.shape, int(random[1]), stream + i, int(random[0]), first) if stochastic else None
         codes, scales, recorded = _quantized(matrix, square, four_over_six, bits)
         if i and square:  # errors of 4/6 are summed along rows of x, so that both forms hold the same numbers
             codes, scales = codes.T, scales[::BLOCK].T.repeat_interleave(BLOCK, dim=0)
@@ -128,9 +129,9 @@ def _step(magnitude: Tensor) -> Tensor:
     return torch.where(magnitude >= 4, 2.0, torch.where(magnitude >= 2, 1.0, 0.5))
 
 
-def random_bytes(shape: torch.Size, seed: int, stream: int, step: int) -> Tensor:
-    """Return a random byte for each element of a matrix, 16 for each call of Philox."""
-    pairs = random_16_bits(shape.numel() // 2, seed=seed, stream=stream, step=step)
+def random_bytes(shape: torch.Size, seed: int, stream: int, step: int, first: int = 0) -> Tensor:
+    """Return a random byte for each element of a matrix, 16 for each call of Philox, from block `first` on."""
+    pairs = random_16_bits(shape.numel() // 2, seed=seed, stream=stream, step=step, first=first * BLOCK // 2)
     return torch.stack((pairs & 255, pairs >> 8), dim=1).view(shape)
 
 
@@ -263,16 +264,23 @@ def nvfp4_linear_add(
 
 
 def nvfp4_measure(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
-    """(amax, error, lost) of x and a form of it. Error and lost are 0 for a matrix of zeros, amax and error NaN for one
-    that is not finite.
-    """
+    """(largest magnitude, squares of errors, squares, elements other than 0, lost ones) of each row of x and a form."""
     wide, rounded = x.double(), values(codes, scales).double() * amax[0] / (LARGEST * amax[1])
-    power, present = wide.square().sum(), x != 0
-    error = torch.where(power == 0, 0.0, ((rounded - wide).square().sum() / power).sqrt())
-    lost = ((rounded == 0) & present).sum() / present.sum().clamp(min=1)
-    return torch.stack([amax[0], error.float(), lost.float()])
+    largest = wide.abs().amax(dim=1).where(wide.isfinite().all(dim=1), torch.nan)
+    present = x != 0
+    lost = (rounded == 0) & present
+    sums = ((rounded - wide).square(), wide.square(), present, lost)
+    return torch.stack([largest, *(s.sum(dim=1).double() for s in sums)], dim=1).float()
 
 
-def nvfp4_report(*figures: Tensor) -> Tensor:
-    """The figures of tensors, one after another."""
-    return torch.stack(figures)
+def nvfp4_report(*rows: Tensor) -> Tensor:
+    """(amax, error, lost) of tensors, one after another. Error and lost are 0 for a tensor of zeros, amax and error NaN
+    for one that is not finite.
+    """
+    return torch.stack([_figures(of.double()) for of in rows])
+
+
+def _figures(rows: Tensor) -> Tensor:
+    error, power, present, lost = rows[:, 1:].sum(dim=0)
+    relative = torch.where(power == 0, 0.0, (error / power).sqrt())
+    return torch.stack([rows[:, 0].max(), relative, lost / present.clamp(min=1)]).float()

@@ -144,8 +144,9 @@ def test_errors_name_the_invalid_argument() -> None:
     from surogate_recipes_nvfp4 import _C
 
     def launch(x: int = 256, columns: int = 16, codes: int = 256, scales: int = 256, **how: Any) -> None:
+        row = how.pop("row", 0)
         flags = {"square": False, "hadamard": False, "four_over_six": False, "stochastic": False, **how}
-        _C.nvfp4_quantize(x, codes, scales, 256, 0, 0, 0, 256, 16, columns, *flags.values(), 0, 0, 0, False, 0)
+        _C.nvfp4_quantize(x, codes, scales, 256, 0, 0, 0, 256, 16, columns, *flags.values(), 0, 0, 0, False, row, 0)
 
     for arguments, message in (
         ({"x": 0}, "nvfp4_quantize: x is a null pointer"),
@@ -154,10 +155,20 @@ def test_errors_name_the_invalid_argument() -> None:
         ({"codes": 0}, "nvfp4_quantize: no form is written"),
         ({"scales": 0}, "nvfp4_quantize: scales of the rows is a null pointer"),
         ({"stochastic": True}, "nvfp4_quantize: micro_step is a null pointer"),
+        ({"row": 8}, "nvfp4_quantize: the first row must be a multiple of 16, got 8"),
         ({"square": True, "hadamard": True}, "nvfp4_quantize: square blocks are neither transformed nor"),
     ):
         with pytest.raises(ValueError, match=message):
             launch(**arguments)
+
+
+@pytest.mark.parametrize("attrs", [attrs for attrs in ATTRS if attrs["stochastic"]], ids=name)
+@pytest.mark.parametrize("row", [16, 272, 1 << 20])
+def test_random_bits_of_rows_are_those_of_the_whole_tensor(row: int, attrs: dict[str, Any]) -> None:
+    """From block row * columns / 16 on, of which the last one needs more than 32 bits with 65,536 columns."""
+    check(numbers("normal", 144, 208), rows=True, columns=True, stream=5, row=row, **attrs)
+    if row == 1 << 20:
+        check(numbers("normal", 16, 65_536), rows=True, columns=True, stream=5, row=row, **attrs)
 
 
 # ------------------------------------------------------------------------------------------------- ops that measure too

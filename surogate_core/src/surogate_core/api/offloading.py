@@ -45,7 +45,8 @@ class OffloadDef(Definition, Generic[Options]):
               activations by the op `move` on the lanes "to_host" and "to_device", to and from values with the place
               "host". Memory on the device is free once "compute" has waited for the copy: the op `wait` on the value on
               the host. Raises ConfigError for a run that the strategy cannot serve.
-    keeps     labels of activations that recomputation leaves in memory, because `schedule` moves them
+    keeps     labels of activations that recomputation leaves in memory, because `schedule` moves them. What is made of
+              one and has its label, as a quantized copy, is not kept but made again.
     proposed  for `surogate plan --fit` and the suggestions of a run that does not fit: {option: value} that select the
               strategy, in as many ways as are worth a try. Empty: they do not propose it.
 

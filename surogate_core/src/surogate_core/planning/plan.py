@@ -69,9 +69,18 @@ class Plan:
 
     @property
     def row_tiles(self) -> int:
-        """Rows of a tile; 0: ops run on all rows at once."""
-        rows = self.inputs.row_tiles or 0
+        """Rows of a tile; 0: ops run on all rows at once. Where rows of micro-steps depend on which others are in their
+        tile, these are the same in every plan (`RowWise.together`)."""
+        rows = tiles_of(self.inputs.tokens) if self._divides_together else self.inputs.row_tiles or 0
         return rows if rows < self.inputs.tokens else 0
+
+    @property
+    def _divides_together(self) -> bool:
+        programs = self.assembly.programs.values()
+        micro = (program for program in programs if (program.stage, program.purpose) == ("micro", "train"))
+        alike = {op.signature: op for program in micro for op in program.ops}.values()
+        rows = (op.ins[0].shape[0] for op in alike if (of := self.inputs.ops[op.kind].row_wise(op)) and of.together)
+        return any(count % self.inputs.tokens for count in rows)
 
     @property
     def tiles_line(self) -> str:

@@ -167,7 +167,7 @@ def _price(
     """Return the bytes that the ops of a block keep for its backward pass, and the seconds added to a step."""
     builder = Builder(inputs.ops, inputs.precision.model)
     drops = inputs.dropped_by(Recomputation(parts))
-    again = recompute(replace(program, ops=tuple(ops)), drops, builder)
+    again = recompute(replace(program, ops=tuple(ops)), drops, builder, inputs.kept_labels)
     written = {v for op in again.ops if op.phase == "forward" for v in op.outs if v.role == "act"}
     kept = {v for op in again.ops if op.phase != "forward" for v in op.ins} & written
     seconds = sum(costs(op).seconds for op in again.ops) - sum(costs(op).seconds for op in ops)

@@ -101,7 +101,8 @@ class RowWise(Declared):
 
     A value may have several rows for each of another, such as those of the experts of a token, next to each other.
 
-    ins       indices of the inputs that have these rows; the others are read whole
+    ins       indices of the inputs that have these rows; the others are read whole. Without any, an op has the rows of
+              the matrices that it takes.
     outs      indices of the outputs that have them
     sums      indices of outputs that are sums over the rows
     largest   indices of inputs, all states, that the op raises to a maximum over the rows
@@ -111,7 +112,9 @@ class RowWise(Declared):
     first     the attr, 0 by default, that says where in whole values the rows begin, of an op whose results depend on
               it, as random bits do; "": they do not
     together  rows of `outs` depend on which others are computed with them, as on a scale by the largest magnitude.
-              Plans then compute the same rows together, whatever they choose (`row_tiles`).
+              Plans then compute the same rows together, whatever they choose (`row_tiles`): in tiles of a length that
+              depends on that of a long row alone, or all at once if it, or one that computes the same value again, has
+              a reader that needs all rows.
     """
 
     ins: tuple[int, ...]

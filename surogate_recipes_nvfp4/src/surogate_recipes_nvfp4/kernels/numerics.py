@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 
-PARTIAL_BYTES = 16 * 132
-"""Workspace of `nvfp4_measure`: four sums of each of `fp4_measure_blocks` thread blocks (nvfp4.h)."""
-
 
 def _bind_measure(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.nvfp4_measure, *op.ins, *op.outs, ctx.workspace, *op.ins[0].shape)
+    return ctx.call(_C.nvfp4_measure, *op.ins, *op.outs, *op.ins[0].shape)
 
 
 def _bind_report(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.nvfp4_report, ctx.table([ctx.pointer(v) for v in op.ins]), *op.outs, len(op.ins))
+    return ctx.call(
+        _C.nvfp4_report, ctx.table([ctx.pointer(v) for v in op.ins]), *op.outs, len(op.ins), op.ins[0].shape[0]
+    )
 
 
 def _supports(op: Op, target: Target) -> Support:
@@ -30,7 +29,6 @@ KERNELS: tuple[KernelDef, ...] = (
         dtypes=("bf16", "e2m1", "ue4m3", "fp32", "fp32"),
         supports=_supports,
         bind=_bind_measure,
-        workspace=lambda op, target: PARTIAL_BYTES,
     ),
     KernelDef(op="nvfp4_report", dtypes=("fp32", "..."), supports=_supports, bind=_bind_report),
 )

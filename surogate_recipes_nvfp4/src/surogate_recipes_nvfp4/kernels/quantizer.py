@@ -32,6 +32,7 @@ def _bind(op: Op, ctx: BindContext) -> Call:
         seed,
         int(op.attrs.get("stream", 0)),
         bool(op.attrs.get("measured")),
+        int(op.attrs.get("row", 0)),
     )
 
 
@@ -66,7 +67,7 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="nvfp4_quantize",
         dtypes=("*", "..."),
-        attrs=("square", "hadamard", "four_over_six", "stochastic", "stream", "measured"),
+        attrs=("square", "hadamard", "four_over_six", "stochastic", "stream", "measured", "row"),
         supports=_supports,
         bind=_bind,
         workspace=lambda op, target: 0 if op.attrs.get("measured") else MEASURED_BYTES,

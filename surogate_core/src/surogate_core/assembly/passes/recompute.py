@@ -10,11 +10,11 @@ from ..draft import Draft
 def recompute_values(draft: Draft) -> Draft:
     """Recompute in micro-steps what the plan chooses, and what is never kept (`drops_anyway`)."""
     inputs, b = draft.inputs, draft.builder
-    chosen = inputs.recomputation
+    chosen, moved = inputs.recomputation, inputs.kept_labels
 
     def recomputed(program: Program) -> Program:
-        if chosen or drops_anyway(program, b.ops):
-            return draft.verified(program, recompute(program, inputs.dropped_by(chosen), b))
+        if chosen or drops_anyway(program, b.ops, moved):
+            return draft.verified(program, recompute(program, inputs.dropped_by(chosen), b, moved))
         return program
 
     return draft.changing_micro_steps(recomputed)

@@ -11,14 +11,16 @@ from ..draft import Draft
 def tile_rows(draft: Draft) -> Draft:
     """Divide micro-steps and the evaluation into tiles of the rows that the plan chooses.
 
-    Where rows depend on which others are in their tile, the tiles are always the same: those of long rows, or none.
+    Where rows depend on which others are in their tile, the tiles of long rows are always the same, and ops on shorter
+    ones that compute such rows are not divided.
     """
     inputs, b = draft.inputs, draft.builder
     fixed = tiles_of(inputs.tokens) if inputs.seq_len > sum_in_blocks.BLOCK else 0
 
     def tiled(program: Program) -> Program:
-        rows = fixed if computes_together(program, inputs.ops) else inputs.row_tiles or 0
-        return draft.verified(program, tile(program, inputs.tokens, rows, b)) if rows else program
+        together = fixed > 0 and computes_together(program, inputs.tokens, inputs.ops)
+        rows = fixed if together else inputs.row_tiles or 0
+        return draft.verified(program, tile(program, inputs.tokens, rows, b, together=together)) if rows else program
 
     return draft.having(tiled(draft.programs["evaluate"])).changing_micro_steps(tiled)
 

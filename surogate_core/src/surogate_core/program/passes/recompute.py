@@ -11,7 +11,7 @@ ops that read the value earlier follow that op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..builder import Builder
@@ -21,7 +21,9 @@ from ..opdef import OpDef
 from ..value import WEIGHT_LABEL, Value
 
 
-def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder) -> Program:
+def recompute(
+    program: Program, drops: Callable[[Value], bool], builder: Builder, moved: Collection[str] = ()
+) -> Program:
     """Emit ops that recompute the dropped values, just before the first backward op that reads them, or let a backward
     op compute them (`fuse_recompute`).
 
@@ -31,9 +33,12 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
     a forward op inside a block writes it. `Rewrites.rematerialize` emits the recomputation. Without that rule the op is
     emitted again, unless it changes states.
+
+    moved  labels of values that an offload strategy moves to the host. What an op makes of such a value and has its
+           label, as a quantized copy, is dropped: made again from what is moved.
     """
     producer = _producers(program, builder.ops)
-    dropped = {v for v, op in producer.items() if drops(v) or _always_dropped(v, op, builder.ops)}
+    dropped = {v for v, op in producer.items() if drops(v) or _always_dropped(v, op, builder.ops, moved)}
     in_pairs = any(v.label == BLOCK_INPUT for v in dropped)
     back: dict[Value, Value] = {}
     ops: list[Op] = []
@@ -68,13 +73,14 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     return fuse_recompute(replace(program, ops=tuple(ops)), builder.ops)
 
 
-def drops_anyway(program: Program, ops: Mapping[str, OpDef]) -> bool:
+def drops_anyway(program: Program, ops: Mapping[str, OpDef], moved: Collection[str] = ()) -> bool:
     """Return whether `recompute` changes the program even if the user recomputes nothing."""
-    return any(_always_dropped(value, op, ops) for value, op in _producers(program, ops).items())
+    return any(_always_dropped(value, op, ops, moved) for value, op in _producers(program, ops).items())
 
 
-def _always_dropped(value: Value, op: Op, ops: Mapping[str, OpDef]) -> bool:
-    return value.label == WEIGHT_LABEL or ops[op.kind].always_recomputed
+def _always_dropped(value: Value, op: Op, ops: Mapping[str, OpDef], moved: Collection[str]) -> bool:
+    is_copy = value.label in moved and any(v.label == value.label for v in op.ins)
+    return value.label == WEIGHT_LABEL or ops[op.kind].always_recomputed or is_copy
 
 
 def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:

@@ -56,16 +56,22 @@ def tiles_of(tokens: int) -> int:
     return -(-tokens // (_MOST_OF_A_ROW * sum_in_blocks.BLOCK)) * sum_in_blocks.BLOCK
 
 
-def computes_together(program: Program, ops: Mapping[str, OpDef]) -> bool:
-    """Return whether rows of the program depend on which others are in their tile (`RowWise.together`)."""
-    return any(found.together for op in program.ops if (found := ops[op.kind].row_wise(op)))
+def computes_together(program: Program, tokens: int, ops: Mapping[str, OpDef]) -> bool:
+    """Return whether tiles divide ops whose rows depend on which others are in their tile (`RowWise.together`)."""
+    given = _RowWise(ops, tokens, together=True)
+    given.refuse_whole(program)
+    return any(found.together for op in program.ops if (found := given(op)))
 
 
-def tile(program: Program, tokens: int, rows: int, builder: Builder) -> Program:
-    """Return the program with its ops on `tokens` rows in tiles of `rows`, wherever a value becomes smaller by it."""
+def tile(program: Program, tokens: int, rows: int, builder: Builder, *, together: bool = False) -> Program:
+    """Return the program with its ops on `tokens` rows in tiles of `rows`, wherever a value becomes smaller by it.
+
+    together  ops are divided too whose rows depend on which others are in their tile, and tiles are those of every plan
+              of these rows: sums over rows are always made in them
+    """
     if tokens <= rows:
         return program
-    given = _RowWise(builder.ops, tokens)
+    given = _RowWise(builder.ops, tokens, together)
     given.refuse_whole(program)
     stretches = _stretches(_later(program, given), given)
     stretches = _again(stretches, builder)
@@ -75,9 +81,10 @@ def tile(program: Program, tokens: int, rows: int, builder: Builder) -> Program:
 class _RowWise:
     """`OpDef.row_wise` of ops whose values with rows have as many for each token, found once for alike ops."""
 
-    def __init__(self, ops: Mapping[str, OpDef], tokens: int) -> None:
+    def __init__(self, ops: Mapping[str, OpDef], tokens: int, together: bool) -> None:
         self._ops = ops
         self.tokens = tokens
+        self.together = together
         self._known: dict[object, RowWise | None] = {}
         self._whole: set[Value] = set()
 
@@ -91,6 +98,8 @@ class _RowWise:
 
     def _of(self, op: Op) -> RowWise | None:
         found = self._ops[op.kind].row_wise(op)
+        if found is not None and found.together and not self.together:
+            return None
         if found is None or op.lane != "compute" or op.accumulate or not {*op.changes} <= {*found.largest}:
             return None
         ins, outs = ([values[i] for i in at] for values, at in ((op.ins, found.ins), (op.outs, found.outs)))
@@ -114,12 +123,20 @@ class _RowWise:
 
     def refuse_whole(self, program: Program) -> None:
         """Find the values that make sense for their rows alone but have a reader that needs all rows. No op that writes
-        or takes one of them computes rows by itself."""
+        or takes one of them computes rows by itself. Neither does an op that has rows only by the matrices that it
+        takes, if one of these is of all rows.
+
+        An op whose rows depend on which others are in their tile is divided if all are that compute its value again, or
+        what it computes would depend on what is recomputed.
+        """
         found_of = {op: found for op in program.ops if (found := self(op))}
         local = {op.outs[i] for op, found in found_of.items() for i in found.local}
-        if not local:
-            return
+        taken = (op.ins[i] for op, found in found_of.items() if not found.ins for i in found.takes)
         whole = local.intersection(program.outputs)
+        whole |= {v for v in taken if len(v.shape) > 1} - local
+        alike = self._alike(program) if self.together else []
+        if not (local or whole):
+            return
         for op in program.ops:
             takes = {op.ins[i] for i in found_of[op].takes} if op in found_of else set()
             whole |= local.intersection(op.ins) - takes
@@ -129,7 +146,21 @@ class _RowWise:
             for op, found in found_of.items():
                 if not whole.isdisjoint(values := self.locals(op, found)):
                     whole.update(local.intersection(values))
+            for group in alike:
+                if any(op not in found_of or not whole.isdisjoint(op.outs) for op in group):
+                    whole.update(v for op in group for v in local.intersection(op.outs))
         self._whole = whole
+
+    def _alike(self, program: Program) -> Iterable[Sequence[Op]]:
+        """Return the ops whose rows depend on which others are in their tile, by the block and the label of what they
+        write and the params that they read, which those of a recomputation have in common."""
+        groups: dict[object, list[Op]] = {}
+        for op in program.ops:
+            found = self._ops[op.kind].row_wise(op)
+            if found and found.together:
+                key = op.block, op.outs[0].label, *(v for v in op.ins if v.role == "param")
+                groups.setdefault(key, []).append(op)
+        return groups.values()
 
 
 def _later(program: Program, row_wise: _RowWise) -> Program:
@@ -262,7 +293,11 @@ def _without_unread(stretches: Sequence[_Stretch]) -> list[_Stretch]:
 def _in_tiles(
     stretches: Sequence[_Stretch], outputs: Sequence[Value], row_wise: _RowWise, rows: int, builder: Builder
 ) -> Iterable[Op]:
-    """Yield the ops of all stretches, those of a stretch that has values of its own once for each tile."""
+    """Yield the ops of all stretches, those of a stretch that has values of its own once for each tile.
+
+    Where tiles are those of every plan, so are sums over rows: whether a stretch has values of its own depends on what
+    is recomputed.
+    """
     readers: dict[Value, set[int]] = {v: {-1} for v in outputs}
     for index, stretch in enumerate(stretches):
         for op in stretch.ops:
@@ -275,7 +310,8 @@ def _in_tiles(
         own = {v for v in acts if readers.get(v, set()) <= {index}}
         local |= {op.outs[i] for op in stretch.ops if (found := row_wise(op)) for i in found.local}
         reads = not local.isdisjoint(v for op in stretch.ops for v in (*op.ins, *op.outs))
-        if not stretch.rows or not (reads or any(len(v.shape) > 1 for v in own)):
+        sums = row_wise.together and any(found.sums for op in stretch.ops if (found := row_wise(op)))
+        if not stretch.rows or not (reads or sums or any(len(v.shape) > 1 for v in own)):
             yield from stretch.ops
             continue
         for first in range(0, row_wise.tokens, rows):
@@ -304,14 +340,13 @@ class _Tile:
             assert found is not None
             whole = ((v, i in found.ins) for i, v in enumerate(op.ins))
             ins = tuple(self._rows(v) if has_rows else self.kept.get((v, self.first), v) for v, has_rows in whole)
-            outs = []
-            for i, v in enumerate(op.outs):
-                if i in found.local and i not in found.outs:
-                    self.kept[v, self.first] = self._new(v, v.shape)
-                    outs.append(self.kept[v, self.first])
-                else:
-                    outs.append(self._rows(v) if i in found.outs else v)
-            yield op.changed(ins=ins, outs=tuple(outs), attrs=self._attrs(op, found.first))
+            attrs = self._attrs(op, found.first)
+            alone = [i for i in found.local if i not in found.outs]
+            specs = self.builder.ops[op.kind].infer(ins, attrs) if alone else ()
+            outs = [self._rows(v) if i in found.outs else v for i, v in enumerate(op.outs)]
+            for i in alone:
+                self.kept[op.outs[i], self.first] = outs[i] = self._new(op.outs[i], specs[i].shape)
+            yield op.changed(ins=ins, outs=tuple(outs), attrs=attrs)
 
     def _attrs(self, op: Op, first: str) -> Mapping[str, Any]:
         rows = op.ins[0].shape[0] // self.row_wise.tokens * self.first
