@@ -49,13 +49,19 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
 
 
 @pytest.mark.parametrize(
-    ("recipe", "recompute"),
-    [("bf16", frozenset()), ("bf16", frozenset({"block"})), ("fp8-hybrid", frozenset({"block"}))],
-    ids=["kept", "recomputed", "fp8"],
+    ("recipe", "recompute", "dropout"),
+    [
+        ("bf16", frozenset(), 0.0),
+        ("bf16", frozenset({"block"}), 0.0),
+        ("fp8-hybrid", frozenset({"block"}), 0.0),
+        ("bf16", frozenset({"block"}), 0.1),
+    ],
+    ids=["kept", "recomputed", "fp8", "dropout"],
 )
-def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str]) -> None:
+def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str], dropout: float) -> None:
     """But for the queries' projection and what comes before it, where cuDNN adds in any order (before cuDNN 9.25)."""
-    keys: dict[str, Any] = {"adapter": LORA, "recipe": recipe, "recompute": recompute}
+    adapter = LORA | {"lora_dropout": dropout}
+    keys: dict[str, Any] = {"adapter": adapter, "recipe": recipe, "recompute": recompute}
     expected, gradients = after_a_step(**keys)
     repeated, again = after_a_step(**keys)
     losses, tiled = after_a_step(**keys, row_tiles=16_384)

@@ -115,6 +115,16 @@ def test_dropout_drops_the_same_elements_in_tiles(
     assert all(torch.equal(grads[n], expected[n]) for n in expected)
 
 
+def test_gradients_of_dropped_inputs_are_summed_in_tiles_and_nothing_has_all_rows_for_them() -> None:
+    adapters: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=8, lora_dropout=0.2))]}
+    model = planned(row_tiles=128, recompute=WHOLE, **adapters)
+    assert rows_of(model, "lora_wgrad") == rows_of(model, "lora_join") == rows_of(model, "lora_split") == {128}
+    program = model.assembly.programs["micro_next"]
+    wide = tiny_config()["hidden_size"]
+    dropped = [v for op in program.ops if op.kind == "lora_dropout" for v in op.outs]
+    assert dropped and {v.root.shape[0] for v in dropped if v.shape[1] >= wide} == {128}
+
+
 @pytest.mark.parametrize("rows", [0, 128])
 @pytest.mark.parametrize("more", [frozenset(), frozenset({"adapter"})], ids=["pairs", "pairs and adapter"])
 @pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])

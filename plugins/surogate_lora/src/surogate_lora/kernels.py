@@ -1,4 +1,4 @@
-"""Compiled kernels of `lora_pack`, `lora_unpack` and `lora_dropout`."""
+"""Compiled kernels of `lora_pack`, `lora_unpack`, `lora_join`, `lora_split` and `lora_dropout`."""
 
 from __future__ import annotations
 
@@ -76,6 +76,28 @@ def _bind_unpack(op: Op, ctx: BindContext) -> Call:
     return _move(ctx, moves)
 
 
+def _bind_join(op: Op, ctx: BindContext) -> Call:
+    (whole,), scale = op.outs, op.attrs["scale"]
+    moves, column = [], 0
+    for part in op.ins:
+        (rows, columns), dtypes = part.shape, (part.dtype, whole.dtype)
+        target = _address(ctx, whole, 0, column)
+        moves.append(_Move(ctx.pointer(part), target, columns, whole.shape[1], rows, columns, dtypes, scale))
+        column += columns
+    return _move(ctx, moves)
+
+
+def _bind_split(op: Op, ctx: BindContext) -> Call:
+    (whole,), scale = op.ins, op.attrs["scale"]
+    moves, column = [], 0
+    for part in op.outs:
+        (rows, columns), dtypes = part.shape, (whole.dtype, part.dtype)
+        source = _address(ctx, whole, 0, column)
+        moves.append(_Move(source, ctx.pointer(part), whole.shape[1], columns, rows, columns, dtypes, scale))
+        column += columns
+    return _move(ctx, moves)
+
+
 def _address(ctx: BindContext, value: Value, row: int, column: int) -> int:
     return ctx.pointer(value) + DTYPES[value.dtype].nbytes(row * value.shape[1] + column)
 
@@ -147,6 +169,8 @@ def _unpack_supports(op: Op, target: Target) -> Support:
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(op="lora_pack", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_pack),
     KernelDef(op="lora_unpack", dtypes=("*", "..."), supports=_unpack_supports, bind=_bind_unpack),
+    KernelDef(op="lora_join", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_join),
+    KernelDef(op="lora_split", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_split),
     *(
         KernelDef(
             op="lora_dropout",

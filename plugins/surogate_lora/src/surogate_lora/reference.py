@@ -41,6 +41,16 @@ def lora_wgrad(
     return lora_unpack(*wholes, shapes=shapes, places=places, dtypes=dtypes)
 
 
+def lora_join(*parts: Tensor, scale: float) -> Tensor:
+    """scale * the columns of the parts, one after another."""
+    return torch.cat([(scale * up(part)).to(part.dtype) for part in parts], 1)
+
+
+def lora_split(whole: Tensor, *, columns: Sequence[int], scale: float) -> tuple[Tensor, ...]:
+    """Matrices of so many columns each, in order: scale * those of the whole."""
+    return tuple((scale * up(part)).to(whole.dtype) for part in whole.split(list(columns), 1))
+
+
 def lora_principal(
     weight: Tensor, *, row: int, rows: int, rank: int, scale: float, dtype: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

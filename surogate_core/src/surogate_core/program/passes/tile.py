@@ -198,7 +198,7 @@ def _stretches(program: Program, row_wise: _RowWise) -> list[_Stretch]:
 
 
 def _again(stretches: Sequence[_Stretch], builder: Builder) -> list[_Stretch]:
-    """Compute in a stretch what an earlier one has recomputed, if that needs nothing that would live longer for it.
+    """Compute in a stretch what an earlier one has recomputed, if what would live longer for it is smaller.
 
     So only what other ops read is kept between them. Ops of which then nothing is read are dropped.
     """
@@ -209,6 +209,7 @@ def _again(stretches: Sequence[_Stretch], builder: Builder) -> list[_Stretch]:
     for index, stretch in enumerate(stretches):
         if stretch.rows:
             here = {v for v, last in last_read.items() if last >= index and (v in kept or v not in made)}
+            here |= _worth_keeping({v for op in stretch.ops for v in op.ins if v in made}, made, here)
             result.append(_Stretch(tuple(_recomputing(stretch.ops, made, here, builder)), True))
             made |= {v: op for op in stretch.ops if op.phase == "recompute" for v in op.outs if v not in kept}
         else:
@@ -224,7 +225,8 @@ def _recomputing(
     there = set(here)
     for op in ops:
         for value in op.ins:
-            for again in (_needed(value, made, there) if value in made else ()) or ():
+            is_made = value in made and not _missing(value, made, there)
+            for again in _needed(value, made, there) if is_made else ():
                 if again.outs[0] not in fresh:
                     with builder.block(again.block):
                         outs = [builder.activation(v.label, v.shape, v.dtype) for v in again.outs]
@@ -234,14 +236,26 @@ def _recomputing(
         yield op.on(fresh)
 
 
-def _needed(value: Value, made: Mapping[Value, Op], here: Collection[Value]) -> list[Op] | None:
-    """Return the ops of `made` that compute a value of what is `here`, in order; None: there is more that they need."""
+def _worth_keeping(values: Collection[Value], made: Mapping[Value, Op], here: Collection[Value]) -> set[Value]:
+    """Return what must live longer so that those of `values` of which it is not `here` can be computed again; nothing
+    if that is no smaller than they are."""
+    missing = {value: found for value in values if (found := _missing(value, made, here))}
+    longer = set().union(*missing.values())
+    return longer if sum(v.nbytes for v in longer) < sum(v.nbytes for v in missing) else set()
+
+
+def _missing(value: Value, made: Mapping[Value, Op], here: Collection[Value]) -> set[Value]:
+    """Return what is not `here` of all that the ops of `made` need to compute a value."""
+    if value.role != "act" or value in here:
+        return set()
+    return set().union(*(_missing(v, made, here) for v in made[value].ins)) if value in made else {value}
+
+
+def _needed(value: Value, made: Mapping[Value, Op], here: Collection[Value]) -> list[Op]:
+    """Return the ops of `made` that compute a value of what is `here`, in order."""
     if value.role != "act" or value in here:
         return []
-    if value not in made:
-        return None
-    before = [_needed(v, made, here) for v in made[value].ins]
-    return None if None in before else [*(op for ops in before for op in ops or ()), made[value]]
+    return [*(op for v in made[value].ins for op in _needed(v, made, here)), made[value]]
 
 
 def _without_unread(stretches: Sequence[_Stretch]) -> list[_Stretch]:
