@@ -301,25 +301,26 @@ def test_packing_has_the_gradient_of_autograd_through_its_reference() -> None:
 def test_columns_are_joined_and_split_again(columns: tuple[int, ...], dtype: str) -> None:
     """`check_op` compares rows that are computed by themselves too."""
     parts = [torch.randn(6, count).to(TORCH_DTYPES[dtype]) for count in columns]
-    (joined,) = check_op(LORA_OPS["lora_join"], *parts, scale=0.3)
+    (joined,) = check_op(LORA_OPS["lora_join"], *parts)
     first = 0
     for part in parts:
-        inside = joined[:, first : first + part.shape[1]]
-        assert torch.equal(inside, (0.3 * up(part)).to(part.dtype))
+        assert torch.equal(joined[:, first : first + part.shape[1]], part)
         first += part.shape[1]
     assert first == joined.shape[1]
-    again = check_op(LORA_OPS["lora_split"], torch.cat(parts, 1), columns=columns, scale=1.0)
+    again = check_op(LORA_OPS["lora_split"], joined, columns=columns)
     assert all(torch.equal(back, part) for back, part in zip(again, parts, strict=True))
+    (scaled,) = check_op(LORA_OPS["lora_scale"], joined, scale=0.3)
+    assert torch.equal(scaled, (0.3 * up(joined)).to(joined.dtype))
 
 
-def test_joining_has_the_gradient_of_autograd_through_its_reference() -> None:
+def test_joining_and_scaling_have_the_gradient_of_autograd_through_its_reference() -> None:
     def build(b: Builder) -> Value:
         parts = [b.param(f"part{i}", (5, columns), INIT) for i, columns in enumerate((3, 1, 4))]
-        joined = b.apply("lora_join", *parts, scale=0.5)
+        joined = b.apply("lora_scale", b.apply("lora_join", *parts), scale=0.5)
         return b.apply("toy_dot", joined, b.input("direction", joined.shape, joined.dtype))
 
     by_rule = VOCABULARY | LORA_OPS
-    by_torch = by_rule | {"lora_join": replace(LORA_OPS["lora_join"], vjp=None)}
+    by_torch = by_rule | {kind: replace(LORA_OPS[kind], vjp=None) for kind in ("lora_join", "lora_scale")}
     ours, theirs = (train(build, ops=ops).run() for ops in (by_rule, by_torch))
     assert len(ours) == 3 and all(g.any() for g in ours.values())
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -342,7 +343,7 @@ def test_columns_that_do_not_fit_together_are_refused(
     b = Builder(OPS, "fp32")
     values = [b.activation("part", shape, dtype) for shape, dtype in shapes]
     with pytest.raises(ProgramError, match=message), b.record("forward"):
-        b.emit(kind, *values, scale=1.0, **attrs)
+        b.emit(kind, *values, **attrs)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -400,8 +401,9 @@ def packing_ops(of_wholes: str, of_parts: str) -> tuple[Op, Op]:
 def joining_ops(dtype: str) -> list[Op]:
     b = Builder(OPS, "fp32")
     with b.record("forward") as ops:
-        whole = b.apply("lora_join", *(b.activation("part", (5, 8), dtype) for _ in range(2)), scale=1.0)
-        b.emit("lora_split", whole, columns=(8, 8), scale=1.0)
+        whole = b.apply("lora_join", *(b.activation("part", (5, 8), dtype) for _ in range(2)))
+        b.emit("lora_split", whole, columns=(8, 8))
+        b.apply("lora_scale", whole, scale=2.0)
     return list(ops)
 
 

@@ -109,7 +109,7 @@ def _add_branches(
     if options.lora_dropout:
         seen = [_dropped(b, x, p.module, scalars, options.lora_dropout) for p in projections]
         thin = [b.apply("linear", s, a, label=ADAPTER_LABEL) for s, a in zip(seen, packed.down, strict=True)]
-        inner = b.apply("lora_join", *thin, label=ADAPTER_LABEL, scale=1.0) if len(thin) > 1 else thin[0]
+        inner = b.apply("lora_join", *thin, label=ADAPTER_LABEL) if len(thin) > 1 else thin[0]
     else:
         inner = b.apply("linear", x, *packed.down, label=ADAPTER_LABEL)
     branches = b.apply("linear", inner, packed.up, label=y.label, dtype=y.dtype)

@@ -117,7 +117,7 @@ class Stacks:
         )
         base = b.apply(op.kind, x, w, *groups, *added, label=y.label, **op.attrs)
         inner = b.apply(op.kind, x, down, *groups, label=ADAPTER_LABEL, **op.attrs)
-        scaled = b.apply("lora_join", inner, label=ADAPTER_LABEL, scale=self.options.scale_of(parameter))
+        scaled = b.apply("lora_scale", inner, label=ADAPTER_LABEL, scale=self.options.scale_of(parameter))
         b.emit("add", base, b.apply(op.kind, scaled, up, *groups, label=y.label, **op.attrs), outs=[y])
 
     def _pair(self, op: Op, parameter: str) -> tuple[Value, Value]:

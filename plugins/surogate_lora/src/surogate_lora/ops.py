@@ -4,8 +4,9 @@
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
     lora_wgrad     (dy, x, dy, x, ...; the same)          -> parts of the products dy^T x: whole i is that of pair i
 
-    lora_join      (parts [T, c]...; scale)               -> whole [T, sum of c]: scale * the columns of the parts
-    lora_split     (whole [T, C]; columns, scale)         -> parts [T, c]...: scale * so many columns each, in order
+    lora_join      (parts [T, c]...)                      -> whole [T, sum of c]: the columns of the parts, in order
+    lora_split     (whole [T, C]; columns)                -> parts [T, c]...: so many columns each, in order
+    lora_scale     (x [R, c]; scale)                      -> scale * x, whose rows are of experts
 
     lora_principal (W [N, K]; row, rows, rank, scale, dtype) -> A, B and their copies: the principal part of rows of W
 
@@ -107,7 +108,13 @@ def _lora_join_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (dy,) = grads
     assert dy is not None
     columns = tuple(v.shape[1] for v in op.ins)
-    return b.emit("lora_split", dy, label=[f"d_{v.label}" for v in op.ins], columns=columns, scale=op.attrs["scale"])
+    return b.emit("lora_split", dy, label=[f"d_{v.label}" for v in op.ins], columns=columns)
+
+
+def _lora_scale_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    return (b.apply("lora_scale", dy, label=f"d_{op.ins[0].label}", **op.attrs),)
 
 
 def _unpack_read(op: Op, read: Sequence[bool]) -> Op:
@@ -192,7 +199,6 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="lora_join",
         infer=_lora_join,
-        attrs={"scale": float},
         vjp=_lora_join_vjp,
         reference="surogate_lora.reference:lora_join",
         flops=_moved,
@@ -201,10 +207,19 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="lora_split",
         infer=_lora_split,
-        attrs={"columns": tuple, "scale": float},
+        attrs={"columns": tuple},
         reference="surogate_lora.reference:lora_split",
         flops=_moved,
         row_wise=lambda op: RowWise(ins=(0,), outs=tuple(range(len(op.outs)))),
+    ),
+    OpDef(
+        kind="lora_scale",
+        infer=lambda ins, attrs: [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)],
+        attrs={"scale": float},
+        vjp=_lora_scale_vjp,
+        reference="surogate_lora.reference:lora_scale",
+        flops=_moved,
+        row_wise=lambda op: RowWise(ins=(0,), outs=(0,), local=(0,), takes=(0,)),
     ),
     OpDef(
         kind="lora_principal",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import guarded, same_bits
 from surogate_lora.kernels import KERNELS
 from surogate_lora.ops import Place
-from surogate_lora.reference import lora_join, lora_pack, lora_split, lora_unpack
+from surogate_lora.reference import lora_join, lora_pack, lora_scale, lora_split, lora_unpack
 
 pytestmark = pytest.mark.gpu
 
@@ -153,16 +152,20 @@ def test_wrong_arguments_are_named() -> None:
 @pytest.mark.parametrize(
     ("rows", "columns"), cases([(1, (1,)), (37, (16, 24)), (256, (3, 4, 9))], more=[(70_001, (16, 16, 16))])
 )
-def test_joined_and_split_columns_have_the_bits_of_the_references(
+def test_joined_split_and_scaled_columns_have_the_bits_of_the_references(
     rows: int, columns: tuple[int, ...], dtype: str, skew: int
 ) -> None:
     parts = values("part", [(rows, count) for count in columns], [dtype])
     (whole,) = values("whole", [(rows, sum(columns))], [dtype])
     contents = {v: drawn(v) for v in parts}
-    joined = run_kernel(KERNELS, Op("lora_join", tuple(parts), (whole,), {"scale": 0.3}), contents, skew=skew)
-    assert same_bits(joined[0], lora_join(*contents.values(), scale=0.3))
-    attrs: dict[str, Any] = {"columns": columns, "scale": 0.3}
+    (joined,) = run_kernel(KERNELS, Op("lora_join", tuple(parts), (whole,)), contents, skew=skew)
+    assert same_bits(joined, lora_join(*contents.values()))
     content = drawn(whole)
-    found = run_kernel(KERNELS, Op("lora_split", (whole,), tuple(parts), attrs), {whole: content}, skew=skew)
-    for out, expected in zip(found, lora_split(content, **attrs), strict=True):
+    split = Op("lora_split", (whole,), tuple(parts), {"columns": columns})
+    for out, expected in zip(
+        run_kernel(KERNELS, split, {whole: content}, skew=skew), lora_split(content, columns=columns), strict=True
+    ):
         assert same_bits(out, expected)
+    (other,) = values("scaled", [whole.shape], [dtype])
+    (scaled,) = run_kernel(KERNELS, Op("lora_scale", (whole,), (other,), {"scale": 0.3}), {whole: content}, skew=skew)
+    assert same_bits(scaled, lora_scale(content, scale=0.3))
