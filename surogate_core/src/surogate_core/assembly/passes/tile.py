@@ -18,7 +18,9 @@ def tile_rows(draft: Draft) -> Draft:
 
     def tiled(program: Program) -> Program:
         rows = fixed if computes_together(program, inputs.ops) else inputs.row_tiles or 0
-        return draft.verified(program, tile(program, inputs.tokens, rows, b)) if rows else program
+        if not rows:
+            return program
+        return draft.verified(program, tile(program, inputs.tokens, rows, b, sketch=inputs.tiles_stand_in))
 
     return draft.having(tiled(draft.programs["evaluate"])).changing_micro_steps(tiled)
 

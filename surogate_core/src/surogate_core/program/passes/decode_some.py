@@ -122,7 +122,7 @@ def _in_parts(op: Op, decoded: _Decoded, builder: Builder) -> Iterable[Op]:
     for first in range(0, decoded.groups, decoded.at_a_time):
         count = min(decoded.at_a_time, decoded.groups - first)
         decode = part_of_op(decoded.op, decoded.groups, first, count, rows)
-        yield decode.changed(phase=op.phase, block=op.block)
+        yield decode.changed(phase=op.phase, block=op.block, times=op.times)
         last = first + count == decoded.groups
         out = y if last else activation(UNFINISHED_LABEL, y.shape, y.dtype)
         ins = (base, *(decode.outs[0] if v is weight else v for v in op.ins))
