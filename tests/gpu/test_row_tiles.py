@@ -40,7 +40,7 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
     worker = setup.gpu(poison=True)
     generator = torch.Generator().manual_seed(5)
     for name, param in sorted(worker.params().items()):
-        if name.endswith("lora_B"):
+        if "lora_B" in name:
             param.copy_(0.1 * torch.randn(param.shape, generator=generator))
     result = setup.step(worker, 1, lr=0.0), setup.gradients(worker)
     worker.close()
@@ -49,18 +49,20 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
 
 
 @pytest.mark.parametrize(
-    ("recipe", "recompute"),
+    ("recipe", "recompute", "dropout"),
     [
-        ("bf16", frozenset()),
-        ("bf16", frozenset({"block"})),
-        ("fp8-hybrid", frozenset({"block"})),
-        ("nvfp4", frozenset({"block"})),
+        ("bf16", frozenset(), 0.0),
+        ("bf16", frozenset({"block"}), 0.0),
+        ("fp8-hybrid", frozenset({"block"}), 0.0),
+        ("nvfp4", frozenset({"block"}), 0.0),
+        ("bf16", frozenset({"block"}), 0.1),
     ],
-    ids=["kept", "recomputed", "fp8", "nvfp4"],
+    ids=["kept", "recomputed", "fp8", "nvfp4", "dropout"],
 )
-def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str]) -> None:
+def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str], dropout: float) -> None:
     """But for the queries' projection and what comes before it, where cuDNN adds in any order (before cuDNN 9.25)."""
-    keys: dict[str, Any] = {"adapter": LORA, "recipe": recipe, "recompute": recompute}
+    adapter = LORA | {"lora_dropout": dropout}
+    keys: dict[str, Any] = {"adapter": adapter, "recipe": recipe, "recompute": recompute}
     expected, gradients = after_a_step(**keys)
     repeated, again = after_a_step(**keys)
     losses, tiled = after_a_step(**keys, row_tiles=16_384)
@@ -92,10 +94,14 @@ def test_nvfp4_has_the_loss_of_its_parts_whatever_is_recomputed() -> None:
         assert float((recomputed[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
 
 
-def test_experts_in_tiles_have_the_loss_of_a_run_without_and_near_gradients() -> None:
+STACKS = LORA | {"lora_target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")}
+
+
+@pytest.mark.parametrize("adapter", [{}, {"adapter": STACKS}], ids=["all weights", "adapters"])
+def test_experts_in_tiles_have_the_loss_of_a_run_without_and_near_gradients(adapter: dict[str, Any]) -> None:
     """The order of experts, and where their rows end, are those of a tile."""
-    expected, gradients = after_a_step(MIXTURE, recompute=frozenset({"block"}))
-    losses, tiled = after_a_step(MIXTURE, recompute=frozenset({"block"}), row_tiles=16_384)
+    expected, gradients = after_a_step(MIXTURE, recompute=frozenset({"block"}), **adapter)
+    losses, tiled = after_a_step(MIXTURE, recompute=frozenset({"block"}), row_tiles=16_384, **adapter)
     assert losses[0] == expected[0]
     for name, gradient in gradients.items():
         assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name

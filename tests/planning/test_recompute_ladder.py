@@ -144,6 +144,14 @@ def test_the_search_ends_when_plans_contradict_the_estimate() -> None:
     assert index == 999 and index in tried and len(tried) < 12
 
 
+@pytest.mark.parametrize("cliff", [400, 777, 998])
+def test_where_levels_free_nothing_up_to_one_the_search_halves_what_is_left(cliff: int) -> None:
+    tried: list[int] = []
+    kept = list(range(1000, 0, -1))
+    index = first_that_fits(levels_of(kept), 10, lambda index: tried.append(index) or (10 if index < cliff else -1))
+    assert cliff <= index <= cliff + 1000 // 2**3 and index in tried and len(tried) <= 2 + 1 + 3
+
+
 def test_the_search_tries_the_last_level_early_and_ends_if_it_does_not_fit() -> None:
     tried: list[int] = []
     assert first_that_fits(levels_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,36 @@ import pytest
 
 from surogate import run
 from surogate_core.assembly.assemble import sketch
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.assembly.draft import Draft
+from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.planning import plan as planning
-from surogate_core.planning.plan import Plan
+from surogate_core.planning.plan import Plan, sketch_exactly
 
 ROOT = Path(__file__).parents[2]
 
 
+def with_blocks(folder: Path, config: str, blocks: int) -> Path:
+    """Write the config of a model with so many blocks, for rows of any length."""
+    given = json.loads((ROOT / config).read_text(encoding="utf-8"))
+    given |= {"max_position_embeddings": 1 << 20, "num_hidden_layers": blocks}
+    (folder / "config.json").write_text(json.dumps(given), encoding="utf-8")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3-8B with 12 blocks, for rows of any length."""
-    folder = tmp_path_factory.mktemp("model")
-    config = json.loads((ROOT / "examples/qwen3-8b/config.json").read_text(encoding="utf-8"))
-    config |= {"max_position_embeddings": 1 << 20, "num_hidden_layers": 12}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return with_blocks(tmp_path_factory.mktemp("model"), "examples/qwen3-8b/config.json", 12)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_blocks(tmp_path_factory.mktemp("small"), "examples/qwen3-8b/config.json", 3)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_blocks(tmp_path_factory.mktemp("mixture"), "benchmarks/models/qwen3-30b-a3b/config.json", 3)
 
 
 def planned(model: Path, tokens: int, limit: str, **keys: Any) -> Plan:
@@ -73,6 +90,62 @@ def test_a_plan_that_was_expected_to_fit_and_does_not_gets_tiles(model: Path, mo
     assert not planned(model, **keys, row_tiles=0).report.fits
     plan = planned(model, **keys)
     assert plan.report.fits and plan.row_tiles == 32_768
+
+
+STACKS = "[mlp.experts.gate_up_proj, mlp.experts.down_proj]"
+ON_HOST: dict[str, Any] = {"recompute": True, "offload_residual": True}
+
+
+@pytest.mark.parametrize(
+    ("experts", "keys"),
+    [
+        (False, {}),
+        (False, {**ON_HOST, "offload_weights": True, "offload_attention": True}),
+        (False, {**ON_HOST, "lora_dropout": 0.1}),
+        (False, {**ON_HOST, "lora": False}),
+        (False, {**ON_HOST, "recipe": "fp8-hybrid"}),
+        (True, {"lora_target_parameters": STACKS}),
+        (True, {**ON_HOST, "lora_target_parameters": STACKS, "recipe": "fp8-hybrid"}),
+        (True, {**ON_HOST, "lora_target_parameters": STACKS, "qlora_bnb": True}),
+    ],
+    ids=["kept", "on the host", "dropout", "all weights", "fp8", "experts kept", "experts in fp8", "experts on NF4"],
+)
+def test_a_sketch_of_three_tiles_has_the_bytes_and_seconds_of_all(
+    small: Path, mixture: Path, experts: bool, keys: dict[str, Any]
+) -> None:
+    """Tiles that are kept apart, as the ends of experts' rows are, count as often as there are such tiles."""
+    plan = planned(mixture if experts else small, 140_000, "80GiB", row_tiles=16_384, sample_packing=False, **keys)
+    whole = sketch_exactly(plan.inputs, plan.recording)
+    three = sketch_exactly(replace(plan.inputs, tiles_stand_in=True), plan.recording)
+    assert three.assembly.is_partial and not whole.assembly.is_partial and not plan.assembly.is_partial
+    three.verify()
+    for name, arena in whole.assembly.memory.arenas.items():
+        found = three.assembly.memory.arenas[name]
+        assert (found.lower_bound, found.arena_bytes) == (arena.lower_bound, arena.arena_bytes), name
+    assert three.report.device_bytes == whole.report.device_bytes
+    assert three.report.step.seconds == pytest.approx(whole.report.step.seconds, rel=1e-9)
+    ops = [max(len(p.ops) for p in one.assembly.programs.values()) for one in (three, whole)]
+    assert ops[0] < 0.5 * ops[1]
+
+
+def test_a_plan_that_takes_more_than_its_sketch_is_chosen_again_with_all_tiles(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {"row_tiles": 16_384, "offload_residual": True}
+    expected = planned(small, 131_072, "24GiB", **keys)
+
+    def with_small_sketches(given: PlanInputs, recording: Draft) -> Assembly:
+        assembly = sketch(given, recording)
+        if not assembly.is_partial:
+            return assembly
+        arenas = {name: replace(arena, lives=(), lower_bound=0) for name, arena in assembly.memory.arenas.items()}
+        return replace(assembly, memory=replace(assembly.memory, arenas=arenas))
+
+    monkeypatch.setattr(planning, "sketch", with_small_sketches)
+    plan = planned(small, 131_072, "24GiB", **keys)
+    assert expected.chosen is not None and not plan.assembly.is_partial
+    assert plan.inputs.recompute_chosen == expected.inputs.recompute_chosen
+    assert plan.report.device_bytes == expected.report.device_bytes and plan.report.fits
 
 
 def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Path) -> None:

@@ -115,6 +115,16 @@ def test_dropout_drops_the_same_elements_in_tiles(
     assert all(torch.equal(grads[n], expected[n]) for n in expected)
 
 
+def test_gradients_of_dropped_inputs_are_summed_in_tiles_and_nothing_has_all_rows_for_them() -> None:
+    adapters: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=8, lora_dropout=0.2))]}
+    model = planned(row_tiles=128, recompute=WHOLE, **adapters)
+    assert rows_of(model, "lora_wgrad") == rows_of(model, "lora_join") == rows_of(model, "lora_split") == {128}
+    program = model.assembly.programs["micro_next"]
+    wide = tiny_config()["hidden_size"]
+    dropped = [v for op in program.ops if op.kind == "lora_dropout" for v in op.outs]
+    assert dropped and {v.root.shape[0] for v in dropped if v.shape[1] >= wide} == {128}
+
+
 @pytest.mark.parametrize("rows", [0, 128])
 @pytest.mark.parametrize("more", [frozenset(), frozenset({"adapter"})], ids=["pairs", "pairs and adapter"])
 @pytest.mark.parametrize("offload", [{}, ON_HOST], ids=["device", "host"])
@@ -177,6 +187,38 @@ def test_adapters_of_attention_beside_experts_have_the_bits_too(
     losses, grads = trained(model)
     expected_losses, expected = untiled(config=EXPERTS)
     assert losses == expected_losses and all(torch.equal(grads[name], expected[name]) for name in expected)
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 60,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attention_bias": True,
+}
+
+
+@pytest.mark.parametrize("recompute", [frozenset(), WHOLE], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("config", [EXPERTS, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+def test_adapters_of_experts_run_in_tiles_and_their_gradients_are_summed_tile_by_tile(
+    config: dict[str, Any], recompute: frozenset[str], untiled: Callable[..., Result]
+) -> None:
+    """All else has the same bits: losses, and the gradients of adapters of attention."""
+    options = LoraOptions(lora_rank=8, lora_target_parameters=("experts.gate_up_proj", "experts.down_proj"))
+    settings: dict[str, Any] = {"adapters": [(LORA, options)], "config": config}
+    model = planned(**settings, recompute=recompute, row_tiles=128)
+    kinds = ("grouped_linear", "grouped_linear_wgrad", "lora_scale")
+    assert [rows_of(model, kind) for kind in kinds] == [{256}] * 3 and rows_of(model, "expert_order") == {128}
+    losses, grads = trained(model)
+    expected_losses, expected = untiled(**settings)
+    assert losses == expected_losses and expected.keys() == grads.keys()
+    for name, grad in expected.items():
+        if "experts" in name:
+            assert torch.allclose(grads[name], grad, rtol=0, atol=1e-5 * float(grad.abs().max())), name
+        else:
+            assert torch.equal(grads[name], grad), name
+    assert recompute == frozenset() or arena(model) < 0.8 * arena(planned(**settings, recompute=recompute))
 
 
 def test_experts_that_one_op_reads_whole_are_not_divided() -> None:

@@ -85,6 +85,19 @@ def test_in_long_rows_operands_do_not_wait_for_attention(
     assert all(torch.equal(divided[name], whole[name]) for name in whole)
 
 
+def test_in_long_rows_each_product_of_dropped_inputs_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the A of each of seven projections, and for the B of each of four stored matrices, with the same bits."""
+    options: dict[str, Any] = {"options": {"lora_dropout": 0.1}}
+    apart = gradients(planned(**options), 1)
+    monkeypatch.setattr(gradients_module, "MANY_ROWS", 71)
+    model = planned(**options)
+    found = kinds(model)
+    assert (found["lora_wgrad"], found["lora_unpack"], found["linear_wgrad"]) == (11, 0, 0)
+    assert (found["lora_join"], found["lora_split"]) == (2, 2)
+    fused = gradients(model, 1)
+    assert fused.keys() == apart.keys() and all(torch.equal(fused[name], apart[name]) for name in apart)
+
+
 def test_rows_that_are_not_many_have_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients_module, "MANY_ROWS", 72)
     assert kinds(planned())["lora_wgrad"] == 1

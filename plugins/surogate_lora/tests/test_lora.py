@@ -296,6 +296,56 @@ def test_packing_has_the_gradient_of_autograd_through_its_reference() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("columns", [(8,), (3, 1, 4), (16, 16)], ids=str)
+def test_columns_are_joined_and_split_again(columns: tuple[int, ...], dtype: str) -> None:
+    """`check_op` compares rows that are computed by themselves too."""
+    parts = [torch.randn(6, count).to(TORCH_DTYPES[dtype]) for count in columns]
+    (joined,) = check_op(LORA_OPS["lora_join"], *parts)
+    first = 0
+    for part in parts:
+        assert torch.equal(joined[:, first : first + part.shape[1]], part)
+        first += part.shape[1]
+    assert first == joined.shape[1]
+    again = check_op(LORA_OPS["lora_split"], joined, columns=columns)
+    assert all(torch.equal(back, part) for back, part in zip(again, parts, strict=True))
+    (scaled,) = check_op(LORA_OPS["lora_scale"], joined, scale=0.3)
+    assert torch.equal(scaled, (0.3 * up(joined)).to(joined.dtype))
+
+
+def test_joining_and_scaling_have_the_gradient_of_autograd_through_its_reference() -> None:
+    def build(b: Builder) -> Value:
+        parts = [b.param(f"part{i}", (5, columns), INIT) for i, columns in enumerate((3, 1, 4))]
+        joined = b.apply("lora_scale", b.apply("lora_join", *parts), scale=0.5)
+        return b.apply("toy_dot", joined, b.input("direction", joined.shape, joined.dtype))
+
+    by_rule = VOCABULARY | LORA_OPS
+    by_torch = by_rule | {kind: replace(LORA_OPS[kind], vjp=None) for kind in ("lora_join", "lora_scale")}
+    ours, theirs = (train(build, ops=ops).run() for ops in (by_rule, by_torch))
+    assert len(ours) == 3 and all(g.any() for g in ours.values())
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "attrs", "message"),
+    [
+        ("lora_join", [((4, 2), "fp32"), ((5, 2), "fp32")], {}, "as many rows, got .* and .*5,2"),
+        ("lora_join", [((4, 2), "fp32"), ((4, 2), "bf16")], {}, "of one dtype"),
+        ("lora_join", [((4, 2), "fp32"), ((4,), "fp32")], {}, "must be matrices"),
+        ("lora_split", [((4, 5), "fp32")], {"columns": (2, 2)}, r"columns \[2, 2\] are not those of"),
+        ("lora_split", [((4, 5), "fp32")], {"columns": (5, 0)}, r"columns \[5, 0\]"),
+        ("lora_split", [((4, 5), "fp32")], {"columns": ()}, r"columns \[\]"),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(
+    kind: str, shapes: list[tuple[tuple[int, ...], str]], attrs: dict[str, Any], message: str
+) -> None:
+    b = Builder(OPS, "fp32")
+    values = [b.activation("part", shape, dtype) for shape, dtype in shapes]
+    with pytest.raises(ProgramError, match=message), b.record("forward"):
+        b.emit(kind, *values, **attrs)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_gaps_and_parts_together_cover_a_matrix_once(seed: int) -> None:
     rng = Random(seed)
@@ -318,7 +368,7 @@ def test_gaps_and_parts_together_cover_a_matrix_once(seed: int) -> None:
 def test_every_pair_of_dtypes_has_a_kernel_on_a_gpu(dtype: str, other: str) -> None:
     pack, unpack = packing_ops(dtype, other)
     target = Target(device("a100"))
-    for op in (pack, unpack):
+    for op in (pack, unpack, *joining_ops(dtype)):
         assert choose(KERNELS, op, target).op == op.kind
         with pytest.raises(AssertionError, match="SM80"):
             choose(KERNELS, op, Target(replace(device("a100"), sm=75)))
@@ -333,7 +383,7 @@ def test_every_pair_of_dtypes_has_a_kernel_on_a_gpu(dtype: str, other: str) -> N
 
 
 def test_doubles_are_left_to_the_references() -> None:
-    for op in packing_ops("fp32", "fp64"):
+    for op in (*packing_ops("fp32", "fp64"), *joining_ops("fp64")):
         with pytest.raises(AssertionError, match="matrices must be fp32 or bf16"):
             choose(KERNELS, op, Target(device("a100")))
 
@@ -346,6 +396,15 @@ def packing_ops(of_wholes: str, of_parts: str) -> tuple[Op, Op]:
         b.emit("lora_unpack", *wholes, shapes=PARTS, places=PLACES, dtypes=(of_parts,) * len(PARTS))
     pack, unpack = ops
     return pack, unpack
+
+
+def joining_ops(dtype: str) -> list[Op]:
+    b = Builder(OPS, "fp32")
+    with b.record("forward") as ops:
+        whole = b.apply("lora_join", *(b.activation("part", (5, 8), dtype) for _ in range(2)))
+        b.emit("lora_split", whole, columns=(8, 8))
+        b.apply("lora_scale", whole, scale=2.0)
+    return list(ops)
 
 
 # ------------------------------------------------------------------------------------------------------------- program

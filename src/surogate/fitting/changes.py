@@ -16,7 +16,7 @@ from surogate_core.api import DeviceInfo, OptimizerDef, Precision
 from surogate_core.assembly.step_inputs import divisors
 from surogate_core.machine.devices import GIB
 from surogate_core.memory.alignment import align
-from surogate_core.planning.plan import Plan, recomputed
+from surogate_core.planning.plan import Plan, settled
 
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
@@ -285,7 +285,7 @@ class Proposal:
 
     def finished(self) -> Proposal:
         """Return the proposal with the recomputation that its plan needs."""
-        return replace(self, plan=recomputed(self.plan))
+        return replace(self, plan=settled(self.plan))
 
     def saves(self, before: Plan) -> int:
         """Return by how many bytes a device needs less than in the plan `before`."""

@@ -247,7 +247,7 @@ class _Rows:
     def _inputs(self, run: Run) -> PlanInputs:
         own = self._plan.inputs
         inputs = run_inputs(run, self._plan.report.device, own.world_size, own.nodes)
-        return replace(inputs, host_memory=own.host_memory)
+        return replace(inputs, host_memory=own.host_memory, tiles_stand_in=True)
 
 
 def _without(held: Held, index: int) -> Held:

@@ -53,7 +53,7 @@ def sketch_run(
     device = limited(device, run.config.device_memory_limit)
     ranks = count_ranks(run.config, device, None, nodes) if world_size is None else world_size
     given = run_inputs(run, device, ranks, nodes)
-    inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
+    inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory, tiles_stand_in=True))
     plan = sketched(inputs, recording)
     refuse_unstored(run, plan.assembly)
     _refuse_undrawn(run)

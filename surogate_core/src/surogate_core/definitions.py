@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -67,7 +67,7 @@ class Definitions:
         Raises ConfigError if definitions and device do not fit together, if an op has no kernel on a GPU, or if the
         device has too little memory with everything recomputed.
         """
-        planned = recomputed(sketched(self._inputs(batch, row_length, device)))
+        planned = recomputed(sketched(replace(self._inputs(batch, row_length, device), tiles_stand_in=True)))
         planned.verify()
         if not self.allow_reference:
             refuse_missing_kernels(planned.kernels, device)

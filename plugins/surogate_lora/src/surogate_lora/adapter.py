@@ -36,7 +36,7 @@ from .files import load, matches, merge, save
 from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
-from .packing import Packing, firsts, side_by_side
+from .packing import Packing, firsts
 from .principal import DOWN, FIRST_DOWN, FIRST_UP, UP, check_rank, start
 from .use import commands
 
@@ -108,9 +108,8 @@ def _add_branches(
     base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
     if options.lora_dropout:
         seen = [_dropped(b, x, p.module, scalars, options.lora_dropout) for p in projections]
-        inner = side_by_side(
-            b, [b.apply("linear", s, a, label=ADAPTER_LABEL) for s, a in zip(seen, packed.down, strict=True)]
-        )
+        thin = [b.apply("linear", s, a, label=ADAPTER_LABEL) for s, a in zip(seen, packed.down, strict=True)]
+        inner = b.apply("lora_join", *thin, label=ADAPTER_LABEL) if len(thin) > 1 else thin[0]
     else:
         inner = b.apply("linear", x, *packed.down, label=ADAPTER_LABEL)
     branches = b.apply("linear", inner, packed.up, label=y.label, dtype=y.dtype)
@@ -237,10 +236,9 @@ def rate(param: Value, stored: WeightMap | None, options: LoraOptions) -> float:
 def fuse(program: Program, options: LoraOptions) -> Program:
     """Compute products of experts with their branches, and the gradients of a block by one op.
 
-    With dropout the second would keep what every branch sees in memory.
+    With dropout that would keep what every branch sees in memory, so each product has its own, and only in long rows.
     """
-    program = experts.fuse_branches(program)
-    return program if options.lora_dropout else fuse_gradients(program)
+    return fuse_gradients(experts.fuse_branches(program), apart=bool(options.lora_dropout))
 
 
 def with_head(adapter: AdapterDef[LoraOptions], model: ModelDef) -> AdapterDef[LoraOptions]:

@@ -41,7 +41,6 @@ from surogate_core.api import (
 
 from .matching import is_target
 from .options import LoraOptions
-from .packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,9 +117,7 @@ class Stacks:
         )
         base = b.apply(op.kind, x, w, *groups, *added, label=y.label, **op.attrs)
         inner = b.apply(op.kind, x, down, *groups, label=ADAPTER_LABEL, **op.attrs)
-        packing = Packing()
-        packing.add(inner.shape, [(inner, 0, 0, self.options.scale_of(parameter))])
-        (scaled,) = packing.emit(b, ADAPTER_LABEL, inner.dtype)
+        scaled = b.apply("lora_scale", inner, label=ADAPTER_LABEL, scale=self.options.scale_of(parameter))
         b.emit("add", base, b.apply(op.kind, scaled, up, *groups, label=y.label, **op.attrs), outs=[y])
 
     def _pair(self, op: Op, parameter: str) -> tuple[Value, Value]:

@@ -3,7 +3,8 @@
 Its kernel reads the operands of a block in one launch, and computes no element of the packed matrices that is always
 zero. All operands stay in memory until then, which is the end of the block's backward pass. With many rows that costs
 more than launches do: the operands of the MLP would wait for the backward pass of attention, where most memory is held.
-So there each stretch of a block between two ops of attention has a `lora_wgrad` of its own.
+So there each stretch of a block between two ops of attention has a `lora_wgrad` of its own, and with dropout, under
+which each branch sees another input, each product.
 """
 
 from __future__ import annotations
@@ -27,34 +28,36 @@ MANY_ROWS = 16_384
 """Operands of more rows do not wait for attention."""
 
 
-def fuse_gradients(program: Program) -> Program:
+def fuse_gradients(program: Program, *, apart: bool = False) -> Program:
     """Replace each `lora_unpack` and the products that only it reads by a `lora_wgrad`, where that has a kernel.
 
     Parts of more than MOST_RANKS ranks are left alone: their wide operands would be read several times. Operands of
     more than MANY_ROWS rows are read before the next op of attention: see the module.
+
+    apart: operands of no product wait for those of another. Products of few rows stay.
     """
     products = {op.outs[0]: op for op in program.ops if op.kind == "linear_wgrad"}
     reads = Counter(v for op in program.ops for v in op.ins)
     position = {op: i for i, op in enumerate(program.ops)}
-    stretches = _stretches(program)
+    stretches = position if apart else _stretches(program)
     fused: dict[Op, list[Op]] = {}
     for op in program.ops:
         if op.kind != "lora_unpack" or not all(v in products and reads[v] == 1 for v in op.ins):
             continue
         whole = replace(op, kind="lora_wgrad", ins=tuple(v for out in op.ins for v in products[out].ins))
-        if refusal(whole):
+        has_many = whole.ins[0].shape[0] > MANY_ROWS
+        if apart and not has_many:
             continue
-        fused |= {products[v]: [] for v in op.ins}
-        if whole.ins[0].shape[0] <= MANY_ROWS:
-            fused[op] = [whole]
-            continue
-        fused[op] = []
-        wholes: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for i, out in enumerate(op.ins):
-            wholes.setdefault(stretches[products[out]], []).append(i)
-        for part in wholes.values():
-            last = max((products[op.ins[i]] for i in part), key=position.__getitem__)
-            fused[last] = [_of_pairs(whole, part)]
+            groups.setdefault(stretches[products[out]] if has_many else 0, []).append(i)
+        parts = [_of_pairs(whole, group) for group in groups.values()] if has_many else [whole]
+        if any(map(refusal, parts)):
+            continue
+        fused |= {products[v]: [] for v in op.ins} | {op: []}
+        for part, group in zip(parts, groups.values(), strict=True):
+            last = max((products[op.ins[i]] for i in group), key=position.__getitem__) if has_many else op
+            fused[last] = [part]
     return replace(program, ops=tuple(new for op in program.ops for new in fused.get(op, [op])))
 
 

@@ -1,4 +1,4 @@
-"""Compiled kernels of `lora_pack`, `lora_unpack` and `lora_dropout`."""
+"""Compiled kernels of the ops that move matrices, and of `lora_dropout`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class _Move:
     dtypes: tuple[str, str]
     scale: float
     accumulates: bool = False
+
+    def turned(self) -> _Move:
+        """Return the move from the target to the source."""
+        strides = self.target_stride, self.source_stride
+        return _Move(self.target, self.source, *strides, self.rows, self.columns, self.dtypes[::-1], self.scale)
 
     @property
     def words(self) -> tuple[int, ...]:
@@ -74,6 +79,32 @@ def _bind_unpack(op: Op, ctx: BindContext) -> Call:
         strides, dtypes = (whole.shape[1], columns), (whole.dtype, part.dtype)
         moves.append(_Move(source, ctx.pointer(part), *strides, rows, columns, dtypes, at.scale, i in op.accumulate))
     return _move(ctx, moves)
+
+
+def _bind_join(op: Op, ctx: BindContext) -> Call:
+    return _move(ctx, [_columns(ctx, part, whole=op.outs[0], column=at) for part, at in _in_order(op.ins)])
+
+
+def _bind_split(op: Op, ctx: BindContext) -> Call:
+    return _move(ctx, [_columns(ctx, part, whole=op.ins[0], column=at).turned() for part, at in _in_order(op.outs)])
+
+
+def _in_order(parts: Sequence[Value]) -> Iterator[tuple[Value, int]]:
+    """Yield each part with its first column in the whole."""
+    column = 0
+    for part in parts:
+        yield part, column
+        column += part.shape[1]
+
+
+def _columns(ctx: BindContext, part: Value, whole: Value, column: int) -> _Move:
+    rows, columns = part.shape
+    source, target = ctx.pointer(part), _address(ctx, whole, 0, column)
+    return _Move(source, target, columns, whole.shape[1], rows, columns, (part.dtype, whole.dtype), 1.0)
+
+
+def _bind_scale(op: Op, ctx: BindContext) -> Call:
+    return _move(ctx, [replace(_columns(ctx, op.ins[0], whole=op.outs[0], column=0), scale=op.attrs["scale"])])
 
 
 def _address(ctx: BindContext, value: Value, row: int, column: int) -> int:
@@ -147,6 +178,9 @@ def _unpack_supports(op: Op, target: Target) -> Support:
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(op="lora_pack", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_pack),
     KernelDef(op="lora_unpack", dtypes=("*", "..."), supports=_unpack_supports, bind=_bind_unpack),
+    KernelDef(op="lora_join", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_join),
+    KernelDef(op="lora_split", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_split),
+    KernelDef(op="lora_scale", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_scale),
     *(
         KernelDef(
             op="lora_dropout",

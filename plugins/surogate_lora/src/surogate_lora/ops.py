@@ -4,6 +4,10 @@
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
     lora_wgrad     (dy, x, dy, x, ...; the same)          -> parts of the products dy^T x: whole i is that of pair i
 
+    lora_join      (parts [T, c]...)                      -> whole [T, sum of c]: the columns of the parts, in order
+    lora_split     (whole [T, C]; columns)                -> parts [T, c]...: so many columns each, in order
+    lora_scale     (x [R, c]; scale)                      -> scale * x, whose rows are of experts
+
     lora_principal (W [N, K]; row, rows, rank, scale, dtype) -> A, B and their copies: the principal part of rows of W
 
 And what a branch sees of its input, in training alone:
@@ -85,6 +89,34 @@ def _lora_wgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]
     return [OutSpec("lora", tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True)]
 
 
+def _lora_join(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    first = ins[0]
+    other = next((v for v in ins if len(v.shape) != 2 or (v.shape[0], v.dtype) != (first.shape[0], first.dtype)), None)
+    if other is not None:
+        raise ProgramError(f"parts must be matrices of one dtype and as many rows, got {first!r} and {other!r}")
+    return [OutSpec(first.label, (first.shape[0], sum(v.shape[1] for v in ins)), first.dtype)]
+
+
+def _lora_split(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    (whole,), columns = ins, attrs["columns"]
+    if min(columns, default=0) < 1 or sum(columns) != whole.shape[1]:
+        raise ProgramError(f"columns {list(columns)} are not those of {whole!r}")
+    return [OutSpec(whole.label, (whole.shape[0], count), whole.dtype) for count in columns]
+
+
+def _lora_join_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    columns = tuple(v.shape[1] for v in op.ins)
+    return b.emit("lora_split", dy, label=[f"d_{v.label}" for v in op.ins], columns=columns)
+
+
+def _lora_scale_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    return (b.apply("lora_scale", dy, label=f"d_{op.ins[0].label}", **op.attrs),)
+
+
 def _unpack_read(op: Op, read: Sequence[bool]) -> Op:
     """Take apart only what is read: not the gradients of frozen parts."""
     kept = [i for i, wanted in enumerate(read) if wanted]
@@ -163,6 +195,31 @@ OPS: tuple[OpDef, ...] = (
         reference="surogate_lora.reference:lora_unpack",
         rewrites=Rewrites(narrowed=_unpack_read),
         flops=_moved,
+    ),
+    OpDef(
+        kind="lora_join",
+        infer=_lora_join,
+        vjp=_lora_join_vjp,
+        reference="surogate_lora.reference:lora_join",
+        flops=_moved,
+        row_wise=lambda op: RowWise(ins=tuple(range(len(op.ins))), outs=(0,)),
+    ),
+    OpDef(
+        kind="lora_split",
+        infer=_lora_split,
+        attrs={"columns": tuple},
+        reference="surogate_lora.reference:lora_split",
+        flops=_moved,
+        row_wise=lambda op: RowWise(ins=(0,), outs=tuple(range(len(op.outs)))),
+    ),
+    OpDef(
+        kind="lora_scale",
+        infer=lambda ins, attrs: [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)],
+        attrs={"scale": float},
+        vjp=_lora_scale_vjp,
+        reference="surogate_lora.reference:lora_scale",
+        flops=_moved,
+        row_wise=lambda op: RowWise(ins=(0,), outs=(0,), local=(0,), takes=(0,)),
     ),
     OpDef(
         kind="lora_principal",

@@ -38,17 +38,6 @@ class Packing:
         return b.emit("lora_pack", *self._parts, label=labels, shapes=shapes, places=places, dtype=dtype)
 
 
-def side_by_side(b: Builder, parts: Sequence[Value]) -> Value:
-    """The columns of all `parts` [T, r] in one matrix, in the dtype and with the label of the first."""
-    if len(parts) == 1:
-        return parts[0]
-    packing, first = Packing(), parts[0]
-    columns = firsts([part.shape[1] for part in parts])
-    width = columns[-1] + parts[-1].shape[1]
-    packing.add((first.shape[0], width), [(part, 0, c, 1.0) for part, c in zip(parts, columns, strict=True)])
-    return packing.emit(b, first.label, first.dtype)[0]
-
-
 def firsts(sizes: Sequence[int]) -> list[int]:
     """Return the first index of each of these stretches if one follows the other."""
     return [sum(sizes[:i]) for i in range(len(sizes))]

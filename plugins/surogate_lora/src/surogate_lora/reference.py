@@ -41,6 +41,21 @@ def lora_wgrad(
     return lora_unpack(*wholes, shapes=shapes, places=places, dtypes=dtypes)
 
 
+def lora_join(*parts: Tensor) -> Tensor:
+    """The columns of the parts, one after another."""
+    return torch.cat(parts, 1)
+
+
+def lora_split(whole: Tensor, *, columns: Sequence[int]) -> tuple[Tensor, ...]:
+    """Matrices of so many columns each, in order."""
+    return tuple(part.clone() for part in whole.split(list(columns), 1))
+
+
+def lora_scale(x: Tensor, *, scale: float) -> Tensor:
+    """scale * x."""
+    return (scale * up(x)).to(x.dtype)
+
+
 def lora_principal(
     weight: Tensor, *, row: int, rows: int, rank: int, scale: float, dtype: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The compiled lora_pack and lora_unpack against their references: the same bits for any dtype, shape, alignment."""
+"""The compiled kernels that pack, unpack, join and split have the bits of their references, for any dtype and shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import guarded, same_bits
 from surogate_lora.kernels import KERNELS
 from surogate_lora.ops import Place
-from surogate_lora.reference import lora_pack, lora_unpack
+from surogate_lora.reference import lora_join, lora_pack, lora_scale, lora_split, lora_unpack
 
 pytestmark = pytest.mark.gpu
 
@@ -145,3 +145,27 @@ def test_wrong_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("skew", [0, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("rows", "columns"), cases([(1, (1,)), (37, (16, 24)), (256, (3, 4, 9))], more=[(70_001, (16, 16, 16))])
+)
+def test_joined_split_and_scaled_columns_have_the_bits_of_the_references(
+    rows: int, columns: tuple[int, ...], dtype: str, skew: int
+) -> None:
+    parts = values("part", [(rows, count) for count in columns], [dtype])
+    (whole,) = values("whole", [(rows, sum(columns))], [dtype])
+    contents = {v: drawn(v) for v in parts}
+    (joined,) = run_kernel(KERNELS, Op("lora_join", tuple(parts), (whole,)), contents, skew=skew)
+    assert same_bits(joined, lora_join(*contents.values()))
+    content = drawn(whole)
+    split = Op("lora_split", (whole,), tuple(parts), {"columns": columns})
+    for out, expected in zip(
+        run_kernel(KERNELS, split, {whole: content}, skew=skew), lora_split(content, columns=columns), strict=True
+    ):
+        assert same_bits(out, expected)
+    (other,) = values("scaled", [whole.shape], [dtype])
+    (scaled,) = run_kernel(KERNELS, Op("lora_scale", (whole,), (other,), {"scale": 0.3}), {whole: content}, skew=skew)
+    assert same_bits(scaled, lora_scale(content, scale=0.3))

@@ -82,8 +82,8 @@ def _divides_weights(draft: Draft) -> bool:
 
 
 FORK: Final = Pass("fork", "", "from here on for each plan", lambda draft: draft)
-"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `row_tiles`, `decoded_experts`, `offload`,
-`zero_copy`, `beside` and `host_memory`, as long as their `grouping` is the same."""
+"""Plans of what is recorded may differ in `recompute`, `recompute_chosen`, `row_tiles`, `tiles_stand_in`,
+`decoded_experts`, `offload`, `zero_copy`, `beside` and `host_memory`, as long as their `grouping` is the same."""
 
 PASSES: Final = (
     Pass("build", "forward", "the model records its ops", build_model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..api import BatchInputs, Numerics, Refusal, Scalars, WeightMap
@@ -115,6 +116,11 @@ class Assembly:
         kind = MicroStep(first, last and self.world_size > 1)
         alike = (p for p in self.programs.values() if p.stage == "micro" and p.purpose == purpose)
         return next(p for p in alike if MicroStep(p.first, p.last) == kind)
+
+    @cached_property
+    def is_partial(self) -> bool:
+        """Whether ops stand for others (`Op.times`): it has seconds and bytes, but cannot run."""
+        return any(op.times > 1 for program in self.programs.values() for op in program.ops)
 
     def only(self, stage: Stage) -> Program:
         """Return the program named after its stage: "start", "derive", "evaluate" or "update"."""

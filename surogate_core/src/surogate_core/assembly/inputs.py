@@ -60,6 +60,7 @@ class PlanInputs:
     recompute_chosen  what it chose; None: nothing besides `recompute`
     row_tiles         rows of a tile, a multiple of `tile.MULTIPLE`, 0: no tiles; None: `sketched` may choose some,
                       if the run does not fit
+    tiles_stand_in    a sketch: one of the tiles between the first and the last stands for all (`tile`)
     decoded_experts   most bytes of a weight of experts that are decoded at a time, 0: all; None: `sketched` may choose
                       fewer, if the run does not fit
     weight_format     how frozen matrices are stored; None: in the model's dtype
@@ -103,6 +104,7 @@ class PlanInputs:
     recompute_more: bool = False
     recompute_chosen: Recomputation | None = None
     row_tiles: int | None = 0
+    tiles_stand_in: bool = False
     decoded_experts: int | None = 0
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     weight_format: tuple[WeightFormatDef, BaseModel] | None = None

@@ -140,6 +140,8 @@ def program_cost(program: Program, costs: OpCosts) -> Cost:
     ranks = (None, _busiest(program, costs))
     for index, op in enumerate(program.ops):
         cost = costs(op) if op.owner in ranks else Cost()
+        if op.times > 1:
+            cost = cost.times(op.times)
         flops += cost.flops
         nbytes += cost.bytes
         attention += cost.attention_seconds

@@ -42,7 +42,8 @@ def lifetimes(program: Program, workspace: Sequence[int]) -> dict[Place, list[Li
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, (op, nbytes) in enumerate(zip(program.ops, workspace, strict=True)):
-        for value in (v.root for v in op.ins + op.outs):
+        for used in op.ins + op.outs:
+            value = used.root
             if value in last:
                 last[value] = index
             elif value.role in ("act", "staged"):

@@ -159,7 +159,7 @@ class Plan:
 def sketched(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     """Return a plan without its last checks (`Plan.verify`) and without the recomputation that the planner chooses.
 
-    `Plan.expected` says what that would make of it, and `recomputed` makes it. The report of a plan that does not fit
+    `Plan.expected` says what that would make of it, and `settled` makes it. The report of a plan that does not fit
     may count only live bytes (`at_least`). `recording`: of a plan that this one can be made from (`assemble.record`).
 
     Of a run that does not fit and may have row tiles, or decode weights of experts in parts, this is the plan without
@@ -203,10 +203,25 @@ def tiles_of_long_rows(inputs: PlanInputs) -> int:
 
 
 def recomputed(plan: Plan) -> Plan:
+    """Return what `settled` does, with all tiles written out: a plan that can run."""
+    found = settled(plan)
+    whole = replace(found.inputs, tiles_stand_in=False)
+    if not found.assembly.is_partial:
+        return replace(found, inputs=whole)
+    assembly = sketch(whole, plan.recording)
+    with assembly.passed.finding_causes():
+        exact = replace(found, inputs=whole, assembly=assembly, report=summarise(assembly, whole))
+    if found.report.missing_bytes <= 0 < exact.report.missing_bytes:  # other places were found for more values
+        return settled(sketched(replace(plan.inputs, tiles_stand_in=False), plan.recording))
+    return exact
+
+
+def settled(plan: Plan) -> Plan:
     """Return a sketch with more recomputation if it does not fit: the cheapest that fits, or all of it if nothing does.
 
     A plan that recomputation does not make smaller keeps its own. One that was expected to fit and does not is divided
-    (`sketched`), if that fits. The report's bytes are exact.
+    (`sketched`), if that fits. The report's bytes are exact: where values of a tile that stands for others are, theirs
+    can be.
     """
     if plan.report.missing_bytes <= 0:
         return plan
@@ -215,7 +230,7 @@ def recomputed(plan: Plan) -> Plan:
         found = _recomputing(exact) if plan.recompute_levels else exact
     was_expected = plan.expected.seconds < inf and found.report.missing_bytes > 0
     for smaller in _smaller(plan.inputs, plan.recording) if was_expected else ():
-        divided = recomputed(sketched(smaller, plan.recording))
+        divided = settled(sketched(smaller, plan.recording))
         if divided.report.missing_bytes <= 0:
             return divided
     return found

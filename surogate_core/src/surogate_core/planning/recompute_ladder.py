@@ -27,6 +27,7 @@ _MOST_TRIALS = 8
 _FAILURES = 2
 """Plans that do not fit before the last level is tried, unless it frees twice what is missing by what the others freed:
 if that does not fit either, none does."""
+_HALVINGS = 3
 _LEAST_FREED = 0.1
 
 
@@ -92,11 +93,24 @@ def first_that_fits(levels: Sequence[RecomputeLevel], missing: int, missing_at: 
         else:
             low, failures = at, failures + 1
             doubtful = 2 * missing > freed * (levels[at].kept - levels[last].kept)
-            if failures == _FAILURES and doubtful and missing_at(last) > 0:
-                return last
+            if failures == _FAILURES and doubtful:
+                if missing_at(last) > 0:
+                    return last
+                if freed < _LEAST_FREED:
+                    return _halved(low, last, missing_at)
     if high > last:
         missing_at(last)
     return min(high, last)
+
+
+def _halved(low: int, high: int, missing_at: Callable[[int], int]) -> int:
+    """Return a level that fits, of those above `low` up to `high`, which fits although the levels before freed next to
+    nothing: what they freed does not say where the bytes fall."""
+    for _ in range(_HALVINGS):
+        if (middle := (low + high) // 2) == low:
+            break
+        low, high = (low, middle) if missing_at(middle) <= 0 else (middle, high)
+    return high
 
 
 # ---------------------------------------------------------------------------------------------------------- the prices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -46,7 +46,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     context = f"{program.name}{f' after {after}' if after else ''}"
     checked = checked or Checked()
     known, overwritten, aside = set[Value](), set[Value](), set[Value]()
-    in_rows: dict[Value, list[Rows]] = {}
+    in_rows: _InRows = {}
     for index, op in enumerate(program.ops):
         if not isinstance(op, Op):
             raise ProgramError(f"{context}: op {index} is {op!r:.80}, expected an Op")
@@ -67,8 +67,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             known.add(value)
             if isinstance(value, Rows):
                 written = in_rows.setdefault(value.whole, [])
-                written.append(value)
-                if sum(rows.shape[0] for rows in written) == value.whole.shape[0]:
+                written.append((value.row, value.row + value.shape[0] * op.times))
+                if sum(last - first for first, last in written) == value.whole.shape[0]:
                     known.add(value.whole)
         if op.in_place:
             taken = [op.ins[i] for i in op.in_place.values()]
@@ -99,24 +99,28 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
 
 
-def _are_written(value: Value, known: set[Value], in_rows: Mapping[Value, Sequence[Rows]]) -> bool:
+_InRows = dict[Value, list[tuple[int, int]]]
+"""The first row, and that after the last, of what ops have written of a value so far."""
+
+
+def _are_written(value: Value, known: set[Value], in_rows: _InRows) -> bool:
     """Return whether ops have written all of some rows."""
     if not isinstance(value, Rows):
         return False
     if value.whole in known:
         return True
     last = value.row + value.shape[0]
-    of_them = (min(last, r.row + r.shape[0]) - max(value.row, r.row) for r in in_rows.get(value.whole, ()))
+    of_them = (min(last, end) - max(value.row, first) for first, end in in_rows.get(value.whole, ()))
     return sum(max(0, rows) for rows in of_them) == value.shape[0]
 
 
-def _is_written_in_part(value: Value, known: set[Value], in_rows: Mapping[Value, Sequence[Rows]]) -> bool:
+def _is_written_in_part(value: Value, known: set[Value], in_rows: _InRows) -> bool:
     """Return whether an op has written rows of a value, or some of its rows."""
     if not isinstance(value, Rows):
         return value in in_rows
     last = value.row + value.shape[0]
     others = in_rows.get(value.whole, ())
-    return value.whole in known or any(r.row < last and value.row < r.row + r.shape[0] for r in others)
+    return value.whole in known or any(first < last and value.row < end for first, end in others)
 
 
 def check_states(programs: Iterable[Program]) -> None:

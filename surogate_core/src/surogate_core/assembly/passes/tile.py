@@ -20,7 +20,10 @@ def tile_rows(draft: Draft) -> Draft:
     def tiled(program: Program) -> Program:
         together = fixed > 0 and computes_together(program, inputs.tokens, inputs.ops)
         rows = fixed if together else inputs.row_tiles or 0
-        return draft.verified(program, tile(program, inputs.tokens, rows, b, together=together)) if rows else program
+        if not rows:
+            return program
+        tiled = tile(program, inputs.tokens, rows, b, together=together, sketch=inputs.tiles_stand_in)
+        return draft.verified(program, tiled)
 
     return draft.having(tiled(draft.programs["evaluate"])).changing_micro_steps(tiled)
 

@@ -138,7 +138,7 @@ def _in_parts(op: Op, decoded: _Decoded, builder: Builder) -> Iterable[Op]:
     for first in range(0, decoded.groups, decoded.at_a_time):
         count = min(decoded.at_a_time, decoded.groups - first)
         decode = part_of_op(whole, apart, decoded.groups, first, count, share)
-        yield decode.changed(phase=op.phase, block=op.block)
+        yield decode.changed(phase=op.phase, block=op.block, times=op.times)
         now = dict(zip(whole.outs, decode.outs, strict=True))
         out = y if first + count == decoded.groups else activation(UNFINISHED_LABEL, y.shape, y.dtype)
         ins = (base, *(now.get(v, v) for v in op.ins))

@@ -31,14 +31,10 @@ def sum_in_blocks(program: Program, ops: Mapping[str, OpDef], builder: Builder) 
 
 
 def _blocks(op: Op, ops: Mapping[str, OpDef], builder: Builder) -> Iterable[Op]:
+    if not op.outs or any(v.role != "grad" or v.dtype == "bf16" for v in op.outs):
+        return [op]
     found = ops[op.kind].row_wise(op)
-    if (
-        found is None
-        or found.outs
-        or found.takes
-        or not found.sums
-        or any(v.role != "grad" or v.dtype == "bf16" for v in op.outs)
-    ):
+    if found is None or found.outs or found.takes or not found.sums:
         return [op]
     summed = [op.ins[i] for i in found.ins]
     rows = summed[0].shape[0]

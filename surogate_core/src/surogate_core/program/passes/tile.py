@@ -16,6 +16,9 @@ In the order of the functions:
 Rows of all outputs have the bits of the whole product where a kernel's arithmetic does not depend on how many rows it
 gets. Sums over rows are those of the tiles, in order (`sum_in_blocks`).
 
+A sketch writes out three tiles: one stands for all between the first and the last (`Op.times`), which are alike. So it
+has the seconds of the whole program, and its live bytes.
+
 Every tile has an instance of its own of a value that makes sense for its rows alone (`RowWise.local`), such as the
 order in which experts take them. Tiles of the same rows read it in later stretches too.
 """
@@ -29,7 +32,7 @@ from typing import Any
 from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import OpDef, RowWise
-from ..value import Value
+from ..value import ALIGNMENT, Value
 from . import sum_in_blocks
 
 MOST = 256
@@ -63,11 +66,14 @@ def computes_together(program: Program, tokens: int, ops: Mapping[str, OpDef]) -
     return any(found.together for op in program.ops if (found := given(op)))
 
 
-def tile(program: Program, tokens: int, rows: int, builder: Builder, *, together: bool = False) -> Program:
+def tile(
+    program: Program, tokens: int, rows: int, builder: Builder, *, together: bool = False, sketch: bool = False
+) -> Program:
     """Return the program with its ops on `tokens` rows in tiles of `rows`, wherever a value becomes smaller by it.
 
     together  ops are divided too whose rows depend on which others are in their tile, and tiles are those of every plan
               of these rows: sums over rows are always made in them
+    sketch    return a program that cannot run, for its seconds and live bytes
     """
     if tokens <= rows:
         return program
@@ -75,7 +81,23 @@ def tile(program: Program, tokens: int, rows: int, builder: Builder, *, together
     given.refuse_whole(program)
     stretches = _stretches(_later(program, given), given)
     stretches = _again(stretches, builder)
-    return replace(program, ops=tuple(_in_tiles(stretches, program.outputs, given, rows, builder)))
+    spans = _spans(tokens, rows, sketch)
+    return replace(program, ops=tuple(_in_tiles(stretches, program.outputs, given, spans, builder)))
+
+
+@dataclass(frozen=True)
+class _Span:
+    """`count` rows from row `first` on; of as many alike tiles as it stands for, those of one."""
+
+    first: int
+    count: int
+    times: int = 1
+
+
+def _spans(tokens: int, rows: int, sketch: bool) -> list[_Span]:
+    found = [_Span(first, min(rows, tokens - first)) for first in range(0, tokens, rows)]
+    between = found[1:-1]
+    return [found[0], replace(between[0], times=len(between)), found[-1]] if sketch and between else found
 
 
 class _RowWise:
@@ -229,7 +251,7 @@ def _stretches(program: Program, row_wise: _RowWise) -> list[_Stretch]:
 
 
 def _again(stretches: Sequence[_Stretch], builder: Builder) -> list[_Stretch]:
-    """Compute in a stretch what an earlier one has recomputed, if that needs nothing that would live longer for it.
+    """Compute in a stretch what an earlier one has recomputed, if what would live longer for it is smaller.
 
     So only what other ops read is kept between them. Ops of which then nothing is read are dropped.
     """
@@ -239,7 +261,8 @@ def _again(stretches: Sequence[_Stretch], builder: Builder) -> list[_Stretch]:
     result: list[_Stretch] = []
     for index, stretch in enumerate(stretches):
         if stretch.rows:
-            here = {v for v, last in last_read.items() if last >= index and (v in kept or v not in made)}
+            here = _Here(index, last_read, kept, made)
+            here.more |= _worth_keeping({v for op in stretch.ops for v in op.ins if v in made}, made, here)
             result.append(_Stretch(tuple(_recomputing(stretch.ops, made, here, builder)), True))
             made |= {v: op for op in stretch.ops if op.phase == "recompute" for v in op.outs if v not in kept}
         else:
@@ -247,32 +270,58 @@ def _again(stretches: Sequence[_Stretch], builder: Builder) -> list[_Stretch]:
     return _without_unread(result)
 
 
-def _recomputing(
-    ops: Sequence[Op], made: Mapping[Value, Op], here: Collection[Value], builder: Builder
-) -> Iterator[Op]:
+@dataclass
+class _Here:
+    """The values that are there for a stretch: what it or a later one reads, but for what earlier ones have recomputed
+    for stretches alone; and `more`."""
+
+    index: int
+    last_read: Mapping[Value, int]
+    kept: Collection[Value]
+    made: Mapping[Value, Op]
+    more: set[Value] = field(default_factory=set)
+
+    def __contains__(self, value: Value) -> bool:
+        is_read = self.last_read.get(value, -1) >= self.index
+        return (is_read and (value in self.kept or value not in self.made)) or value in self.more
+
+
+def _recomputing(ops: Sequence[Op], made: Mapping[Value, Op], here: _Here, builder: Builder) -> Iterator[Op]:
     """Yield the ops, each after those of `made` that compute what it reads, as far as that needs only `here`."""
     fresh: dict[Value, Value] = {}
-    there = set(here)
     for op in ops:
         for value in op.ins:
-            for again in (_needed(value, made, there) if value in made else ()) or ():
+            is_made = value in made and not _missing(value, made, here)
+            for again in _needed(value, made, here) if is_made else ():
                 if again.outs[0] not in fresh:
                     with builder.block(again.block):
                         outs = [builder.activation(v.label, v.shape, v.dtype) for v in again.outs]
                     yield again.on(fresh).changed(outs=tuple(outs))
                     fresh |= dict(zip(again.outs, outs, strict=True))
-                    there.update(again.outs)
+                    here.more.update(again.outs)
         yield op.on(fresh)
 
 
-def _needed(value: Value, made: Mapping[Value, Op], here: Collection[Value]) -> list[Op] | None:
-    """Return the ops of `made` that compute a value of what is `here`, in order; None: there is more that they need."""
+def _worth_keeping(values: Collection[Value], made: Mapping[Value, Op], here: _Here) -> set[Value]:
+    """Return what must live longer so that those of `values` of which it is not `here` can be computed again; nothing
+    if that is no smaller than they are."""
+    missing = {value: found for value in values if (found := _missing(value, made, here))}
+    longer = set().union(*missing.values())
+    return longer if sum(v.nbytes for v in longer) < sum(v.nbytes for v in missing) else set()
+
+
+def _missing(value: Value, made: Mapping[Value, Op], here: _Here) -> set[Value]:
+    """Return what is not `here` of all that the ops of `made` need to compute a value."""
+    if value.role != "act" or value in here:
+        return set()
+    return set().union(*(_missing(v, made, here) for v in made[value].ins)) if value in made else {value}
+
+
+def _needed(value: Value, made: Mapping[Value, Op], here: _Here) -> list[Op]:
+    """Return the ops of `made` that compute a value of what is `here`, in order."""
     if value.role != "act" or value in here:
         return []
-    if value not in made:
-        return None
-    before = [_needed(v, made, here) for v in made[value].ins]
-    return None if None in before else [*(op for ops in before for op in ops or ()), made[value]]
+    return [*(op for v in made[value].ins for op in _needed(v, made, here)), made[value]]
 
 
 def _without_unread(stretches: Sequence[_Stretch]) -> list[_Stretch]:
@@ -291,7 +340,11 @@ def _without_unread(stretches: Sequence[_Stretch]) -> list[_Stretch]:
 
 
 def _in_tiles(
-    stretches: Sequence[_Stretch], outputs: Sequence[Value], row_wise: _RowWise, rows: int, builder: Builder
+    stretches: Sequence[_Stretch],
+    outputs: Sequence[Value],
+    row_wise: _RowWise,
+    spans: Sequence[_Span],
+    builder: Builder,
 ) -> Iterable[Op]:
     """Yield the ops of all stretches, those of a stretch that has values of its own once for each tile.
 
@@ -314,20 +367,18 @@ def _in_tiles(
         if not stretch.rows or not (reads or sums or any(len(v.shape) > 1 for v in own)):
             yield from stretch.ops
             continue
-        for first in range(0, row_wise.tokens, rows):
-            count = min(rows, row_wise.tokens - first)
-            yield from _Tile(first, count, own, kept, row_wise, builder).ops(stretch.ops)
+        for span in spans:
+            yield from _Tile(span, own, kept, row_wise, builder).ops(stretch.ops)
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """`count` rows from row `first` on. Of values of its `own` the tile has one of so many rows.
+    """The rows of a span. Of values of its `own` the tile has one of so many rows.
 
     kept  (a value, the first row of a tile) -> that of the tile, of what makes sense for its rows alone
     """
 
-    first: int
-    count: int
+    span: _Span
     own: set[Value]
     kept: dict[tuple[Value, int], Value]
     row_wise: _RowWise
@@ -339,28 +390,33 @@ class _Tile:
             found = self.row_wise(op)
             assert found is not None
             whole = ((v, i in found.ins) for i, v in enumerate(op.ins))
-            ins = tuple(self._rows(v) if has_rows else self.kept.get((v, self.first), v) for v, has_rows in whole)
+            ins = tuple(self._rows(v) if has_rows else self.kept.get((v, self.span.first), v) for v, has_rows in whole)
             attrs = self._attrs(op, found.first)
             alone = [i for i in found.local if i not in found.outs]
             specs = self.builder.ops[op.kind].infer(ins, attrs) if alone else ()
             outs = [self._rows(v) if i in found.outs else v for i, v in enumerate(op.outs)]
             for i in alone:
-                self.kept[op.outs[i], self.first] = outs[i] = self._new(op.outs[i], specs[i].shape)
-            yield op.changed(ins=ins, outs=tuple(outs), attrs=attrs)
+                value = op.outs[i]
+                outs[i] = self._new(value, specs[i].shape, 1 if value in self.own else self.span.times)
+                self.kept[value, self.span.first] = outs[i]
+            yield op.changed(ins=ins, outs=tuple(outs), attrs=attrs, times=self.span.times)
 
     def _attrs(self, op: Op, first: str) -> Mapping[str, Any]:
-        rows = op.ins[0].shape[0] // self.row_wise.tokens * self.first
+        rows = op.ins[0].shape[0] // self.row_wise.tokens * self.span.first
         return {**op.attrs, first: rows} if first else op.attrs
 
     def _rows(self, value: Value) -> Value:
         if value not in self.places:
             each = value.shape[0] // self.row_wise.tokens
             if value in self.own:
-                self.places[value] = self._new(value, (each * self.count, *value.shape[1:]))
+                self.places[value] = self._new(value, (each * self.span.count, *value.shape[1:]))
             else:
-                self.places[value] = self.builder.rows(value, each * self.first, each * self.count)
+                self.places[value] = self.builder.rows(value, each * self.span.first, each * self.span.count)
         return self.places[value]
 
-    def _new(self, value: Value, shape: tuple[int, ...]) -> Value:
+    def _new(self, value: Value, shape: tuple[int, ...], times: int = 1) -> Value:
+        """Return a value of the tile; with `times` in the memory of those of so many tiles, which live together."""
+        nbytes = replace(value, shape=shape).nbytes
+        room = -(-nbytes // ALIGNMENT) * ALIGNMENT * times if times > 1 else 0
         with self.builder.block(value.block):
-            return self.builder.activation(value.label, shape, value.dtype)
+            return self.builder.activation(value.label, shape, value.dtype, room=room)
