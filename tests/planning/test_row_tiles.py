@@ -157,6 +157,14 @@ def test_products_in_fp8_run_in_tiles_and_their_first_step_always_does(model: Pa
     assert first == other > 2 * len(whole.assembly.programs["micro_first"].ops)
 
 
+@pytest.mark.parametrize("config", ["llama-3.1-8b", "qwen2.5-7b"])
+def test_what_moves_in_front_of_its_first_reader_is_read_behind_it_alone(config: str, tmp_path: Path) -> None:
+    """Two ops read the gradient of queries, keys and values, and one of them is itself moved further back."""
+    model = with_blocks(tmp_path, f"benchmarks/models/{config}/config.json", 4)
+    keys = {"recipe": "fp8-hybrid", "qlora_fp8": True, "recompute": True, "row_tiles": 512}
+    assert planned(model, 2048, "80GiB", **keys).tiles_line == "row_tiles: 4 tiles of 512 of 2,048 rows"
+
+
 def test_long_ops_are_launched_without_graphs(model: Path) -> None:
     """Graphs of a row in tiles take memory for each of its launches, and ops of milliseconds gain nothing by them."""
     assert planned(model, 2_048, "80GiB").gains_by_graphs

@@ -206,7 +206,7 @@ def _later(program: Program, row_wise: _RowWise) -> Program:
                 in_front.setdefault(target, []).insert(0, op)
                 moved.add(index)
                 last_read |= {v: max(last_read[v], target) for v in op.ins}
-                first_read |= dict.fromkeys(op.ins, target)
+                first_read |= {v: min(first_read.get(v, target), target) for v in op.ins}
                 continue
         first_read |= dict.fromkeys(op.ins, index)
     kept = (new for i, op in enumerate(program.ops) for new in (*in_front.get(i, ()), *(() if i in moved else (op,))))
