@@ -77,6 +77,7 @@ from .recipes import (
 )
 from .running import (
     CallbackReport,
+    EndReport,
     EvalReport,
     Finding,
     GpuReport,
@@ -124,6 +125,7 @@ __all__ = [
     "Dtype",
     "Emitter",
     "Encoded",
+    "EndReport",
     "EvalReport",
     "ExportContext",
     "ExportFormatDef",
