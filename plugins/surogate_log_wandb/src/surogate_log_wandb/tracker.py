@@ -83,9 +83,10 @@ def check() -> None:
 
 
 def _refused(error: wandb.Error) -> ConfigError:
+    reason = (str(error).strip() or type(error).__name__).rstrip(".")
     return ConfigError(
-        f"report_to: wandb: {str(error).strip() or type(error).__name__}. Log in with `wandb login`, or set "
-        "WANDB_MODE=offline (to upload later), or remove wandb from report_to."
+        f"report_to: wandb: {reason}. Log in with `wandb login`, or set WANDB_MODE=offline (to upload later), or "
+        "remove wandb from report_to."
     )
 
 
