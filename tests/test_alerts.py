@@ -17,7 +17,7 @@ from surogate.config.alerts import URL_VARIABLE, Alerts
 from surogate.config.load import published, resolved
 from surogate.reporting.alerts import AlertLogger, open_alerts
 from surogate.reporting.webhook import Webhook
-from surogate_core.api import EvalReport
+from surogate_core.api import EndReport, EvalReport
 from surogate_core.errors import ConfigError
 
 SECRET = "T0/B1/hunter2"
@@ -65,9 +65,11 @@ class Sent(Webhook):
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
+        self.texts: list[str] = []
 
     def send(self, message: Any) -> None:
         self.events.append((message["event"], message["step"]))
+        self.texts.append(message["text"])
 
     def close(self, seconds: float = 0) -> None:
         pass
@@ -100,6 +102,14 @@ def test_a_spike_is_a_loss_far_above_the_latest_ones() -> None:
 def test_a_failure_is_told_and_the_end_only_if_asked_for() -> None:
     assert told([1.0], "failed") == [("failed", 1)] and told([1.0], "interrupted") == [("failed", 1)]
     assert told([1.0], "done") == [] and told([1.0], "done", events=["done"]) == [("done", 1)]
+
+
+def test_a_failure_is_told_with_its_cause() -> None:
+    sent = Sent()
+    logger = AlertLogger(Alerts(), "run", sent)
+    logger.report(EndReport(step=3, status="failed", message="RunLost: rank 1", time=1e9))
+    logger.close("failed")
+    assert sent.texts[-1].endswith(": ended: failed: RunLost: rank 1")
 
 
 def test_a_stall_is_told_once_until_something_is_reported() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,19 @@ def test_lines_of_a_pipe_are_messages_and_commands(tmp_path: Path, monkeypatch: 
     assert done.stderr.count("(cut after 3 tokens)") == 4
 
 
+@pytest.mark.parametrize("last", ['"""one\ntwo', '"""one\ntwo\n', '"""\none\ntwo\n"""'])
+def test_the_end_of_a_pipe_ends_a_message_of_several_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    published_tokenizer(tmp_path / "tokenizer", "qwen3")
+    model = Scripted(RowTokenizer(tmp_path / "tokenizer"), "It is I.")
+    monkeypatch.setattr(command, "find_files", lambda *given: SimpleNamespace(tokenizer=model.tokenizer))
+    monkeypatch.setattr(command, "load", lambda files: model)
+    done = CliRunner().invoke(app, ["chat", str(tmp_path)], input=last, prog_name="surogate")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "It is I.\n" and "user\none\ntwo<" in model.asked[0]
+
+
 def test_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(tmp_path: Path) -> None:
     """In a terminal of its own, as a user types."""
     model = write_weights(tmp_path / "model", max_position_embeddings=4096)
@@ -241,7 +255,10 @@ def test_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         until(r"(?s)Ctrl-D leaves.*>>> ")
         time.sleep(0.5)
+        os.write(main, b'"""one\n')
+        until(r"\.\.\. $")
         os.write(main, b"\x04")
+        until('the message is not sent: """ ends it')
         assert process.wait(60) == 0
     finally:
         process.kill()

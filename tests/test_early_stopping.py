@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +116,21 @@ def test_n_times_an_epoch_is_n_times_at_equal_distances_and_at_its_end(epoch: in
     gaps = {after - before for before, after in zip([0, *due], due, strict=False)}
     assert max(gaps) - min(gaps) <= 1
     assert list(cadence.within(3 * epoch)) == due[:-1]
+
+
+def test_a_run_of_more_evaluations_than_memory_holds_names_each_when_it_is_asked() -> None:
+    """`num_epochs: 1e9` with `evals_per_epoch` took memory until it ended."""
+    total, somewhere = 30 * 10**12, 2 * 10**13
+    for cadence in (Cadence(times=7, epoch=30), Cadence(5), Cadence(times=7, epoch=30, first=10**13)):
+        due = cadence.within(total)
+        at = bisect_right(due, somewhere)
+        following = [step for step in range(somewhere + 1, somewhere + 100) if cadence.due(step)]
+        assert due[at : at + len(following)] == following
+        assert due[at - 1] <= somewhere and cadence.due(due[at - 1])
+        assert cadence.due(due[-1]) and not any(map(cadence.due, range(due[-1] + 1, total)))
+        assert cadence.due(due[0]) and not any(map(cadence.due, range(max(1, due[0] - 30), due[0])))
+        evaluated = replace(due, last=(total,))
+        assert evaluated[-2:] == [due[-1], total] and len(evaluated) == len(due) + 1
 
 
 def test_steps_are_whole_or_a_part_of_the_run_as_transformers_rounds_it() -> None:

@@ -122,6 +122,12 @@ def test_prompts_come_from_files_and_stdin(base: Path, tmp_path: Path) -> None:
     first, second = generated(base, "--file", rows, *few)["answers"]
     assert first["text"] == second["text"] and first["prompt_tokens"] == second["prompt_tokens"]
     assert first["messages"] == asked
+    mixed = tmp_path / "mixed.jsonl"  # TRL's form of a conversation that has only a prompt, beside texts
+    mixed.write_text("".join(json.dumps({"prompt": found}) + "\n" for found in (asked, "Who?")))
+    conversation, text = generated(base, "--file", mixed, *few)["answers"]
+    assert conversation == first | {"seconds": conversation["seconds"]}
+    assert text["text"] == generated(base, "--prompt", "Who?", *few)["answers"][0]["text"]
+    assert_refused(invoke("generate", base, "--file", mixed, "--raw"), f"{mixed}:1: is a conversation")
     lines = tmp_path / "lines.txt"
     lines.write_text(f"{SAID}\n\nJULIET:\n")
     named = generated(base, "--file", lines, *few)["answers"]
@@ -321,7 +327,13 @@ def test_prompts_that_cannot_be_answered_are_told_before_the_model_is_loaded(
     rows = tmp_path / "rows.jsonl"
     for row, words in {
         "{": ("is no JSON",),
-        '{"text": "a"}': ("needs `prompt`, a text, or `messages`",),
+        '{"text": "a"}': ("needs `prompt`, a text or a conversation, or `messages`",),
+        '{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}': ("and not both",),
+        '{"prompt": " "}': ("prompt is no text, and no list of objects",),
+        '{"prompt": [{"content": "a"}]}': ("prompt is no text, and no list of objects with a role",),
+        '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}': (
+            "prompt ends with a message of the assistant",
+        ),
         '{"messages": []}': ("is no list of objects with a role to answer",),
         '{"messages": [{"role": "assistant", "content": "a"}]}': ("to answer",),
         '{"prompt": "a", "tools": "w"}': ("tools", "holds"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from test_metrics import evaluation, info, step
 
 from surogate.config.load import LoadedConfig, load_config
-from surogate.reporting.loggers import Loggers, open_loggers
-from surogate_core.api import Logger, LoggerDef, Report, StepReport
+from surogate.reporting.loggers import Loggers, check_loggers, open_loggers
+from surogate_core.api import EndReport, Logger, LoggerDef, Report, StepReport
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Plugin, Provided
@@ -123,3 +124,34 @@ def test_a_logger_without_report_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="abstract method"):
         Old()  # type: ignore[abstract]
+
+
+def test_the_end_is_reported_to_all_loggers_though_one_fails_at_it(tmp_path: Path) -> None:
+    """The file that cannot be written is often why a run ends."""
+    own, full = Recorder(), Recorder(RunStopped("disk full"))
+    loggers = opened(tmp_path, define(full, "full", always=True), define(own))
+    loggers.report(step(1))
+
+    def end(error: BaseException) -> EndReport:
+        return EndReport(step=1, status="failed", message=str(error), time=1e9)
+
+    with pytest.raises(ValueError, match="why"), loggers.closing(end):
+        raise ValueError("why")
+    assert own.received == ["StepReport 1", "EndReport 1", "failed"]
+    assert full.received == ["StepReport 1", "failed"]
+
+
+def test_loggers_that_a_run_selects_are_checked_and_no_others(tmp_path: Path) -> None:
+    checked = list[Path]()
+
+    def refuse(output_dir: Path, options: object) -> None:
+        checked.append(output_dir)
+        raise ConfigError("no address")
+
+    plugin = Plugin("p", "acme-board", "1.0", "acme")
+    definitions = [replace(define(Recorder(), name), check=refuse) for name in ("idle", "board")]
+    provided = [Provided("logger", d.name, d, plugin) for d in definitions]
+    with pytest.raises(ConfigError, match="no address"):
+        check_loggers(loaded(), Registry([plugin], provided, lambda system: []))
+    assert checked == [Path(loaded().config.output_dir)]
+    check_loggers(loaded(), Registry([plugin], provided[:1], lambda system: []))

@@ -64,6 +64,36 @@ def test_training_that_has_begun_meanwhile_is_asked_to_stop_once(
     assert capfd.readouterr().err.count("saving after this step") == 1
 
 
+@pytest.mark.parametrize("module", ["typer", "gc", "pathlib"])
+def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
+    """The modules stand for the first half second of a command."""
+    program = (
+        "import os, signal, sys, time\n"
+        "class Stopped:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            time.sleep(5)\n"
+        f"sys.modules.pop({module!r}, None)\n"
+        "sys.meta_path.insert(0, Stopped())\n"
+        "sys.argv = ['surogate', '--version']\n"
+        "import runpy\n"
+        "runpy.run_module('surogate', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_a_command_is_found_ends_it_too(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("surogate.cli.app.app", lambda prog_name: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_exits_with_its_code_whatever_a_library_raises_in_its_place(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from surogate_core.api import GpuReport, OutputReport, RunInfo, SampleReport, StepReport
+from surogate_core.api import EndReport, GpuReport, OutputReport, RunInfo, SampleReport, StepReport
 
 
 def run_info(output_dir: Path, done_steps: int = 0) -> RunInfo:
@@ -46,6 +46,11 @@ def output_report(number: int, best_step: int, best_value: float) -> OutputRepor
     """Return the report of outputs that have the weights of the least loss, of a run that ended after step `number`."""
     best = {"best_step": best_step, "best_value": best_value}
     return OutputReport(step=number, weights_step=best_step, metric="loss", stop_reason="why", time=1e9, **best)  # type: ignore[arg-type]
+
+
+def end_report(number: int, message: str) -> EndReport:
+    """Return the report of a run that an error ended after step `number`."""
+    return EndReport(step=number, status="failed", message=message, time=1e9)
 
 
 def sample_report(number: int, text: str) -> SampleReport:

@@ -196,6 +196,37 @@ def test_blocks_stay_whole_in_the_memory_that_a_level_leaves_free(plan: Make) ->
     assert not plan("qwen3-8b", 8, 8, **keys, whole_blocks=more)[1].report.fits, "as many as fit"
 
 
+WIDE = {"lora": True, "zero_level": 3, "sequence_len": 2048, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize("own", [0, 16])
+def test_a_fit_chooses_how_many_blocks_stay_whole(plan: Make, own: int) -> None:
+    """One row, so that gathers are a part of the step, and no room for all weights."""
+    keys = WIDE | {"device_memory_limit": "20GiB"} | ({"whole_blocks": own} if own else {})
+    opened, before = plan("llama-3.1-70b", 8, 16, **keys)
+    first, *others = propose(opened, before)
+    assert before.report.fits is not bool(own)
+    assert first.changes.keys() == {"whole_blocks"} and 0 < first.changes["whole_blocks"] <= 12 and first.fits
+    assert not any(proposal.resort for proposal in others)
+    divided = plan("llama-3.1-70b", 8, 16, **keys | {"whole_blocks": 0})[1].report.step.seconds
+    assert first.seconds < 0.99 * divided
+    check(plan, [first, *others], "llama-3.1-70b", 8, 16, **keys)
+
+
+def test_no_plan_is_made_for_blocks_whose_gathers_cost_less_than_the_memory(
+    plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = WIDE | {"device_memory_limit": "9GiB", "gradient_accumulation_steps": 4, "sequence_len": 4096}
+    opened, before = plan("qwen3-8b", 8, 12, **keys)
+    tried = list[Mapping[str, Any]]()
+
+    def noted(run: Run, plan: Plan, changes: Mapping[str, Any]) -> None:
+        tried.append(changes)
+
+    monkeypatch.setattr("surogate.fitting.proposals._sketched", noted)
+    assert propose(opened, before) and not tried
+
+
 def test_whole_blocks_give_way_where_memory_is_short(plan: Make) -> None:
     opened, before = plan("qwen3-8b", 8, 6, lora=True, zero_level=3, whole_blocks=6, device_memory_limit="4.5GiB")
     assert not before.report.fits

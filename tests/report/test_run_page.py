@@ -210,6 +210,18 @@ def test_a_resumed_run_is_one_run_and_says_where_it_resumed(tmp_path: Path) -> N
     assert "Resumed after step 60." in said(folder)
 
 
+def test_the_error_that_ended_a_run_is_named_and_one_before_the_last_start_is_history(tmp_path: Path) -> None:
+    end = {"log": "end", "step": 60, "status": "failed", "message": "rank 1 was lost", "time": 9.0}
+    first, again = list(records(60, total=100)), list(records(100))
+    stopped = write_run(tmp_path / "stopped", chain(first, [end]))
+    assert "The run ended after step 60 of 100: rank 1 was lost" in said(stopped)
+    later = chain(first, [end], again[:1], (r for r in again[1:] if r["step"] > 60))
+    resumed = said(write_run(tmp_path / "resumed", later))
+    assert "It had ended before: rank 1 was lost" in resumed and "The run ended after" not in resumed
+    signal = write_run(tmp_path / "signal", chain(first, [end | {"status": "interrupted", "message": "SIGTERM"}]))
+    assert "The run ended after step 60 of 100, by SIGTERM." in said(signal)
+
+
 # --------------------------------------------------------------------------------- runs that are not whole, and no runs
 
 
@@ -362,9 +374,10 @@ def test_texts_of_a_run_are_text_and_never_tags_or_scripts(tmp_path: Path) -> No
     plain = page_of(write_run(tmp_path / "a", chain(records(30), [sample(30), numerics(30)])))
     report = numerics(30)
     report["tensors"] = {HOSTILE: [1.0, 0.0, 0.0]}
-    found = chain(records(30, name=HOSTILE, change=change), [sample(30, HOSTILE, HOSTILE), report])
+    end = {"log": "end", "step": 30, "status": "failed", "message": HOSTILE, "time": 9.0}
+    found = chain(records(30, name=HOSTILE, change=change), [sample(30, HOSTILE, HOSTILE), report, end])
     page = page_of(write_run(tmp_path / "b", found))
-    assert page.text.count(HOSTILE) >= 6 and page.drawn["runs"][0]["name"] == HOSTILE
+    assert page.text.count(HOSTILE) >= 7 and page.drawn["runs"][0]["name"] == HOSTILE
     assert page.tags.count("script") == plain.tags.count("script") == 3 and "img" not in page.tags
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracker_reports import gpu_report, run_info, step_report
+from tracker_reports import end_report, gpu_report, run_info, step_report
 
 from surogate_core.api import ConfigError, EvalReport, SampleReport
 
@@ -31,6 +31,17 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def options(address: str, **keys: Any) -> Any:
     return plugin.MlflowOptions(mlflow_tracking_uri=address, **keys)
+
+
+def test_the_error_that_ended_a_run_is_a_tag_of_it(tmp_path: Path, address: str) -> None:
+    DEFINITION.check(tmp_path, options(address))
+    assert not (tmp_path / "mlflow").exists()
+    logger = DEFINITION.open(run_info(tmp_path), options(address))
+    logger.report(end_report(3, "rank 1 was lost"))
+    logger.close("failed")
+    client = mlflow.tracking.MlflowClient(tracking_uri=address)
+    run = client.get_run((tmp_path / "mlflow/run_id").read_text().strip())
+    assert run.data.tags["surogate.end"] == "step 3: rank 1 was lost" and run.info.status == "FAILED"
 
 
 def report(output_dir: Path, address: str, done_steps: int, last: int, status: str = "done") -> Any:
@@ -72,6 +83,8 @@ def test_a_server_that_does_not_answer_is_an_error_before_the_first_step_without
     with pytest.raises(ConfigError, match=r"report_to: mlflow: http://127\.0\.0\.1.*Check the address") as caught:
         DEFINITION.open(run_info(tmp_path), options(f"http://127.0.0.1:{port}"))
     assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match=r"report_to: mlflow: http://127\.0\.0\.1.*Check the address"):
+        DEFINITION.check(tmp_path, options(f"http://127.0.0.1:{port}"))
     os.environ["MLFLOW_TRACKING_URI"] = f"http://me:hunter2@127.0.0.1:{port}"
     with pytest.raises(ConfigError) as caught:
         DEFINITION.open(run_info(tmp_path), plugin.MlflowOptions())
@@ -81,6 +94,10 @@ def test_a_server_that_does_not_answer_is_an_error_before_the_first_step_without
 def test_a_run_without_an_address_and_a_password_in_the_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no address of a server\. Set mlflow_tracking_uri"):
         DEFINITION.open(run_info(tmp_path), plugin.MlflowOptions())
+    with pytest.raises(ConfigError, match="no address of a server"):
+        DEFINITION.check(tmp_path, plugin.MlflowOptions())
+    with pytest.raises(ConfigError, match="holds a password"):
+        DEFINITION.check(tmp_path, options("https://me:hunter2@host"))
     with pytest.raises(ConfigError, match="holds a password") as caught:
         DEFINITION.open(run_info(tmp_path), options("https://me:hunter2@host"))
     assert "hunter2" not in str(caught.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracker_reports import gpu_report, output_report, run_info, sample_report, step_report
+from tracker_reports import end_report, gpu_report, output_report, run_info, sample_report, step_report
 
 from surogate_core.api import ConfigError, EvalReport
 
@@ -39,6 +39,7 @@ def test_tensorboard_reads_what_is_reported(tmp_path: Path) -> None:
     logger.report(gpu_report(2, gpu=1))
     logger.report(output_report(2, best_step=1, best_value=1.25))
     logger.report(sample_report(2, "It is I.\n<b>"))
+    logger.report(end_report(2, "rank 1 was lost"))
     logger.close("done")
     folder = tmp_path / "tensorboard"
     assert curve(folder, "train/loss") == [(1, 2.0), (2, 1.0)]
@@ -50,6 +51,8 @@ def test_tensorboard_reads_what_is_reported(tmp_path: Path) -> None:
     assert "gpu/1/memory_clock_mhz" not in events.Tags()["scalars"]  # the driver does not report it
     (config,) = events.Tensors("config/text_summary")
     assert b'"learning_rate": 0.0003' in config.tensor_proto.string_val[0]
+    (end,) = events.Tensors("end/text_summary")
+    assert end.step == 2 and end.tensor_proto.string_val[0] == b"    rank 1 was lost"
     (sample,) = events.Tensors("sample/1/text_summary")
     assert sample.step == 2 and sample.tensor_proto.string_val[0] == b"    Who?\n    You.\n\n    It is I.\n    <b>"
     assert events.Scalars("train/loss")[0].wall_time == 1e9 + 1
@@ -78,3 +81,8 @@ def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"tensorboard_dir: cannot write to .*file"):
         DEFINITION.open(run_info(tmp_path), plugin.TensorBoardOptions(tensorboard_dir=str(tmp_path / "file")))
+    for folder in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(ConfigError, match=r"tensorboard_dir: cannot write to .*file: is no folder"):
+            DEFINITION.check(tmp_path, plugin.TensorBoardOptions(tensorboard_dir=str(folder)))
+    DEFINITION.check(tmp_path / "new/folder", plugin.TensorBoardOptions())
+    assert not (tmp_path / "new").exists()

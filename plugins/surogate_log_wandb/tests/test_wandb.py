@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracker_reports import gpu_report, run_info, sample_report, step_report
+from tracker_reports import end_report, gpu_report, run_info, sample_report, step_report
 
 from surogate_core.api import ConfigError, EvalReport
 
@@ -109,3 +109,28 @@ def test_a_missing_login_is_an_error_before_the_first_step(tmp_path: Path, monke
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(ConfigError, match=r"report_to: wandb: .*WANDB_MODE=offline"):
         DEFINITION.open(run_info(tmp_path), plugin.WandbOptions())
+    with pytest.raises(ConfigError, match=r"report_to: wandb: .*WANDB_MODE=offline"):
+        DEFINITION.check(tmp_path, plugin.WandbOptions())
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_runs_that_send_nothing_need_no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    DEFINITION.check(tmp_path / "output", plugin.WandbOptions())
+    assert not (tmp_path / "output").exists()
+
+
+def test_the_error_that_ended_a_run_is_in_its_summary(tmp_path: Path) -> None:
+    logger = DEFINITION.open(run_info(tmp_path), plugin.WandbOptions())
+    logger.report(step_report(1, loss=2.0))
+    logger.report(end_report(1, "rank 1 was lost"))
+    logger.close("failed")
+    wandb.teardown()
+    summaries = {
+        item.key: json.loads(item.value_json)
+        for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+        for record in written(path)
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
+    assert summaries["end"] == "step 1: rank 1 was lost" and summaries["status"] == "failed"

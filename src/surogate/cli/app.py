@@ -375,7 +375,7 @@ def main() -> None:
     gc.set_threshold(1_000_000)  # imports and plans make objects that stay: collections take a sixth of a start
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may have fewer characters than texts
-    with signals.handled():
+    with signals.told(), signals.handled():
         try:
             app(prog_name="surogate")
         except BaseException as error:

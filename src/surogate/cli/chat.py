@@ -265,7 +265,13 @@ def _line(prompt: str, asks: bool) -> str:
 def _several(first: str, asks: bool) -> str:
     lines = [first]
     while not lines[-1].rstrip().endswith(_LINES):
-        lines.append(_line("... ", asks))
+        try:
+            lines.append(_line("... ", asks))
+        except EOFError:
+            if asks:
+                print(f"\nthe message is not sent: {_LINES} ends it", end="")
+                raise
+            return "\n".join(lines).strip("\n")  # the end of a pipe ends its last message too
     return "\n".join([*lines[:-1], lines[-1].rstrip().removesuffix(_LINES)]).strip("\n")
 
 

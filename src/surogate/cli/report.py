@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..pages.records import names_of
 from ..pages.reports import read_reports, run_json, run_lines
+from ..reporting.text import printable
 from .json_output import print_json
 from .render import output_width, paragraph
 from .written_page import print_written
@@ -24,7 +25,7 @@ def report_command(
     else:
         width = output_width()
         for run, name in zip(runs, names_of(runs), strict=True):
-            print("\n".join(paragraph(line, width) for line in run_lines(run, name)))
+            print("\n".join(paragraph(printable(line), width) for line in run_lines(run, name)))
     if html is not None:
         print_written(html, written)
     return 0

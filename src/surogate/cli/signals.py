@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
+from .early_interrupt import leave
+
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 HUNG_UP: Final = 129
@@ -80,6 +82,16 @@ def received() -> int:
 
 
 @contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Exit as an interrupted command, without a traceback, if Ctrl-C comes before the command is found."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle signals while a command runs.
 
@@ -90,11 +102,16 @@ def handled() -> Iterator[None]:
     the signal all the same (`CommandGroup`).
     """
     unwinds = {number: Unwind() for number in ENDING}
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a shell's background jobs ignore it
+    if signal.getsignal(signal.SIGINT) not in (
+        signal.default_int_handler,
+        leave,
+    ):  # a shell's background jobs ignore it
         del unwinds[signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del unwinds[signal.SIGHUP]
     before = {number: signal.signal(number, unwind) for number, unwind in unwinds.items()}
+    if before.get(signal.SIGINT) is leave:
+        before[signal.SIGINT] = signal.default_int_handler
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _nothing_to_save)
     discarded = sys.unraisablehook
 

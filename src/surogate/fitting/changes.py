@@ -17,6 +17,9 @@ from surogate_core.assembly.step_inputs import divisors
 from surogate_core.machine.devices import GIB
 from surogate_core.memory.alignment import align
 from surogate_core.planning.plan import Plan, settled
+from surogate_core.planning.recompute_ladder import RecomputeLevel, ladder
+from surogate_core.planning.report import step_runs
+from surogate_core.program.value import Value
 
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
@@ -46,6 +49,12 @@ _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
 _ROOM = 0.98
 """Share of the free memory that whole blocks may take."""
+_MOST_WHOLE = 0.75
+"""Of the blocks: those behind gain little, because the gathers after an update come in the order of use."""
+_WORTH_A_PLAN = 0.01
+"""A plan with more whole blocks is made if these may save this share of a step."""
+ALIKE = 0.005
+"""Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _OPTIMISTIC = 1.2
 """Of the longest rows that are tried, over the length that is estimated to fit."""
 MOST_STEPS = 65536
@@ -150,14 +159,65 @@ def with_level(config: TrainConfig, changes: Changes) -> Changes:
 
 def whole_blocks(plan: Plan) -> Changes:
     """Return how many blocks can stay whole in the memory that a plan leaves free; {} if no more than do."""
-    own, held = plan.inputs.sharding, plan.assembly.declared
-    added = [0] * plan.inputs.dims.n_layers
-    for value in held if own.weights else ():
+    own = plan.inputs.sharding
+    room = _ROOM * (plan.report.device.memory_bytes - plan.report.device_bytes["total"])
+    count = bisect_right(list(accumulate(_added_by_whole_blocks(plan))), room)
+    return {"whole_blocks": count} if own.weights and count > own.whole_blocks else {}
+
+
+def _added_by_whole_blocks(plan: Plan) -> list[int]:
+    """Return the bytes of the device that each block takes more if it is whole; 0 of a block that is."""
+    own, added = plan.inputs.sharding, [0] * plan.inputs.dims.n_layers
+    for value in plan.assembly.declared if own.weights else ():
         if value.block >= 0 and (value.role == "param" or value.derived) and value.shard and not value.inside:
             added[value.block] += (own.parts - 1) * align(value.nbytes) * plan.inputs.ranks_per_device
-    room = _ROOM * (plan.report.device.memory_bytes - plan.report.device_bytes["total"])
-    count = bisect_right(list(accumulate(added)), room)
-    return {"whole_blocks": count} if own.weights and count > own.whole_blocks else {}
+    return added
+
+
+def worthwhile_whole_blocks(plan: Plan) -> Changes:
+    """Return how many more blocks of a plan that fits may stay whole and make a step faster; {} if none do.
+
+    They take what is free, and more where the recomputation that makes room for them costs less than their gathers, of
+    which a block has at most its share of the time that collectives add to a step.
+    """
+    own, added, step = plan.inputs.sharding, _added_by_whole_blocks(plan), plan.report.step.seconds
+    every = (step - plan.report.alone) * _spared(plan)  # seconds that blocks which are gathered add
+    if not own.weights or _MOST_WHOLE * every < _WORTH_A_PLAN * step:
+        return {}
+    saved = every / (len(added) - own.whole_blocks)
+    room, ranks = _ROOM * -plan.report.missing_bytes, plan.inputs.ranks_per_device
+    levels = _levels_from(plan)
+    gains, at = dict[int, float](), 0
+    for count, needed in enumerate(accumulate(added[: int(_MOST_WHOLE * len(added))]), 1):
+        while at < len(levels) and (levels[0].kept - levels[at].kept) * ranks < needed - room:
+            at += 1
+        if at == len(levels):
+            break
+        gains[count] = saved * (count - own.whole_blocks) - (levels[at].seconds - levels[0].seconds) * ranks
+    count = max(gains, key=gains.__getitem__, default=0)
+    return {"whole_blocks": count} if count and gains[count] >= _WORTH_A_PLAN * step else {}
+
+
+def _spared(plan: Plan) -> float:
+    """Return the share of what ranks send in a step that they do not if all blocks are whole.
+
+    Weights that are trained are still gathered once, after the update.
+    """
+    spared, once, trained = 0, dict[Sequence[Value], int](), plan.assembly.n_trainable == plan.assembly.n_params
+    for program, count in step_runs(plan.assembly, plan.inputs).items():
+        for op in program.ops if program.stage == "micro" else ():
+            if op.block >= 0 and op.kind in ("all_gather", "broadcast"):
+                once[op.ins] = plan.inputs.ops[op.kind].link(op)
+                spared += once[op.ins] * count
+    return (spared - trained * sum(once.values())) / max(1, plan.report.sent)
+
+
+def _levels_from(plan: Plan) -> Sequence[RecomputeLevel]:
+    """Return the recomputation of a plan, and each level that keeps less."""
+    levels = ladder(plan.recording, plan.inputs)
+    chosen = plan.chosen.recomputation if plan.chosen else levels[0].recomputation
+    own = next((index for index, level in enumerate(levels) if level.recomputation == chosen), len(levels) - 1)
+    return levels[own:] if plan.inputs.recompute_more else levels[own : own + 1]
 
 
 def offload_axes(run: Run) -> Iterator[Axis]:

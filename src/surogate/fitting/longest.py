@@ -26,8 +26,8 @@ from ..config.keys import ADAPTER_FLAG
 from ..config.schema import RECOMPUTE_KEYS
 from ..runs.inputs import run_inputs, scaled_model
 from ..runs.run import Run
-from .changes import Axis, Changes, Proposal, batch_changes, changed, smallest_formats
-from .search import ALIKE, Search, programs_of
+from .changes import ALIKE, Axis, Changes, Proposal, batch_changes, changed, smallest_formats
+from .search import Search, programs_of
 
 LONG = BLOCK
 """Rows of more tokens are long."""

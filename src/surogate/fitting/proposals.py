@@ -20,6 +20,7 @@ from ..runs.inputs import run_inputs
 from ..runs.plan import sketch_run
 from ..runs.run import Run
 from .changes import (
+    ALIKE,
     ANY_ORDER,
     MOST_STEPS,
     WORTH,
@@ -37,9 +38,10 @@ from .changes import (
     shorter_rows,
     whole_blocks,
     with_level,
+    worthwhile_whole_blocks,
 )
 from .longest import LONG, longest_of
-from .search import ALIKE, Search
+from .search import Search
 
 _MOST_PLANS = 13, 7
 """Plans of the search for the run, and of that for each last resort."""
@@ -151,6 +153,8 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
         if _takes_too_long(plan, seconds):
             return
     found = Search(run, plan, most, seconds).proposals()
+    if fitting := [proposal for proposal in found if proposal.fits]:
+        found += _with_whole_blocks(run, plan, min(fitting, key=lambda proposal: proposal.seconds))
     best = min(proposal.seconds for proposal in found)
     key = (lambda p: p.missing) if best == inf else lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))
     shown: list[Proposal] = []
@@ -160,6 +164,13 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
             if finished.fits or (best == inf and not shown):
                 shown.append(finished)
                 yield replace(finished, changes={**resort, **proposal.changes}, resort=given_up(run, resort))
+
+
+def _with_whole_blocks(run: Run, plan: Plan, fastest: Proposal) -> list[Proposal]:
+    """Return the fastest settings of a search with more blocks whole, as a sketch, if these may make them faster."""
+    more = worthwhile_whole_blocks(fastest.plan)
+    found = _sketched(run, plan, {**fastest.changes, **more}) if more else None
+    return [found] if found else []
 
 
 def _takes_too_long(plan: Plan, seconds: float) -> bool:
@@ -255,4 +266,6 @@ def _is_worth_it(resort: Proposal, best: Proposal) -> bool:
 
 
 def _fits_easily(proposal: Proposal) -> bool:
-    return proposal.fits and not proposal.plan.chosen and not proposal.plan.inputs.offload
+    """Return whether settings fit with nothing recomputed or offloaded, but to keep blocks whole."""
+    inputs = proposal.plan.inputs
+    return proposal.fits and not inputs.offload and not (proposal.plan.chosen and not inputs.sharding.whole_blocks)

@@ -28,6 +28,7 @@ from ..runs.inputs import run_inputs
 from ..runs.plan import sketch_run
 from ..runs.run import Run
 from .changes import (
+    ALIKE,
     WORTH,
     Axis,
     Changes,
@@ -40,8 +41,6 @@ from .changes import (
     with_level,
 )
 
-ALIKE = 0.005
-"""Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _LITTLE = 0.01
 """Offloading is not tried if recomputation takes at most this share of a step."""
 

@@ -69,8 +69,8 @@ def prompt_ids(prompt: Prompt, tokenizer: RowTokenizer, *, chat: bool, system: s
 def read_prompts(path: Path) -> list[Prompt]:
     """Read a file: of rows (.jsonl, .json) with `prompt` or `messages`, and `tools` if any; else a prompt a line.
 
-    Of a conversation that ends with an answer, the prompt is what stands in front of it. Empty lines are none. Raises
-    ConfigError with the line.
+    `prompt` is a text or a conversation. Of `messages` that end with an answer, the prompt is what stands in front of
+    it. Empty lines are none. Raises ConfigError with the line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -111,17 +111,26 @@ def _parsed(text: str, where: str) -> Any:
 def _prompt(row: Any, where: str) -> Prompt:
     if isinstance(row, str) and row.strip():
         return Prompt(row, where=where)
-    given = row if isinstance(row, dict) else {}
-    text, messages, tools = given.get("prompt"), given.get("messages"), given.get("tools")
-    if isinstance(text, str) and text.strip() and messages is None:
-        return Prompt(text, tools=checked_tools(tools, where), where=where)
-    if messages is None or text is not None:
-        raise ConfigError(f"{where}: needs `prompt`, a text, or `messages`, a conversation, and not both. Correct it.")
-    named = isinstance(messages, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
-    if named and messages[-1:] and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
+    keys = [key for key in ("prompt", "messages") if isinstance(row, dict) and row.get(key) is not None]
+    if len(keys) != 1:
+        raise ConfigError(
+            f"{where}: needs `prompt`, a text or a conversation, or `messages`, a conversation, and not both. "
+            "Correct it."
+        )
+    (key,), found, tools = keys, row[keys[0]], row.get("tools")
+    if key == "prompt" and isinstance(found, str) and found.strip():
+        return Prompt(found, tools=checked_tools(tools, where), where=where)
+    named = isinstance(found, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in found)
+    answered = named and found[-1:] and found[-1]["role"] == "assistant"
+    if answered and key == "prompt":  # other programs let a model continue this message
+        raise ConfigError(
+            f"{where}: prompt ends with a message of the assistant. End it with the one to answer; a last answer of "
+            "`messages` is left out."
+        )
+    messages = found[:-1] if answered else found
     if not named or not messages:
-        raise ConfigError(f"{where}: messages is no list of objects with a role to answer. Correct it.")
+        text = "no text, and " * (key == "prompt")
+        raise ConfigError(f"{where}: {key} is {text}no list of objects with a role to answer. Correct it.")
     return Prompt(messages=messages, tools=checked_tools(tools, where), where=where)
 
 

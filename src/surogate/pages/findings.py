@@ -15,6 +15,10 @@ LEAST_STEPS = 60
 """Steps of a run below which its loss has no usual value."""
 
 
+_EARLIER = 3
+"""Ends before the last start that are told, the last ones."""
+
+
 class Finding(NamedTuple):
     """A sentence, and how much it matters."""
 
@@ -34,7 +38,11 @@ def findings(run: RunRecords) -> list[Finding]:
 
 def _ended(run: RunRecords) -> Iterator[Finding]:
     of_total = f" of {run.total:,}" if run.total else ""
-    if run.state == "killed":
+    if run.end and run.state != "running":
+        failed = run.end.get("status") != "interrupted"
+        why = f": {run.end['message']}" if failed else f", by {run.end['message']}."
+        yield Finding("bad" if failed else "warn", f"The run ended after step {run.done:,}{of_total}{why}")
+    elif run.state == "killed":
         yield Finding("bad", f"The process of the run is gone after step {run.done:,}{of_total}: it was killed.")
     elif run.state == "stopped" and run.done < run.total:
         yield Finding("warn", f"The run ended after step {run.done:,}{of_total}.")
@@ -158,6 +166,8 @@ def _resumed(run: RunRecords) -> Iterator[Finding]:
         steps = list(dict.fromkeys(run.resumed))
         where = ", ".join(f"{step:,}" for step in steps[:5]) + ", ..." * (len(steps) > 5)
         yield Finding("note", f"Resumed after step {where}.")
+    for end in run.earlier[-_EARLIER:]:
+        yield Finding("note", f"It had ended before: {end['message']}")
 
 
 def _problems(run: RunRecords) -> Iterator[Finding]:

@@ -39,7 +39,9 @@ class RunRecords:
 
     head      the record of its last start: `config`, `device`, `total_steps` and so on; empty without metrics
     outputs   the record of its outputs, of a finished run that looks for its best evaluation; else empty
+    end       the record of the error or the signal that ended it; else empty
     resumed   steps after which the run started again
+    earlier   records of what had ended it before, in order
     plan      the document of plan.json; None without one
     problems  sentences about files that cannot be read
     """
@@ -54,6 +56,8 @@ class RunRecords:
     samples: list[Json] = field(default_factory=list)
     gpus: list[Json] = field(default_factory=list)
     outputs: Json = field(default_factory=dict)
+    end: Json = field(default_factory=dict)
+    earlier: list[Json] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     plan: Json | None = None
     problems: list[str] = field(default_factory=list)
@@ -197,8 +201,12 @@ def _read_metrics(run: RunRecords, path: Path) -> None:
         kind, step = record.get("log", record.get("kind")), record.get("step")
         if kind == "run":
             run.head = record
+            run.earlier += [run.end] if run.end else []
+            run.end = {}
             if kept["step"]:
                 run.resumed.append(int(kept["step"][-1]["step"]))
+        elif kind == "end" and isinstance(record.get("message"), str):
+            run.end = record
         elif isinstance(kind, str) and isinstance(step, int):
             if kind == "step":  # a run that repeats steps replaces what was recorded of them
                 for other in kept.values():

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surogate_core.api import Logger, Report, StepReport
+from surogate_core.api import EndReport, Logger, Report, StepReport
 
 from ..config.alerts import Alerts, Event, alerts_of
 from .webhook import Webhook
@@ -19,6 +19,9 @@ WINDOW = 50
 """Steps whose losses a loss is compared with."""
 
 FEWEST = 20
+_LONGEST_END = 500
+"""Characters of an error in a message."""
+
 _OF_MAD = 1.4826
 """Of the median absolute deviation of a normal distribution, its standard deviation."""
 
@@ -44,7 +47,7 @@ class AlertLogger(Logger):
         self._settings, self._run, self._webhook, self._clock = settings, run_name, webhook, clock
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._going_on: set[Event] = set()
-        self._step, self._seen = 0, clock()
+        self._step, self._seen, self._end = 0, clock(), ""
         self._ended = threading.Event()
         if "stall" in settings.events:
             threading.Thread(target=self._watch, name="alerts of a stall", daemon=True).start()
@@ -52,6 +55,8 @@ class AlertLogger(Logger):
     def report(self, report: Report) -> None:
         self._seen = self._clock()
         self._going_on.discard("stall")
+        if isinstance(report, EndReport):
+            self._end = f": {report.message[:_LONGEST_END]}"
         if not isinstance(report, StepReport):
             return
         self._step = report.step
@@ -65,7 +70,7 @@ class AlertLogger(Logger):
     def close(self, status: str) -> None:
         self._ended.set()
         event: Event = "done" if status == "done" else "failed"
-        self._while(event, True, f"ended: {status}")
+        self._while(event, True, f"ended: {status}{self._end}")
         self._webhook.close()
 
     def look(self) -> None:

@@ -23,7 +23,7 @@ from surogate_core.api import (
 )
 
 from .terminal import ignoring_broken_pipe
-from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, step_time_text
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, mfu_text, norm_text, printable, step_time_text
 
 _COLUMN_WIDTH = 12
 _SAMPLE_LINES = 6
@@ -165,17 +165,12 @@ def eval_line(report: EvalReport) -> str:
 
 def sample_lines(report: SampleReport) -> list[str]:
     """Return the end of the prompt and the beginning of the text, in a few lines. The metrics file has all of both."""
-    prompt = " ".join(_printable(report.prompt).split())
+    prompt = " ".join(printable(report.prompt).split())
     shown = prompt if len(prompt) <= _SHOWN_PROMPT else f"...{prompt[-_SHOWN_PROMPT:]}"
-    lines = [line for part in _printable(report.text).splitlines() for line in textwrap.wrap(part, LINE_WIDTH - 2)]
+    lines = [line for part in printable(report.text).splitlines() for line in textwrap.wrap(part, LINE_WIDTH - 2)]
     more = [] if len(lines) <= _SAMPLE_LINES else ["..."]
     said = [*lines[:_SAMPLE_LINES], *more] or ["(nothing that can be seen)"]
     return [f"sample at step {report.step}: {shown}", *(f"  {line}" for line in said)]
-
-
-def _printable(text: str) -> str:
-    """Escape control characters but line breaks: a terminal obeys them."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def callback_lines(report: CallbackReport) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from surogate_core.api import Logger, LoggerDef, Report, RunInfo
+from surogate_core.api import EndReport, Logger, LoggerDef, Report, RunInfo
 from surogate_core.errors import PluginError, RunStopped, described
 from surogate_core.plugins.provided import Provided
 from surogate_core.plugins.registry import Registry
 
+from ..config.alerts import alerts_of
 from ..config.load import LoadedConfig
 
 Notice = Callable[[str], None]
@@ -26,6 +29,24 @@ class Loggers:
         for logger in self.opened:
             logger.report(report)
 
+    @contextmanager
+    def closing(self, end: Callable[[BaseException], EndReport]) -> Iterator[None]:
+        """Close all loggers at the end of the block. If it raises, they get the report `end` of that before."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(end(error))
+            raise
+        finally:
+            self.close()
+
+    def end(self, report: EndReport) -> None:
+        """Report an error or a signal to all loggers, even if one raises: it may be why the run ends."""
+        self.status = report.status
+        for logger in self.opened:
+            with suppress(Exception):
+                logger.report(report)
+
     def close(self) -> None:
         """Close all loggers with `status`, even if one raises."""
         with ExitStack() as stack:
@@ -38,24 +59,48 @@ def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice
 
     Raises ConfigError for what the user has to change, and PluginError for a logger that fails for another reason.
     """
+    for source in _selected(loaded, registry):
+        definition: LoggerDef = source.definition
+        options = _options(source, loaded)
+        if definition.always and definition.origin is None:
+            yield definition.open(info, options)
+            continue
+        with _remedy(source):
+            logger = definition.open(info, options)
+        yield GuardedLogger(source, logger, notice)
+
+
+def check_loggers(loaded: LoadedConfig, registry: Registry) -> None:
+    """Raise ConfigError for settings with which a logger of the run, or its alerts, cannot be opened."""
+    for source in _selected(loaded, registry):
+        with _remedy(source):
+            source.definition.check(Path(loaded.config.output_dir), _options(source, loaded))
+    if loaded.config.alerts is not None:
+        settings, _ = alerts_of(loaded.config.alerts)  # checked with the config
+        assert settings is not None
+        settings.address()
+
+
+def _selected(loaded: LoadedConfig, registry: Registry) -> Iterator[Provided]:
     for name in registry.names("logger"):
         source = registry.source("logger", name)
-        definition: LoggerDef = source.definition
-        if definition.always and definition.origin is None:
-            yield definition.open(info, loaded.options.get(("logger", name), definition.options()))
-        elif definition.always or name in loaded.config.report_to:
-            yield GuardedLogger(source, _open(source, loaded, info), notice)
+        if source.definition.always or name in loaded.config.report_to:
+            yield source
 
 
-def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
-    definition: LoggerDef = source.definition
+def _options(source: Provided, loaded: LoadedConfig) -> Any:
     options = loaded.options.get(("logger", source.name))
+    return source.definition.options() if options is None else options
+
+
+@contextmanager
+def _remedy(source: Provided) -> Iterator[None]:
+    """Say with which setting a run trains without a logger that fails."""
     try:
-        return definition.open(info, options if options is not None else definition.options())
+        yield
     except PluginError as error:
-        remedy = (
-            f"Set SUROGATE_PLUGINS=-{source.plugin.distribution}" if definition.always else "Remove it from report_to"
-        )
+        always = source.definition.always
+        remedy = f"Set SUROGATE_PLUGINS=-{source.plugin.distribution}" if always else "Remove it from report_to"
         raise PluginError(f"{error}. {remedy} to train without it.") from error.__cause__
 
 

@@ -15,6 +15,7 @@ One JSON object per line. "log" is its kind:
     {"log": "outputs", "step", "weights_step", "metric", "best_step", "best_value", "stop_reason", "time"}
                                                                             at the end of such a run, and of one that a
                                                                             callback has stopped
+    {"log": "end", "step", "status", "message", "time"}                     if an error or a signal ended the run
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
     {"log": "sample", "step", "index", "prompt", "text", "tokens", "finish", "duration_ms", "time"}
@@ -38,6 +39,7 @@ from typing import Any
 
 from surogate_core.api import (
     CallbackReport,
+    EndReport,
     EvalReport,
     GpuReport,
     Logger,
@@ -61,6 +63,7 @@ _NAMES = {
     StepReport: "step",
     EvalReport: "eval",
     OutputReport: "outputs",
+    EndReport: "end",
     GpuReport: "gpu",
     NumericsReport: "numerics",
     SampleReport: "sample",
@@ -155,8 +158,8 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True, sampled: bool 
 
     A step is repeated if an earlier run started again in the same folder; its later record stays. `evaluated`: the
     checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. `sampled`:
-    the same of its samples. The record of outputs after `step` goes in any case. The file is replaced atomically.
-    Raises ConfigError if it cannot be rewritten.
+    the same of its samples. The record of outputs after `step` goes in any case. Those of starts and of ends stay: they
+    are the history of the run. The file is replaced atomically. Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
@@ -167,7 +170,7 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True, sampled: bool 
     try:
         for line in path.read_bytes().splitlines():
             record = parsed_record(line)
-            at = record.get("step") if record else None
+            at = record.get("step") if record and record.get("log") != "end" else None
             if record is None or (at is not None and at > step):
                 continue
             if at == step and record.get("log") in repeated:

@@ -111,3 +111,8 @@ def eta_text(seconds: float) -> str:
             count, rest = divmod(whole, unit)
             return f"{count}{name}" if count >= 10 else f"{count}{name}{rest // smaller:02d}{smaller_name}"
     return f"{whole}s"
+
+
+def printable(text: str) -> str:
+    """Escape control characters but line breaks: a terminal obeys them."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -5,10 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 from surogate_core.errors import ConfigError
 
 from ..config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class DueSteps(Sequence[int]):
+    """The steps `ceil(number * epoch / times)` of `numbers`, in order, and then `last`.
+
+    Each is computed when it is asked for: a run may have 10^12 evaluations, of which it reaches a few.
+    """
+
+    numbers: range
+    epoch: int
+    times: int
+    last: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.numbers) + len(self.last)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        if at < len(self.numbers):
+            return -(-self.numbers[at] * self.epoch // self.times)
+        return self.last[at - len(self.numbers)]
 
 
 @dataclass(frozen=True)
@@ -31,12 +62,13 @@ class Cadence:
             return step * self.times // self.epoch > (step - 1) * self.times // self.epoch
         return bool(self.steps) and step % self.steps == 0
 
-    def within(self, total: int) -> Sequence[int]:
+    def within(self, total: int) -> DueSteps:
         """Return the steps of a run of `total` steps, but the last, after which it is due."""
-        if not self.times:
-            first = -(-self.first // self.steps) * self.steps if self.steps else total
-            return range(first, total, self.steps or 1)
-        return [step for step in range(self.first, total) if self.due(step)]
+        times, epoch = (self.times, self.epoch) if self.times else (1, self.steps)
+        if not epoch:
+            return DueSteps(range(0), 1, 1)
+        first = (self.first - 1) * times // epoch + 1
+        return DueSteps(range(first, max(first, (total - 1) * times // epoch + 1)), epoch, times)
 
 
 def evaluations_of(config: TrainConfig, total: int, epoch: int) -> Cadence:

@@ -41,6 +41,7 @@ from ..runs.versions import run_versions
 from ..world.processes import Processes
 from .adapter_output import write_adapter_output
 from .best_rule import BestRule, output_checkpoint
+from .end_report import end_report
 from .joint_write import refuse_unshared, write_together
 from .result import TrainResult
 from .steps import Steps
@@ -218,7 +219,8 @@ class RunFiles(PartFiles):
                 saved = self.saved_run
                 write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params(), saved.facts, saved.turn_ends)
         loggers = Loggers()
-        stack.callback(loggers.close)
+        stack.enter_context(loggers.closing(lambda error: end_report(self.processes.cause(error), progress.step)))
+        self.processes.on_hang(lambda failure: loggers.end(end_report(failure, progress.step)))
         for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
             loggers.opened.append(logger)
         if self.config.alerts is not None:

@@ -31,6 +31,7 @@ from ..machine.rates_file import as_measured, this_machine
 from ..machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from ..outputs.check import OutputCheck
 from ..outputs.folder import refuse_earlier_work, refuse_to_overwrite
+from ..reporting.loggers import check_loggers
 from ..runs.plan import plan_run
 from ..runs.ranks import refuse_parts_of_one
 from ..runs.run import Run, open_run
@@ -141,6 +142,9 @@ def _train(
     callbacks: Callbacks,
 ) -> TrainResult:
     config, world = loaded.config, processes.world
+    registry = load_registry(files=config.plugins)
+    if world.writer:
+        check_loggers(loaded, registry)
     reads_weights = world.writer and _reads_weights(config, resumed)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if reads_weights else ())]
     if here.device.sm is not None:
@@ -156,7 +160,7 @@ def _train(
     refuse_unequal(world.devices if device.sm else ())
     mark("devices")
     processes.at("looking for the model", LOAD_SECONDS)
-    opened = open_run(loaded, load_registry(files=config.plugins), files)
+    opened = open_run(loaded, registry, files)
     processes.at("planning", START_SECONDS)
     refuse_parts_of_one(config, world.size)
     planned = plan_run(opened, device, world.size, host_memory=pinnable_memory_bytes(), nodes=world.nodes)

@@ -38,7 +38,7 @@ class Steps:
     @property
     def evaluated(self) -> Sequence[int]:
         """The steps after which the run evaluates, the last among them; none without a validation set."""
-        return [*self.evaluations.within(self.total), self.total] if self.data.validation else []
+        return replace(self.evaluations.within(self.total), last=(self.total,)) if self.data.validation else ()
 
 
 def load_steps(

@@ -39,6 +39,7 @@ from .callback_calls import Call
 from .callback_tools import open_tools
 from .callbacks import Callbacks
 from .doubts import Doubts
+from .end_report import end_report
 from .ending import output_report, result_of, why_ended, write_outputs
 from .interrupt import Interrupt, Listener
 from .job import Job
@@ -142,7 +143,10 @@ def train_planned(
             files.finish(progress, stop_reason)
             if rule is not None or stop_reason:
                 loggers.report(output_report(job, stop_reason))
-        loggers.status = "interrupted" if signal_exit else "done"
+        if signal_exit:
+            loggers.end(end_report(SystemExit(signal_exit), progress.step))
+        else:
+            loggers.status = "done"
     result = result_of(run, plan, steps, job, signal_exit, world.writer)
     result = replace(result, stop_reason=stop_reason)
     return files.push(replace(result, packing=packing))

@@ -67,6 +67,7 @@ class Processes:
         self.log: Callable[[str], None] = lambda line: None
         self.positions: Sequence[Position] = [Position() for _ in world.ranks]  # of its ranks
         self._stall_seconds = stall_seconds
+        self._raised: BaseException | None = None
         self._waits, self._moves, self._limit = "", 0, 0.0
         self._calls: dict[str, int] = {}
         self.at("the start", START_SECONDS)
@@ -180,10 +181,7 @@ class Processes:
             yield
             self.barrier("the end of the run", inf)  # a large model may be uploaded for hours
         except BaseException as error:
-            try:
-                raised = self._cause(error)
-            except (KeyboardInterrupt, SystemExit):  # the watch interrupts a process that does not end; this one does
-                raised = self._cause(error)
+            raised = self.cause(error)
             self.log(f"error: {raised}")
             if raised is error:
                 raise
@@ -193,10 +191,27 @@ class Processes:
                 self._watch.end()
             self.world.store.close()
 
-    def _cause(self, error: BaseException) -> BaseException:
-        """Return the error to raise for one of this process: another, if it is the consequence of that."""
+    def on_hang(self, act: Callable[[SurogateError], None]) -> None:
+        """Call `act`, on another thread, with the failure elsewhere if this process hangs, before it is ended."""
+        if self._watch is not None:
+            self._watch.on_hang.append(act)
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return the error to raise for one of this process: another, if it is the consequence of that.
+
+        The first error counts: what is raised while the process ends is its consequence.
+        """
         if self._watch is None:
             return error
+        if self._raised is None:
+            try:
+                self._raised = self._found_cause(error)
+            except (KeyboardInterrupt, SystemExit):  # the watch interrupts a process that does not end; this one does
+                self._raised = self._found_cause(error)
+        return self._raised
+
+    def _found_cause(self, error: BaseException) -> BaseException:
+        assert self._watch is not None
         self._watch.stop_interrupting()
         if isinstance(error, _Difference):
             error.told = not self.world.writer

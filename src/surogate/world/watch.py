@@ -38,6 +38,9 @@ _SETTLE = 2.5
 _ENDING = 2.0
 """Seconds for which a killed process may still count as running after its connections are closed."""
 
+_HANG_SECONDS = 2.0
+"""For which a process that hangs may still write why it ends."""
+
 _FAILED = "failed"
 
 
@@ -61,6 +64,7 @@ class Watch:
         self.told = False
         self.found = threading.Event()
         self.on_failure: list[Callable[[], None]] = []
+        self.on_hang: list[Callable[[SurogateError], None]] = []
         self._over = threading.Event()
         self._watched, self._stall_seconds = watched, stall_seconds
         self._count, self._idle, self._last = 0, 0.0, object()
@@ -212,12 +216,25 @@ class Watch:
                     if self._may_interrupt:
                         interrupt_main(signal.SIGTERM)  # runs a handler of Python, if there is one
             elif waited == 2:
+                self._hung(failure)
                 self._watched.log(f"error: {failure}")
                 if not self.told:
                     print(f"error: {failure}", file=sys.stderr)
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(failure.exit_code)
+
+    def _hung(self, failure: SurogateError) -> None:
+        """Call what is to be done before a process that hangs is ended. It may hang too, so it gets some seconds."""
+
+        def act() -> None:
+            for one in self.on_hang:
+                with suppress(Exception):
+                    one(failure)
+
+        thread = threading.Thread(target=act, name="surogate-hang", daemon=True)
+        thread.start()
+        thread.join(_HANG_SECONDS)
 
 
 _FATES = {"gone": "is gone: it was killed, or has crashed", "stopped": "is stopped (by SIGSTOP, or a debugger)"}

@@ -19,7 +19,7 @@ class SurogateError(Exception):
 
     def __init__(self, message: str = "") -> None:
         """A name, password or token before the @ of a URL is left out of the message."""
-        super().__init__(_PASSWORD.sub("***", message))
+        super().__init__(without_passwords(message))
 
 
 class ConfigError(SurogateError):
@@ -71,12 +71,17 @@ class NonFiniteError(RunStopped):
         self.weights_whole = weights_whole
 
 
+def without_passwords(text: str) -> str:
+    """Return a text without what stands before the @ of URLs."""
+    return _PASSWORD.sub("***", text)
+
+
 _LONGEST_CAUSE = 600  # characters of the message of another library
 
 
 def described(error: BaseException) -> str:
-    """Return type and message on one line; of a ProgramError, the message alone."""
-    message = " ".join(str(error).split())[:_LONGEST_CAUSE]
+    """Return type and message on one line, without passwords of URLs; of a ProgramError, the message alone."""
+    message = without_passwords(" ".join(str(error).split()))[:_LONGEST_CAUSE]
     if isinstance(error, ProgramError):
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from surogate_core.api import Logger, LoggerDef, RunInfo, provides
 
 from .options import MlflowOptions
@@ -15,6 +17,20 @@ def _open(info: RunInfo, options: MlflowOptions) -> Logger:
     return MlflowLogger(info, options)
 
 
+def _check(output_dir: Path, options: MlflowOptions) -> None:
+    from .tracker import check
+
+    check(options)
+
+
 surogate_loggers = provides(
-    [LoggerDef(name="mlflow", summary="sends all reports to an MLflow server", options=MlflowOptions, open=_open)]
+    [
+        LoggerDef(
+            name="mlflow",
+            summary="sends all reports to an MLflow server",
+            options=MlflowOptions,
+            open=_open,
+            check=_check,
+        )
+    ]
 )

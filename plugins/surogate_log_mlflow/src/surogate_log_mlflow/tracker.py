@@ -19,6 +19,7 @@ from mlflow.tracking import MlflowClient
 
 from surogate_core.api import (
     ConfigError,
+    EndReport,
     Logger,
     Report,
     RunInfo,
@@ -30,8 +31,11 @@ from .options import MlflowOptions
 
 EXPERIMENT = "Surogate"
 RUN_ID = "mlflow/run_id"
-LONGEST_PARAM = 500
-"""Characters of a parameter that every server takes."""
+END = "surogate.end"
+"""A tag: the last step and the error or the signal that ended the run."""
+
+LONGEST_PARAM, LONGEST_TAG = 500, 5000
+"""Characters of a parameter and of a tag that every server takes."""
 
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """Of one request."""
@@ -45,23 +49,14 @@ _STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
 class MlflowLogger(Logger):
     """Logger with one MLflow run for a run and its resumptions. A thread sends the reports, so a step does not wait.
 
-    Samples are artifacts of the run, `samples/0/step_00000200.txt`: the prompt, an empty line, the text.
+    Samples are artifacts of the run, `samples/0/step_00000200.txt`: the prompt, an empty line, the text. An error that
+    ends the run is its tag `surogate.end`.
 
     Raises what the thread failed with at the report after it.
     """
 
     def __init__(self, info: RunInfo, options: MlflowOptions) -> None:
-        address = options.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        if not address:
-            raise ConfigError(
-                "report_to: mlflow: no address of a server. Set mlflow_tracking_uri, or the variable "
-                "MLFLOW_TRACKING_URI."
-            )
-        if options.mlflow_tracking_uri and re.search(r"://[^/@]*:[^/@]*@", options.mlflow_tracking_uri):
-            raise ConfigError(
-                "mlflow_tracking_uri: holds a password, and outputs contain the config. Set MLFLOW_TRACKING_USERNAME "
-                "and MLFLOW_TRACKING_PASSWORD instead."
-            )
+        address = _address(options)
         id_file = info.output_dir / RUN_ID
         try:
             self._client = MlflowClient(tracking_uri=address)
@@ -75,7 +70,7 @@ class MlflowLogger(Logger):
             raise _unreachable(address, error) from error
         except (MlflowException, ImportError) as error:
             raise _unreachable(address, error) from error
-        self._queue: SimpleQueue[list[Metric] | SampleReport | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Metric] | SampleReport | EndReport | None] = SimpleQueue()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
         self._thread.start()
@@ -83,7 +78,7 @@ class MlflowLogger(Logger):
     def report(self, report: Report) -> None:
         if self._failure is not None:
             raise self._failure
-        if isinstance(report, SampleReport):
+        if isinstance(report, SampleReport | EndReport):
             self._queue.put(report)
             return
         stamp = int(report.time * 1000)
@@ -104,7 +99,7 @@ class MlflowLogger(Logger):
         if run_id is not None:
             client.update_run(run_id, status="RUNNING")
             return run_id
-        name = options.mlflow_experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        name = _experiment(options)
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
         made = client.create_run(experiment, run_name=options.mlflow_run_name or info.run_name)
@@ -133,9 +128,38 @@ class MlflowLogger(Logger):
                 for sample in (some for some in waiting if isinstance(some, SampleReport)):
                     name = f"samples/{sample.index}/step_{sample.step:08d}.txt"
                     self._client.log_text(self._run_id, f"{sample.prompt}\n\n{sample.text}\n", name)
+                for end in (some for some in waiting if isinstance(some, EndReport)):
+                    self._client.set_tag(self._run_id, END, f"step {end.step}: {end.message}"[:LONGEST_TAG])
             except Exception as error:  # the thread of the loop raises it
                 self._failure = RuntimeError(_without_secrets(str(error)))
                 return
+
+
+def check(options: MlflowOptions) -> None:
+    """Raise ConfigError without an address, with a password in the config, and if the server does not answer."""
+    address = _address(options)
+    try:
+        MlflowClient(tracking_uri=address).get_experiment_by_name(_experiment(options))
+    except (OSError, MlflowException, ImportError) as error:
+        raise _unreachable(address, error) from error
+
+
+def _address(options: MlflowOptions) -> str:
+    address = options.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not address:
+        raise ConfigError(
+            "report_to: mlflow: no address of a server. Set mlflow_tracking_uri, or the variable MLFLOW_TRACKING_URI."
+        )
+    if options.mlflow_tracking_uri and re.search(r"://[^/@]*:[^/@]*@", options.mlflow_tracking_uri):
+        raise ConfigError(
+            "mlflow_tracking_uri: holds a password, and outputs contain the config. Set MLFLOW_TRACKING_USERNAME "
+            "and MLFLOW_TRACKING_PASSWORD instead."
+        )
+    return address
+
+
+def _experiment(options: MlflowOptions) -> str:
+    return options.mlflow_experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
 
 
 def _facts(info: RunInfo) -> Mapping[str, Any]:

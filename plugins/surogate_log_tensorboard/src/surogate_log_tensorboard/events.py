@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
 from surogate_core.api import (
     ConfigError,
+    EndReport,
     Logger,
     Report,
     RunInfo,
@@ -28,7 +30,7 @@ class EventLogger(Logger):
     """
 
     def __init__(self, info: RunInfo, directory: str | None) -> None:
-        folder = Path(directory) if directory else info.output_dir / FOLDER
+        folder = _folder(info.output_dir, directory)
         try:
             self._writer = SummaryWriter(str(folder), purge_step=info.done_steps + 1, flush_secs=FLUSH_SECONDS)
         except OSError as error:
@@ -54,12 +56,29 @@ class EventLogger(Logger):
         if isinstance(report, SampleReport):
             shown = "\n\n".join(_block(text) for text in (report.prompt, report.text))
             self._writer.add_text(f"sample/{report.index}", shown, report.step, walltime=report.time)
+        if isinstance(report, EndReport):
+            self._writer.add_text("end", _block(report.message), report.step, walltime=report.time)
         for tag, value in figures_of(report).items():
             self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
         self._writer.add_text("status", status)
         self._writer.close()
+
+
+def check(output_dir: Path, directory: str | None) -> None:
+    """Raise ConfigError if the folder of the events cannot be made or written."""
+    folder = _folder(output_dir, directory)
+    place = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
+    problem = "" if place.is_dir() else "is no folder"
+    if not problem and not os.access(place, os.W_OK | os.X_OK):
+        problem = "Permission denied"
+    if problem:
+        raise ConfigError(f"tensorboard_dir: cannot write to {place}: {problem}. Use another folder.")
+
+
+def _folder(output_dir: Path, directory: str | None) -> Path:
+    return Path(directory) if directory else output_dir / FOLDER
 
 
 def _block(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Logger, LoggerDef, RunInfo, provides
@@ -25,6 +27,12 @@ def _open(info: RunInfo, options: TensorBoardOptions) -> Logger:
     return EventLogger(info, options.tensorboard_dir)
 
 
+def _check(output_dir: Path, options: TensorBoardOptions) -> None:
+    from .events import check
+
+    check(output_dir, options.tensorboard_dir)
+
+
 surogate_loggers = provides(
     [
         LoggerDef(
@@ -32,6 +40,7 @@ surogate_loggers = provides(
             summary="writes all reports as TensorBoard event files in output_dir/tensorboard",
             options=TensorBoardOptions,
             open=_open,
+            check=_check,
         )
     ]
 )

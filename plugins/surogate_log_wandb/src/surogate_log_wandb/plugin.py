@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Logger, LoggerDef, RunInfo, provides
@@ -26,6 +28,12 @@ def _open(info: RunInfo, options: WandbOptions) -> Logger:
     return WandbLogger(info, options.wandb_project, options.wandb_name)
 
 
+def _check(output_dir: Path, options: WandbOptions) -> None:
+    from .tracker import check
+
+    check()
+
+
 surogate_loggers = provides(
     [
         LoggerDef(
@@ -33,6 +41,7 @@ surogate_loggers = provides(
             summary="sends all reports to Weights & Biases; WANDB_MODE=offline keeps them in output_dir/wandb",
             options=WandbOptions,
             open=_open,
+            check=_check,
         )
     ]
 )

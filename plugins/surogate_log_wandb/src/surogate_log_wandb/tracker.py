@@ -9,6 +9,7 @@ import wandb
 
 from surogate_core.api import (
     ConfigError,
+    EndReport,
     Logger,
     Report,
     RunInfo,
@@ -50,17 +51,16 @@ class WandbLogger(Logger):
             id_file.unlink(missing_ok=True)  # a link of this name would be written through
             id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
         except wandb.Error as error:
-            raise ConfigError(
-                f"report_to: wandb: {str(error).strip() or type(error).__name__}. Log in with `wandb login`, or set "
-                "WANDB_MODE=offline (to upload later), or remove wandb from report_to."
-            ) from error
+            raise _refused(error) from error
         except OSError as error:
             raise ConfigError(f"output_dir: cannot write to {error.filename or id_file}: {error.strerror}.") from error
         self._step = info.done_steps
 
     def report(self, report: Report) -> None:
         self._step = max(self._step, report.step)  # W&B drops data for steps before the latest
-        if isinstance(report, SampleReport):
+        if isinstance(report, EndReport):
+            self._run.summary["end"] = f"step {report.step}: {report.message}"
+        elif isinstance(report, SampleReport):
             row = [report.step, report.prompt, report.text]
             table = wandb.Table(columns=["step", "prompt", "text"], data=[row])
             self._run.log({f"sample/{report.index}": table}, step=self._step)
@@ -70,6 +70,24 @@ class WandbLogger(Logger):
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
         self._run.finish(exit_code={"done": 0, "interrupted": 130}.get(status, 1))
+
+
+def check() -> None:
+    """Raise ConfigError unless W&B has a login, or needs none. In a terminal W&B asks for it."""
+    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
+        return
+    try:
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise _refused(error) from error
+
+
+def _refused(error: wandb.Error) -> ConfigError:
+    reason = (str(error).strip() or type(error).__name__).rstrip(".")
+    return ConfigError(
+        f"report_to: wandb: {reason}. Log in with `wandb login`, or set WANDB_MODE=offline (to upload later), or "
+        "remove wandb from report_to."
+    )
 
 
 def _read_id(path: Path) -> str | None:

@@ -78,6 +78,7 @@ from .recipes import (
 )
 from .running import (
     CallbackReport,
+    EndReport,
     EvalReport,
     Finding,
     GpuReport,
@@ -126,6 +127,7 @@ __all__ = [
     "Dtype",
     "Emitter",
     "Encoded",
+    "EndReport",
     "EvalReport",
     "ExportContext",
     "ExportFormatDef",

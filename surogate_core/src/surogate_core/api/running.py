@@ -120,6 +120,21 @@ class OutputReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndReport:
+    """The end of a run by an error or by a signal, the last report of it.
+
+    step     the last one that is reported
+    status   "failed" or "interrupted", as `Logger.close` gets it
+    message  the error on one line, or the name of the signal
+    """
+
+    step: int
+    status: str
+    message: str
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuReport:
     """The state of one GPU of the run after `step` optimizer steps. Metrics that the driver does not have are None.
 
@@ -218,7 +233,7 @@ class CallbackReport:
     time: float
 
 
-Report = StepReport | EvalReport | OutputReport | GpuReport | NumericsReport | SampleReport | CallbackReport
+Report = StepReport | EvalReport | OutputReport | EndReport | GpuReport | NumericsReport | SampleReport | CallbackReport
 
 
 def figures_of(report: Report) -> dict[str, float]:
@@ -270,11 +285,17 @@ class Logger(Protocol):
         return
 
 
+def _accept(output_dir: Path, options: Any) -> None:
+    """Check nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggerDef(Definition, Generic[Options]):
     """A destination of reports.
 
     open    (info, options) -> Logger. Called before the first step. Raises ConfigError if the user must act.
+    check   (output_dir, options) -> None. Called before model and data are read, which may take hours. Raises
+            ConfigError for what `open` would refuse, such as a missing address, and writes nothing
     always  open it in every run, not only if `report_to` names it
     """
 
@@ -282,6 +303,7 @@ class LoggerDef(Definition, Generic[Options]):
     summary: str
     options: type[Options] = NoOptions  # type: ignore[assignment]
     open: Callable[[RunInfo, Options], Logger]
+    check: Callable[[Path, Options], None] = _accept
     always: bool = False
 
 

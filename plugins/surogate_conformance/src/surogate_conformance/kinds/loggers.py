@@ -10,6 +10,7 @@ from typing import Any
 
 from surogate_core.api import (
     CallbackReport,
+    EndReport,
     EvalReport,
     GpuReport,
     Logger,
@@ -102,6 +103,7 @@ def _opened(definition: LoggerDef, bench: Bench, folder: Path, done: int = 0) ->
     try:
         with quiet():
             try:
+                definition.check(folder, definition.options(**example))
                 logger = definition.open(_info(folder, done), definition.options(**example))
             except ConfigError as error:
                 where = f'SUROGATE_EXAMPLES = {{"logger {definition.name}": [{{"environment": {{...}}}}]}}'
@@ -129,7 +131,8 @@ def it_takes_a_report_of_every_kind(definition: LoggerDef, bench: Bench) -> None
         for index, text in enumerate(("a text\nof \x1b two lines", "")):
             logger.report(_sample(index, text))
         logger.report(CallbackReport(step=2, metrics={"accuracy": 0.5, "worst": float("nan")}, time=1e9))
-        logger.close("done")
+        logger.report(EndReport(step=2, status="failed", message="RuntimeError: a cause", time=1e9))
+        logger.close("failed")
 
 
 @proves("logger", remedy="`open` of a resumed run continues (RunInfo.done_steps); `close` may follow no report at all.")
