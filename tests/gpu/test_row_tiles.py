@@ -60,17 +60,18 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
     ids=["kept", "recomputed", "fp8", "nvfp4", "dropout"],
 )
 def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str], dropout: float) -> None:
-    """But for the queries' projection and what comes before it, where cuDNN adds in any order (before cuDNN 9.25)."""
+    """In front of the last attention's backward pass: there cuDNN adds in any order (before 9.25), which is sometimes
+    the same in two runs. Behind it gradients are near."""
     adapter = LORA | {"lora_dropout": dropout}
     keys: dict[str, Any] = {"adapter": adapter, "recipe": recipe, "recompute": recompute}
     expected, gradients = after_a_step(**keys)
     repeated, again = after_a_step(**keys)
     losses, tiled = after_a_step(**keys, row_tiles=16_384)
     assert losses[0] == expected[0] == repeated[0]
-    stable = {name for name in gradients if torch.equal(gradients[name], again[name])}
     last = {name for name in gradients if ".2." in name and ("mlp" in name or "o_proj" in name)}
-    assert last and last <= stable
-    assert {name for name in stable if torch.equal(gradients[name], tiled[name])} == stable
+    assert last
+    assert {name for name in last if not torch.equal(gradients[name], again[name])} == set()
+    assert {name for name in last if not torch.equal(gradients[name], tiled[name])} == set()
     for name, gradient in gradients.items():
         assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
 

@@ -149,12 +149,11 @@ def test_wrong_arguments_are_named() -> None:
 
 @pytest.mark.parametrize("skew", [0, 4])
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-    ("rows", "columns"), cases([(1, (1,)), (37, (16, 24)), (256, (3, 4, 9))], more=[(70_001, (16, 16, 16))])
-)
+@pytest.mark.parametrize("shape", cases([(1, (1,)), (37, (16, 24)), (256, (3, 4, 9))], more=[(70_001, (16, 16, 16))]))
 def test_joined_split_and_scaled_columns_have_the_bits_of_the_references(
-    rows: int, columns: tuple[int, ...], dtype: str, skew: int
+    shape: tuple[int, tuple[int, ...]], dtype: str, skew: int
 ) -> None:
+    rows, columns = shape
     parts = values("part", [(rows, count) for count in columns], [dtype])
     (whole,) = values("whole", [(rows, sum(columns))], [dtype])
     contents = {v: drawn(v) for v in parts}
