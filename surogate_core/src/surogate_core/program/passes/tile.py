@@ -31,9 +31,10 @@ from typing import Any
 
 from ..builder import Builder
 from ..op import Op, Program
-from ..opdef import OpDef, RowWise
+from ..opdef import OpDef
 from ..value import ALIGNMENT, Value
 from . import sum_in_blocks
+from .row_wise import RowWiseOps
 
 MOST = 256
 """Tiles of a program, of which each has all ops of a stretch."""
@@ -61,7 +62,7 @@ def tiles_of(tokens: int) -> int:
 
 def computes_together(program: Program, tokens: int, ops: Mapping[str, OpDef]) -> bool:
     """Return whether tiles divide ops whose rows depend on which others are in their tile (`RowWise.together`)."""
-    given = _RowWise(ops, tokens, together=True)
+    given = RowWiseOps(ops, tokens, together=True)
     given.refuse_whole(program)
     return any(found.together for op in program.ops if (found := given(op)))
 
@@ -77,7 +78,7 @@ def tile(
     """
     if tokens <= rows:
         return program
-    given = _RowWise(builder.ops, tokens, together)
+    given = RowWiseOps(builder.ops, tokens, together)
     given.refuse_whole(program)
     stretches = _stretches(_later(program, given), given)
     stretches = _again(stretches, builder)
@@ -100,92 +101,7 @@ def _spans(tokens: int, rows: int, sketch: bool) -> list[_Span]:
     return [found[0], replace(between[0], times=len(between)), found[-1]] if sketch and between else found
 
 
-class _RowWise:
-    """`OpDef.row_wise` of ops whose values with rows have as many for each token, found once for alike ops."""
-
-    def __init__(self, ops: Mapping[str, OpDef], tokens: int, together: bool) -> None:
-        self._ops = ops
-        self.tokens = tokens
-        self.together = together
-        self._known: dict[object, RowWise | None] = {}
-        self._whole: set[Value] = set()
-
-    def __call__(self, op: Op) -> RowWise | None:
-        if op.signature not in self._known:
-            self._known[op.signature] = self._of(op)
-        found = self._known[op.signature]
-        if found and self._whole and not self._whole.isdisjoint(self.locals(op, found)):
-            return None
-        return found
-
-    def _of(self, op: Op) -> RowWise | None:
-        found = self._ops[op.kind].row_wise(op)
-        if found is not None and found.together and not self.together:
-            return None
-        if found is None or op.lane != "compute" or op.accumulate or not {*op.changes} <= {*found.largest}:
-            return None
-        ins, outs = ([values[i] for i in at] for values, at in ((op.ins, found.ins), (op.outs, found.outs)))
-        sums = [op.outs[i] for i in found.sums]
-        is_right = (
-            all(map(self._has_rows, (*ins, *outs)))
-            and all(v.role in ("act", "input") for v in ins)
-            and all(v.role == "act" for v in outs)
-            and all(v.role == "grad" and v.dtype != "bf16" for v in sums)
-        )
-        return found if is_right else None
-
-    def _has_rows(self, value: Value) -> bool:
-        count = value.shape[0] if value.shape else 0
-        return count > 0 and count % self.tokens == 0 and not value.room and value.place == "device"
-
-    @staticmethod
-    def locals(op: Op, found: RowWise) -> list[Value]:
-        """Return the values of an op that may be of some rows alone."""
-        return [*(op.outs[i] for i in found.local), *(op.ins[i] for i in found.takes)]
-
-    def refuse_whole(self, program: Program) -> None:
-        """Find the values that make sense for their rows alone but have a reader that needs all rows. No op that writes
-        or takes one of them computes rows by itself. Neither does an op that has rows only by the matrices that it
-        takes, if one of these is of all rows.
-
-        An op whose rows depend on which others are in their tile is divided if all are that compute its value again, or
-        what it computes would depend on what is recomputed.
-        """
-        found_of = {op: found for op in program.ops if (found := self(op))}
-        local = {op.outs[i] for op, found in found_of.items() for i in found.local}
-        taken = (op.ins[i] for op, found in found_of.items() if not found.ins for i in found.takes)
-        whole = local.intersection(program.outputs)
-        whole |= {v for v in taken if len(v.shape) > 1} - local
-        alike = self._alike(program) if self.together else []
-        if not (local or whole):
-            return
-        for op in program.ops:
-            takes = {op.ins[i] for i in found_of[op].takes} if op in found_of else set()
-            whole |= local.intersection(op.ins) - takes
-        before = -1
-        while before != len(whole):
-            before = len(whole)
-            for op, found in found_of.items():
-                if not whole.isdisjoint(values := self.locals(op, found)):
-                    whole.update(local.intersection(values))
-            for group in alike:
-                if any(op not in found_of or not whole.isdisjoint(op.outs) for op in group):
-                    whole.update(v for op in group for v in local.intersection(op.outs))
-        self._whole = whole
-
-    def _alike(self, program: Program) -> Iterable[Sequence[Op]]:
-        """Return the ops whose rows depend on which others are in their tile, by the block and the label of what they
-        write and the params that they read, which those of a recomputation have in common."""
-        groups: dict[object, list[Op]] = {}
-        for op in program.ops:
-            found = self._ops[op.kind].row_wise(op)
-            if found and found.together:
-                key = op.block, op.outs[0].label, *(v for v in op.ins if v.role == "param")
-                groups.setdefault(key, []).append(op)
-        return groups.values()
-
-
-def _later(program: Program, row_wise: _RowWise) -> Program:
+def _later(program: Program, row_wise: RowWiseOps) -> Program:
     """Move ops of the backward pass in front of their first readers, where more than they themselves lies between.
 
     An op stays if inputs of it, which would live as long, have more bytes than its outputs.
@@ -213,7 +129,7 @@ def _later(program: Program, row_wise: _RowWise) -> Program:
     return replace(program, ops=tuple(kept))
 
 
-def _stretches(program: Program, row_wise: _RowWise) -> list[_Stretch]:
+def _stretches(program: Program, row_wise: RowWiseOps) -> list[_Stretch]:
     """Divide a program. In the backward pass a stretch ends with its block, or gradients of two would live together."""
     found: list[_Stretch] = []
     front: list[Op] = []
@@ -342,7 +258,7 @@ def _without_unread(stretches: Sequence[_Stretch]) -> list[_Stretch]:
 def _in_tiles(
     stretches: Sequence[_Stretch],
     outputs: Sequence[Value],
-    row_wise: _RowWise,
+    row_wise: RowWiseOps,
     spans: Sequence[_Span],
     builder: Builder,
 ) -> Iterable[Op]:
@@ -381,7 +297,7 @@ class _Tile:
     span: _Span
     own: set[Value]
     kept: dict[tuple[Value, int], Value]
-    row_wise: _RowWise
+    row_wise: RowWiseOps
     builder: Builder
     places: dict[Value, Value] = field(default_factory=dict)
 
