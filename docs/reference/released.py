@@ -41,6 +41,7 @@ ACCEPTED: Mapping[str, str] = {
     "surogate_core.api.Report: Report = StepReport | EvalReport | GpuReport | NumericsReport": (
         "a further kind, which a logger may leave out"
     ),
+    "surogate_core.api.matrix_storage.MAX_MATRICES has gone": "a limit that kernels do not have any more",
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or
