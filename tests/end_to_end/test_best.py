@@ -63,7 +63,7 @@ def go(place: Workplace, listen: Any = None, **keys: Any) -> tuple[TrainResult, 
 
 def told(out: Path) -> list[dict[str, Any]]:
     """Return the records of steps, evaluations and outputs without times."""
-    found = [record for record in records(out) if record["log"] not in ("run", "gpu")]
+    found = [record for record in records(out) if record["log"] not in ("run", "gpu", "end")]
     return [{key: value for key, value in record.items() if key not in TIMES} for record in found]
 
 
