@@ -2,7 +2,7 @@
 
 The rule covers what a run or a merge would replace or mix with its own: checkpoints, metrics of a step, files of a
 model or an adapter, `adapter/`, `merged/`, the loss picture. It does not cover what a run leaves that fails before its
-first step: `run.yaml`, and metrics that hold only the record of its start.
+first step: `run.yaml`, and metrics that hold only the records of its start and its end.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def outputs_in(folder: Path) -> list[Path]:
 
 
 def has_steps(metrics: Path) -> bool:
-    """Return whether a metrics file holds anything besides records of the start of a run."""
-    return any(record is None or record.get("log") != "run" for record in _lines(metrics))
+    """Return whether a metrics file holds anything besides records of the start and of the end of a run."""
+    return any(record is None or record.get("log") not in ("run", "end") for record in _lines(metrics))
 
 
 def is_foreign(file: Path) -> bool:
