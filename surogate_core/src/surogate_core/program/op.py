@@ -38,7 +38,7 @@ class Op:
     in_place    {index of an output: index of the input whose place in memory it takes}; set by the pass `in_place`
     changes     indices of `ins`, all states, that the op changes (`OpDef.changes`)
     emitter     the definition of a plugin that emitted the op; None: core
-    times       alike ops that it stands for, in a sketch (`passes/tile.py`)
+    times       alike ops that it stands for, in a sketch (`program/passes/tile.py`)
     """
 
     kind: str
