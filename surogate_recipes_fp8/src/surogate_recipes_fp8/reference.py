@@ -28,6 +28,7 @@ from torch import Tensor
 
 from surogate_core.reference import e2m1
 from surogate_core.reference import ops as standard
+from surogate_core.reference.gates import experts_gate, experts_gate_bwd
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.reference.stored_matrix import e5m2_copy
@@ -185,15 +186,9 @@ def fp8_weighted_swiglu(
     interleaved: bool = False,
     **attrs: Any,
 ) -> tuple[Tensor, ...]:
-    """Quantizes `weighted_swiglu`, the op of a package of models: silu(gate) * up * the weight of the row.
-
-    In general gate * sigmoid(alpha * gate) * (up + offset) * the weight, of a gate of at most `limit` and up from
-    -`limit` to `limit`; 0: without limit. `interleaved`: gate and up alternate in the columns.
-    """
-    gate, value = _clamped(*_of_columns(gate_up, interleaved), limit)
-    opened = F.silu(gate) if alpha == 1 else gate * torch.sigmoid(alpha * gate)
-    value = value + offset if offset else value
-    return _gated((opened * value * _of_rows(weights, order)).to(gate_up.dtype), given, **attrs)
+    """Quantizes `weighted_swiglu`, the op of a package of models: the gate of experts times the weight of the row."""
+    opened = experts_gate(gate_up, alpha=alpha, limit=limit, offset=offset, interleaved=interleaved)
+    return _gated((opened * _of_rows(weights, order)).to(gate_up.dtype), given, **attrs)
 
 
 def fp8_weighted_swiglu_bwd(
@@ -212,16 +207,8 @@ def fp8_weighted_swiglu_bwd(
     interleaved: bool = False,
 ) -> tuple[Tensor, ...]:
     """`weighted_swiglu_bwd`, and the gradients of gate and up quantized, in the columns of gate_up."""
-    free_gate, free_value = _of_columns(gate_up, interleaved)
-    gate, value = _clamped(free_gate, free_value, limit)
-    value = value + offset if offset else value
-    sigmoid = torch.sigmoid(gate if alpha == 1 else alpha * gate)
-    opened, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
-    slope = gate * (1 - sigmoid)
-    d_gate, d_value = g * value * sigmoid * (1 + (slope if alpha == 1 else alpha * slope)), g * opened
-    if limit:
-        d_gate, d_value = d_gate * (free_gate <= limit), d_value * (free_value.abs() <= limit)
-    both = torch.stack((d_gate, d_value), dim=2).flatten(1) if interleaved else torch.cat((d_gate, d_value), dim=1)
+    d = up(dy) * _of_rows(weights, order)
+    both, opened, value = experts_gate_bwd(d, gate_up, alpha=alpha, limit=limit, offset=offset, interleaved=interleaved)
     d_gate_up, d_weights = both.to(gate_up.dtype), torch.empty_like(weights)
     d_weights.view(-1)[order.long()] = (up(dy) * opened * value).sum(1)
     found = _Quantizer(d_gate_up, scaling, given, dtype)
@@ -230,16 +217,6 @@ def fp8_weighted_swiglu_bwd(
 
 def _of_rows(weights: Tensor, order: Tensor) -> Tensor:
     return weights.flatten()[order.long(), None]
-
-
-def _of_columns(gate_up: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The gate and the value."""
-    gate, value = up(gate_up).unflatten(1, (-1, 2)).unbind(2) if interleaved else up(gate_up).chunk(2, dim=1)
-    return gate, value
-
-
-def _clamped(gate: Tensor, value: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    return (gate.clamp(max=limit), value.clamp(-limit, limit)) if limit else (gate, value)
 
 
 def _gated(

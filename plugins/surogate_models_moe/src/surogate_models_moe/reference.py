@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surogate_core.reference.gates import experts_gate, experts_gate_bwd
 from surogate_core.reference.ops import add, linear_wgrad, up
 
 # ------------------------------------------------------------------------------------------------------------- routes
@@ -264,16 +265,6 @@ def _of_rows(weights: Tensor, order: Tensor) -> Tensor:
     return weights.flatten()[order.long(), None]
 
 
-def _halves(gate_up: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The gate and the value."""
-    wide = up(gate_up)
-    return (wide[:, ::2], wide[:, 1::2]) if interleaved else tuple(wide.chunk(2, dim=1))  # type: ignore[return-value]
-
-
-def _clamped(gate: Tensor, value: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    return (gate.clamp(max=limit), value.clamp(-limit, limit)) if limit else (gate, value)
-
-
 def weighted_swiglu(
     gate_up: Tensor,
     weights: Tensor,
@@ -289,10 +280,8 @@ def weighted_swiglu(
     In general gate * sigmoid(alpha * gate) * (up + offset) * the weight, of a gate of at most `limit` and up from
     -`limit` to `limit`; 0: without limit.
     """
-    gate, value = _clamped(*_halves(gate_up, interleaved), limit)
-    opened = F.silu(gate) if alpha == 1 else gate * torch.sigmoid(alpha * gate)
-    value = value + offset if offset else value
-    return (opened * value * _of_rows(weights, order)).to(gate_up.dtype)
+    opened = experts_gate(gate_up, alpha=alpha, limit=limit, offset=offset, interleaved=interleaved)
+    return (opened * _of_rows(weights, order)).to(gate_up.dtype)
 
 
 def weighted_swiglu_bwd(
@@ -307,16 +296,8 @@ def weighted_swiglu_bwd(
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up, and of the weights: sum(dy * silu(gate) * up). A clamped element has none."""
-    given_gate, given_value = _halves(gate_up, interleaved)
-    gate, value = _clamped(given_gate, given_value, limit)
-    value = value + offset if offset else value
-    sigmoid = torch.sigmoid(gate if alpha == 1 else alpha * gate)
-    opened, g = gate * sigmoid, up(dy) * _of_rows(weights, order)
-    slope = gate * (1 - sigmoid)
-    d_gate, d_value = g * value * sigmoid * (1 + (slope if alpha == 1 else alpha * slope)), g * opened
-    if limit:
-        d_gate, d_value = d_gate * (given_gate <= limit), d_value * (given_value.abs() <= limit)
-    both = torch.stack((d_gate, d_value), dim=2).flatten(1) if interleaved else torch.cat((d_gate, d_value), dim=1)
+    d = up(dy) * _of_rows(weights, order)
+    both, opened, value = experts_gate_bwd(d, gate_up, alpha=alpha, limit=limit, offset=offset, interleaved=interleaved)
     d_weights = torch.empty_like(weights)
     d_weights.view(-1)[order.long()] = (up(dy) * opened * value).sum(1)
     return both.to(gate_up.dtype), d_weights
