@@ -45,6 +45,12 @@ class ProgramError(SurogateError):
     exit_code = 1
 
 
+def need(condition: bool, message: str) -> None:
+    """Raise ProgramError with `message` unless `condition`."""
+    if not condition:
+        raise ProgramError(message)
+
+
 class DisconnectedError(ProgramError):
     """No gradient reaches the parameters to be trained. cut_by: the kind of op whose vjp gave None there, or ""."""
 

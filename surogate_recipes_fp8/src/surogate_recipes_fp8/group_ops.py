@@ -14,17 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import UNFINISHED_LABEL, GroupWise, Op, OpDef, OutSpec, ProgramError, RowWise, Value
+from surogate_core.api import UNFINISHED_LABEL, GroupWise, Op, OpDef, OutSpec, RowWise, Value, need
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
 
 _PART = "_part"
-
-
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
 
 
 def operands(op: Op) -> Sequence[Value]:
@@ -54,7 +49,7 @@ def some_groups(op: Op) -> tuple[int, int]:
 
 
 def _matrix(value: Value) -> tuple[int, int]:
-    _need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
+    need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
     return value.shape[0], value.shape[1]
 
 
@@ -62,7 +57,7 @@ def _grouped(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     b, ends = ins[1], ins[4]
     beside, (height, across) = bool(attrs.get("beside")), _matrix(b)
     stacked = across if beside else height
-    _need(stacked % ends.size == 0, f"{ends.size} groups do not divide b, {list(b.shape)}")
+    need(stacked % ends.size == 0, f"{ends.size} groups do not divide b, {list(b.shape)}")
     return _checked(ins, beside, height if beside else height // ends.size, across // ends.size if beside else across)
 
 
@@ -71,11 +66,11 @@ def _part(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     beside, first = bool(attrs.get("beside")), attrs["first"]
     (height, across), (_, width), (_, terms) = _matrix(b), _matrix(base), _matrix(a)
     one, stacked = (terms, across) if beside else (width, height)
-    _need(stacked % one == 0 and stacked > 0, f"b, {list(b.shape)}, has no matrices of {width} and {terms}")
+    need(stacked % one == 0 and stacked > 0, f"b, {list(b.shape)}, has no matrices of {width} and {terms}")
     count = stacked // one
-    _need(0 <= first <= ends.size - count, f"b has groups {first} to {first + count} of {ends.size}")
+    need(0 <= first <= ends.size - count, f"b has groups {first} to {first + count} of {ends.size}")
     (spec,) = _checked(ins[1:], beside, height if beside else width, terms if beside else across)
-    _need((base.shape, base.dtype) == (spec.shape, spec.dtype), f"base is {base!r}, the product {list(spec.shape)}")
+    need((base.shape, base.dtype) == (spec.shape, spec.dtype), f"base is {base!r}, the product {list(spec.shape)}")
     return [OutSpec(UNFINISHED_LABEL, spec.shape, spec.dtype)]
 
 
@@ -83,17 +78,17 @@ def _checked(ins: Ins, beside: bool, width: int, found: int) -> list[OutSpec]:
     """Check all but b, of which matrices are [width, found]."""
     a, _, scale_a, scale_b, ends, *added = ins
     (rows, terms), groups = _matrix(a), ends.size
-    _need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
-    _need(terms == found, f"a sums over {terms} elements, b over {found}")
-    _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
+    need(ends.dtype == "int32" and ends.shape == (groups,), f"ends of groups are int32 [groups], got {ends!r}")
+    need(terms == found, f"a sums over {terms} elements, b over {found}")
+    need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
     if len(added) == 1:
         (bias,) = added
-        _need(bias.shape == (groups, width), f"bias must have shape [{groups}, {width}], got {list(bias.shape)}")
+        need(bias.shape == (groups, width), f"bias must have shape [{groups}, {width}], got {list(bias.shape)}")
     elif added:
         a2, b2 = added
         rows2, terms2 = _matrix(a2)
         shape = (groups * terms2, width) if beside else (groups * width, terms2)
-        _need(rows2 == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
+        need(rows2 == rows and b2.shape == shape, f"the second product is of {list(a2.shape)} and {list(b2.shape)}")
     return [OutSpec("linear", (rows, width), "bf16")]
 
 

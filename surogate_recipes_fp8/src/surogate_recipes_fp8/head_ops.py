@@ -17,29 +17,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Value
-
-
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
+from surogate_core.api import Op, OpDef, OutSpec, Value, need
 
 
 def _lm_head_ce(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     x, w, targets, loss_scale, w_scale = ins[:5]
     (tokens, width), (_, w_width) = x.shape, w.shape
-    _need(width == w_width, f"x has {width} columns, w has {w_width}")
-    _need(targets.shape == (tokens,) and targets.dtype == "int32", f"targets must be int32 [{tokens}]")
-    _need(loss_scale.shape == (), "loss_scale must be a scalar")
-    _need(w_scale.shape == (2,) and w_scale.dtype == "fp32", f"a scale is fp32 [2], got {w_scale!r}")
-    _need(tokens % attrs["chunks"] == 0, f"{tokens} tokens cannot be split into {attrs['chunks']} equal chunks")
+    need(width == w_width, f"x has {width} columns, w has {w_width}")
+    need(targets.shape == (tokens,) and targets.dtype == "int32", f"targets must be int32 [{tokens}]")
+    need(loss_scale.shape == (), "loss_scale must be a scalar")
+    need(w_scale.shape == (2,) and w_scale.dtype == "fp32", f"a scale is fp32 [2], got {w_scale!r}")
+    need(tokens % attrs["chunks"] == 0, f"{tokens} tokens cannot be split into {attrs['chunks']} equal chunks")
     return [OutSpec("loss", (), "fp32")]
 
 
 def _lm_head_ce_grads(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     x, w = ins[:2]
-    _need(len(ins) == 5 or ins[5].shape == w.shape[::-1], f"w transposed must have shape {list(w.shape[::-1])}")
-    _need(attrs["wrt"] in ((0,), (1,), (0, 1)), f"wrt must name x (0), w (1) or both in this order, not {attrs['wrt']}")
+    need(len(ins) == 5 or ins[5].shape == w.shape[::-1], f"w transposed must have shape {list(w.shape[::-1])}")
+    need(attrs["wrt"] in ((0,), (1,), (0, 1)), f"wrt must name x (0), w (1) or both in this order, not {attrs['wrt']}")
     grads = (OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, "fp32"))
     return [*_lm_head_ce(ins, attrs), *(grads[i] for i in attrs["wrt"])]
 

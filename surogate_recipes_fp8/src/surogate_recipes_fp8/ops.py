@@ -21,11 +21,11 @@ from surogate_core.api import (
     Op,
     OpDef,
     OutSpec,
-    ProgramError,
     Rewrites,
     RowWise,
     Value,
     accumulator,
+    need,
 )
 
 from .formats import COLUMNS
@@ -39,11 +39,6 @@ SCALE = "scale"
 """Label of the scale that an op computes."""
 
 
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
-
-
 def _given(scaling: str, count: int) -> bool:
     return count in {"delayed": (2,), "given": (1,), "current": (0, 1), "fallback": (1,)}[scaling]
 
@@ -51,7 +46,7 @@ def _given(scaling: str, count: int) -> bool:
 def _copies(label: str, shape: tuple[int, ...], attrs: Attrs, wide: str = "") -> list[OutSpec]:
     """Specs of the FP8 copies of a matrix, and with `wide` of the matrix itself, which has this dtype."""
     alone = not (attrs.get("transposed") or attrs.get("column_sums"))
-    _need(len(shape) == 2 or (len(shape) == 1 and alone), f"a matrix is quantized, or a part of it, not {list(shape)}")
+    need(len(shape) == 2 or (len(shape) == 1 and alone), f"a matrix is quantized, or a part of it, not {list(shape)}")
     copies = [OutSpec(label, shape, attrs["dtype"])]
     if attrs.get("transposed"):
         copies.append(OutSpec(label, shape[::-1], attrs["dtype"]))
@@ -63,8 +58,8 @@ def _copies(label: str, shape: tuple[int, ...], attrs: Attrs, wide: str = "") ->
 def _scale(own: int, ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """Check the inputs after the op's `own` ones. Return the spec of the scale, if the op computes it."""
     given, scaling = ins[own:], attrs["scaling"]
-    _need(_given(scaling, len(given)), f"scaling {scaling} with {len(given)} inputs for scale and amax")
-    _need(all(v.dtype == "fp32" and v.shape == (2,) for v in given), f"scale and amax are fp32 [2], got {given!r}")
+    need(_given(scaling, len(given)), f"scaling {scaling} with {len(given)} inputs for scale and amax")
+    need(all(v.dtype == "fp32" and v.shape == (2,) for v in given), f"scale and amax are fp32 [2], got {given!r}")
     return [OutSpec(SCALE, (2,), "fp32")] if scaling in ("current", "fallback") else []
 
 
@@ -120,14 +115,14 @@ def _copies_to(op: Op) -> str:
 
 def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, w = ins[:2]
-    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
     return [*_copies("norm", x.shape, attrs, x.dtype), OutSpec("rstd", x.shape[:1], "fp32"), *_scale(2, ins, attrs)]
 
 
 def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, residual, w = ins[:3]
-    _need(x.shape == residual.shape and x.dtype == residual.dtype, f"{x!r} cannot be added to {residual!r}")
-    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    need(x.shape == residual.shape and x.dtype == residual.dtype, f"{x!r} cannot be added to {residual!r}")
+    need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
     own = [OutSpec("rstd", x.shape[:1], "fp32"), OutSpec("residual", x.shape, x.dtype)]
     return [*_copies("norm", x.shape, attrs, x.dtype), *own, *_scale(3, ins, attrs)]
 
@@ -146,7 +141,7 @@ def _add_rmsnorm_rematerialize(b: Emitter, op: Op, kept: frozenset[Value]) -> Gr
 
 def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     rows, width = ins[0].shape
-    _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
+    need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
     return [*_copies("swiglu", (rows, width // 2), attrs, ins[0].dtype), *_scale(1, ins, attrs)]
 
 
@@ -156,7 +151,7 @@ def _swiglu_bwd_own(attrs: Attrs) -> int:
 
 def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, gate_up = ins[:2]
-    _need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
     hidden = [OutSpec("swiglu", dy.shape[::-1], attrs["hidden"])] if attrs.get("hidden") else []
     copies = _copies("d_gate_up", gate_up.shape, attrs, gate_up.dtype)
     return [*copies, *hidden, *_scale(_swiglu_bwd_own(attrs), ins, attrs)]
@@ -166,19 +161,19 @@ def _weighted_swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """Rows of experts: what the products of groups read, whose dw are in bf16, so no copy is transposed."""
     gate_up, weights, order = ins[:3]
     limit = attrs.get("limit", 0.0)
-    _need(limit >= 0, f"limit must be positive, or 0 for none, got {limit}")
+    need(limit >= 0, f"limit must be positive, or 0 for none, got {limit}")
     (rows, width), total = gate_up.shape, accumulator(gate_up.dtype)
-    _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
-    _need(order.dtype == "int32" and order.shape == (rows,), f"order is int32 [{rows}], got {order!r}")
-    _need(weights.size == rows and weights.dtype == total, f"weights are {total} with {rows} elements, got {weights!r}")
-    _need(not attrs.get("transposed"), "copies of rows of groups are not transposed")
+    need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
+    need(order.dtype == "int32" and order.shape == (rows,), f"order is int32 [{rows}], got {order!r}")
+    need(weights.size == rows and weights.dtype == total, f"weights are {total} with {rows} elements, got {weights!r}")
+    need(not attrs.get("transposed"), "copies of rows of groups are not transposed")
     return [*_copies("swiglu", (rows, width // 2), attrs, gate_up.dtype), *_scale(3, ins, attrs)]
 
 
 def _weighted_swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, gate_up, weights = ins[:3]
     _weighted_swiglu(ins[1:], attrs)
-    _need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
     copies = _copies("d_gate_up", gate_up.shape, attrs, gate_up.dtype)
     return [*copies, OutSpec("d_weights", weights.shape, weights.dtype), *_scale(4, ins, attrs)]
 
@@ -198,10 +193,10 @@ def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _norm_gradient(ins: Ins, attrs: Attrs, own: list[OutSpec]) -> list[OutSpec]:
     dy, x, w, rstd = ins[:4]
-    _need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
-    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
-    _need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
-    _need(not attrs.get("residual") or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
+    need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
+    need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
+    need(not attrs.get("residual") or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
     return [*_copies("d_norm", x.shape, attrs), *own, *_scale(_norm_bwd_own(attrs), ins, attrs)]
 
 
@@ -368,13 +363,13 @@ QUANTIZERS: tuple[OpDef, ...] = (
 
 def _exact_copies(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (w,) = ins
-    _need(len(w.shape) == 2, f"a weight is a matrix, got {list(w.shape)}")
+    need(len(w.shape) == 2, f"a weight is a matrix, got {list(w.shape)}")
     shapes = (w.shape, w.shape[::-1]) if attrs["transposed"] else (w.shape,)
     return [*(OutSpec(w.label, shape, "e5m2") for shape in shapes), OutSpec(SCALE, (2,), "fp32")]
 
 
 def _operand(value: Value, transposed: bool) -> tuple[int, int]:
-    _need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
+    need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
     outer, summed = value.shape[::-1] if transposed else value.shape
     return outer, summed
 
@@ -382,21 +377,21 @@ def _operand(value: Value, transposed: bool) -> tuple[int, int]:
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     a, b, scale_a, scale_b = ins[:4]
     (m, k), (n, bk) = _operand(a, bool(attrs.get("trans_a"))), _operand(b, bool(attrs.get("trans_b")))
-    _need(k == bk, f"a sums over {k} elements, b over {bk}")
-    _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
+    need(k == bk, f"a sums over {k} elements, b over {bk}")
+    need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
     return [OutSpec("linear", (m, n), attrs["dtype"])]
 
 
 def _linear_bias(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (out,) = _linear(ins, attrs)
-    _need(len(ins) == 4 or ins[4].shape == out.shape[1:], f"bias must have shape {list(out.shape[1:])}")
+    need(len(ins) == 4 or ins[4].shape == out.shape[1:], f"bias must have shape {list(out.shape[1:])}")
     return [out]
 
 
 def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (out,) = _linear(ins[:4], attrs)
     base = ins[4]
-    _need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
+    need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
     return [OutSpec(out.label, out.shape, base.dtype)]
 
 
@@ -468,10 +463,10 @@ def _transpose(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _inexact(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     codes, scales, amax = ins
-    _need({codes.dtype, scales.dtype} == {"uint8"} and amax.dtype == "fp32", f"reads uint8, uint8, fp32, got {ins!r}")
+    need({codes.dtype, scales.dtype} == {"uint8"} and amax.dtype == "fp32", f"reads uint8, uint8, fp32, got {ins!r}")
     rows, blocks = _operand(scales, False)
-    _need(codes.shape == (rows, 16 * blocks), f"codes of {blocks} blocks a row are [{rows}, {16 * blocks}]")
-    _need(len(amax.shape) == 2 and amax.shape[1] == 2, f"an amax of matrices is [matrices, 2], got {amax!r}")
+    need(codes.shape == (rows, 16 * blocks), f"codes of {blocks} blocks a row are [{rows}, {16 * blocks}]")
+    need(len(amax.shape) == 2 and amax.shape[1] == 2, f"an amax of matrices is [matrices, 2], got {amax!r}")
     return [OutSpec("inexact", (), "int32")]
 
 
@@ -490,21 +485,21 @@ def _guard(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _update(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     history, *states = ins[1:]
     count = len(attrs["maxima"])
-    _need(history.shape[1:] == (count,), f"history has {history.shape} entries for {count} quantizers")
-    _need(len(states) == 2 * count, f"{count} quantizers have as many amax and scales, got {len(states)} values")
+    need(history.shape[1:] == (count,), f"history has {history.shape} entries for {count} quantizers")
+    need(len(states) == 2 * count, f"{count} quantizers have as many amax and scales, got {len(states)} values")
     amax, scales = states[:count], states[count:]
     return _same([history, *scales, *amax])
 
 
 def _count(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    _need(ins[1].shape == (2,), f"a scale is fp32 [2], got {ins[1]!r}")
+    need(ins[1].shape == (2,), f"a scale is fp32 [2], got {ins[1]!r}")
     return [OutSpec("amax", (2,), "fp32"), OutSpec("counts", (3,), "int64")]
 
 
 def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     n, history = len(attrs["maxima"]), attrs["history"]
-    _need(len(ins) == 3 * n + history, f"{n} tensors have as many amax, counts and scales, got {len(ins)} values")
-    _need(len(attrs["sizes"]) == len(attrs["columns"]) == n, f"{n} tensors have as many sizes and columns")
+    need(len(ins) == 3 * n + history, f"{n} tensors have as many amax, counts and scales, got {len(ins)} values")
+    need(len(attrs["sizes"]) == len(attrs["columns"]) == n, f"{n} tensors have as many sizes and columns")
     return [OutSpec("numerics", (n, len(COLUMNS)), "fp32")]
 
 

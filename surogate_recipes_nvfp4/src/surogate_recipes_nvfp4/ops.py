@@ -29,18 +29,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surogate_core.api import Op, OpDef, OutSpec, ProgramError, Rewrites, RowWise, Value
+from surogate_core.api import Op, OpDef, OutSpec, Rewrites, RowWise, Value, need
 
 from .formats import BLOCK, COLUMNS, OF_A_ROW, scales_shape
 
 Ins = Sequence[Value]
 FORM = 3
 Attrs = Mapping[str, Any]
-
-
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
 
 
 def _form(label: str, rows: int, columns: int) -> list[OutSpec]:
@@ -58,22 +53,22 @@ def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, *random = ins
     if attrs.get("measured"):
         magnitudes, *random = random
-        _need((magnitudes.shape, magnitudes.dtype) == ((4,), "fp32"), f"magnitudes are fp32 [4], got {magnitudes!r}")
-    _need(len(x.shape) == 2 and x.dtype == "bf16", f"a bf16 matrix is quantized, not {x!r}")
+        need((magnitudes.shape, magnitudes.dtype) == ((4,), "fp32"), f"magnitudes are fp32 [4], got {magnitudes!r}")
+    need(len(x.shape) == 2 and x.dtype == "bf16", f"a bf16 matrix is quantized, not {x!r}")
     rows, columns = x.shape
-    _need(not rows % BLOCK and not columns % BLOCK, f"rows and columns are multiples of {BLOCK}, got {x!r}")
-    _need(not attrs.get("row", 0) % BLOCK, f"row is a multiple of {BLOCK}, got {attrs.get('row')}")
-    _need(attrs["rows"] or attrs["columns"], "at least one form is written: rows or columns")
+    need(not rows % BLOCK and not columns % BLOCK, f"rows and columns are multiples of {BLOCK}, got {x!r}")
+    need(not attrs.get("row", 0) % BLOCK, f"row is a multiple of {BLOCK}, got {attrs.get('row')}")
+    need(attrs["rows"] or attrs["columns"], "at least one form is written: rows or columns")
     transformed = attrs.get("hadamard", False)
-    _need(not transformed or (attrs["columns"] and not attrs.get("square")), "hadamard needs columns, without square")
+    need(not transformed or (attrs["columns"] and not attrs.get("square")), "hadamard needs columns, without square")
     if attrs.get("stochastic"):
         given = [(v.shape, v.dtype) for v in random]
-        _need(
+        need(
             given == [((), "int32"), ((), "int64")],
             f"stochastic rounding needs micro_step int32 [] and seed int64 [], got {random!r}",
         )
     else:
-        _need(not random, f"rounding to nearest has no further inputs, got {random!r}")
+        need(not random, f"rounding to nearest has no further inputs, got {random!r}")
     written = [(rows, columns)] * bool(attrs["rows"]) + [(columns, rows)] * bool(attrs["columns"])
     return [spec for shape in written for spec in _form(x.label, *shape)]
 
@@ -118,15 +113,15 @@ _MAGNITUDES = OutSpec("amax", (4,), "fp32")
 def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (gate_up,) = ins
     rows, width = gate_up.shape
-    _need(gate_up.dtype == "bf16" and not width % 4, f"gate_up is bf16 of a multiple of 4 columns, got {gate_up!r}")
-    _need(not rows % BLOCK, f"rows are a multiple of {BLOCK}, got {gate_up!r}")
+    need(gate_up.dtype == "bf16" and not width % 4, f"gate_up is bf16 of a multiple of 4 columns, got {gate_up!r}")
+    need(not rows % BLOCK, f"rows are a multiple of {BLOCK}, got {gate_up!r}")
     return [OutSpec("swiglu", (rows, width // 2), "bf16"), _MAGNITUDES]
 
 
 def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, gate_up = ins
     out, magnitudes = _swiglu([gate_up], attrs)
-    _need((dy.shape, dy.dtype) == (out.shape, "bf16"), f"dy is bf16 {list(out.shape)}, got {dy!r}")
+    need((dy.shape, dy.dtype) == (out.shape, "bf16"), f"dy is bf16 {list(out.shape)}, got {dy!r}")
     return [OutSpec("d_gate_up", gate_up.shape, "bf16"), magnitudes]
 
 
@@ -139,13 +134,13 @@ def _measured_rows(op: Op) -> RowWise:
 
 def _operand(form: Ins) -> tuple[int, int]:
     codes, scales, amax = form
-    _need(len(codes.shape) == 2 and codes.dtype == "e2m1", f"codes are an e2m1 matrix, got {codes!r}")
+    need(len(codes.shape) == 2 and codes.dtype == "e2m1", f"codes are an e2m1 matrix, got {codes!r}")
     rows, columns = codes.shape
-    _need(
+    need(
         (scales.shape, scales.dtype) == (scales_shape(rows, columns), "ue4m3"),
         f"scales of {codes!r} are ue4m3 {list(scales_shape(rows, columns))}, got {scales!r}",
     )
-    _need((amax.shape, amax.dtype) == ((2,), "fp32"), f"amax is fp32 [2], got {amax!r}")
+    need((amax.shape, amax.dtype) == ((2,), "fp32"), f"amax is fp32 [2], got {amax!r}")
     return rows, columns
 
 
@@ -153,9 +148,7 @@ def _stored(weight: Ins, rows: Sequence[int]) -> tuple[int, int]:
     n, k = weight[0].shape[0], 2 * weight[0].shape[-1]
     expected = [((n, k // 2), "uint8"), ((n, k // BLOCK), "e4m3"), ((len(rows),), "fp32")]
     found = [(v.shape, v.dtype) for v in weight]
-    _need(
-        found == expected and n == sum(rows), f"a weight of {list(rows)} rows is stored as {expected}, got {weight!r}"
-    )
+    need(found == expected and n == sum(rows), f"a weight of {list(rows)} rows is stored as {expected}, got {weight!r}")
     return n, k
 
 
@@ -163,20 +156,20 @@ def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     stored = attrs.get("stored")
     (m, k), b = _operand(ins[:3]), _stored(ins[3:6], stored) if stored else _operand(ins[3:6])
     n, bk = b[::-1] if attrs.get("trans_b") else b
-    _need(k == bk, f"a sums over {k} elements, b over {bk}")
+    need(k == bk, f"a sums over {k} elements, b over {bk}")
     backend = attrs["backend"]
-    _need(backend in ("emulate", "cublaslt"), f"backend is emulate or cublaslt, not {backend!r}")
+    need(backend in ("emulate", "cublaslt"), f"backend is emulate or cublaslt, not {backend!r}")
     straight = backend == "emulate" and not stored
-    _need(
+    need(
         straight or not attrs.get("trans_b"), f"{'stored' if stored else backend} b is read along the summed dimension"
     )
-    _need(len(ins) == 6 or ins[6].shape == (n,), f"bias must have shape [{n}]")
+    need(len(ins) == 6 or ins[6].shape == (n,), f"bias must have shape [{n}]")
     return [OutSpec("linear", (m, n), attrs["dtype"])]
 
 
 def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (out,), base = _linear(ins[:6], attrs), ins[6]
-    _need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
+    need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
     return [OutSpec(out.label, out.shape, base.dtype)]
 
 
@@ -223,13 +216,13 @@ def _read(op: Op) -> int:
 
 def _measure(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, shape = ins[0], _operand(ins[1:4])
-    _need(x.shape == shape and x.dtype == "bf16", f"a form {list(shape)} is of a bf16 matrix of that shape, got {x!r}")
+    need(x.shape == shape and x.dtype == "bf16", f"a form {list(shape)} is of a bf16 matrix of that shape, got {x!r}")
     return [OutSpec("numerics", (shape[0], OF_A_ROW), "fp32")]
 
 
 def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     wrong = next((v for v in ins if (v.shape[1:], v.dtype) != ((OF_A_ROW,), "fp32") or v.shape != ins[0].shape), None)
-    _need(wrong is None, f"sums are fp32 [rows, {OF_A_ROW}], of as many rows for each tensor, got {wrong!r}")
+    need(wrong is None, f"sums are fp32 [rows, {OF_A_ROW}], of as many rows for each tensor, got {wrong!r}")
     return [OutSpec("numerics", (len(ins), len(COLUMNS)), "fp32")]
 
 

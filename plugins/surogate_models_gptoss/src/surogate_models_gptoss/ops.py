@@ -19,27 +19,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, Value, accumulator
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value, accumulator, need
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
 
 
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
-
-
 def _of_heads(out: Value, lse: Value, sinks: Value) -> None:
     """Raise ProgramError unless out, lse and sinks are of the same tokens and heads."""
-    _need(
+    need(
         len(out.shape) == 2 and len(sinks.shape) == 1,
         f"out must be a matrix and sinks a vector, not {out!r}, {sinks!r}",
     )
     tokens, heads = out.shape[0], sinks.shape[0]
-    _need(out.shape[1] % heads == 0, f"out {out!r} has no {heads} heads of equal width, one for each of sinks")
+    need(out.shape[1] % heads == 0, f"out {out!r} has no {heads} heads of equal width, one for each of sinks")
     wanted = (heads, tokens), accumulator(out.dtype)
-    _need((lse.shape, lse.dtype) == wanted, f"lse must be {wanted[1]} {list(wanted[0])}, not {lse!r}")
+    need((lse.shape, lse.dtype) == wanted, f"lse must be {wanted[1]} {list(wanted[0])}, not {lse!r}")
 
 
 def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -47,21 +42,21 @@ def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     heads, width = attrs["n_heads"], attrs["head_dim"]
     _of_heads(out, lse, sinks)
     columns = (heads + 2 * attrs["n_kv_heads"]) * width
-    _need(qkv.shape == (out.shape[0], columns), f"qkv must be {[out.shape[0], columns]}, not {qkv!r}")
-    _need(out.shape[1] == heads * width and sinks.shape == (heads,), f"sinks must be {[heads]}, not {sinks!r}")
+    need(qkv.shape == (out.shape[0], columns), f"qkv must be {[out.shape[0], columns]}, not {qkv!r}")
+    need(out.shape[1] == heads * width and sinks.shape == (heads,), f"sinks must be {[heads]}, not {sinks!r}")
     return [OutSpec("attention", out.shape, out.dtype), OutSpec("lse", lse.shape, lse.dtype)]
 
 
 def _gradient(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dout, out, lse, sinks = ins
     _of_heads(out, lse, sinks)
-    _need((dout.shape, dout.dtype) == (out.shape, out.dtype), f"dout must be as out {out!r}, not {dout!r}")
+    need((dout.shape, dout.dtype) == (out.shape, out.dtype), f"dout must be as out {out!r}, not {dout!r}")
     return [OutSpec("d_sinks", sinks.shape, accumulator(dout.dtype))]
 
 
 def _vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (qkv, cu_seqlens, _, _, sinks), (out, lse), (dout, dlse) = op.ins, op.outs, grads
-    _need(dlse is None, f"the loss reads {lse.label} of {op.kind}, which has no backward rule")
+    need(dlse is None, f"the loss reads {lse.label} of {op.kind}, which has no backward rule")
     assert dout is not None
     dqkv = b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", own=False, **op.attrs)
     return dqkv, None, None, None, b.apply("sinks_gradient", dout, out, lse, sinks)

@@ -44,11 +44,11 @@ from surogate_core.api import (
     Op,
     OpDef,
     OutSpec,
-    ProgramError,
     Rewrites,
     RowWise,
     Value,
     accumulator,
+    need,
 )
 
 Ins = Sequence[Value]
@@ -60,13 +60,8 @@ WIDTHS = range(3, 8)
 """Widths of `causal_conv`."""
 
 
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
-
-
 def _columns(value: Value, name: str) -> int:
-    _need(len(value.shape) == 2, f"{name} must have two dimensions, not {value!r}")
+    need(len(value.shape) == 2, f"{name} must have two dimensions, not {value!r}")
     return value.shape[1]
 
 
@@ -75,17 +70,17 @@ def _same(*named: tuple[str, Value]) -> None:
     (first, x), *others = named
     _columns(x, first)
     for name, y in others:
-        _need(y.shape == x.shape, f"{name} must have the shape of {first}, {list(x.shape)}, not {list(y.shape)}")
+        need(y.shape == x.shape, f"{name} must have the shape of {first}, {list(x.shape)}, not {list(y.shape)}")
 
 
 def _positions(value: Value, tokens: int) -> None:
-    _need(value.dtype == "int32" and value.shape == (tokens,), f"positions must be int32 [{tokens}], not {value!r}")
+    need(value.dtype == "int32" and value.shape == (tokens,), f"positions must be int32 [{tokens}], not {value!r}")
 
 
 def _given(grads: Gradients, op: Op, b: Emitter) -> Value:
     """Return the gradient of the first output. Raises ProgramError if the loss reads another."""
     for gradient, out in zip(grads[1:], op.outs[1:], strict=True):
-        _need(gradient is None, f"the loss reads {out.label} of {op.kind}, which has no backward rule")
+        need(gradient is None, f"the loss reads {out.label} of {op.kind}, which has no backward rule")
     assert grads[0] is not None
     return grads[0]
 
@@ -101,8 +96,8 @@ def _without(kind: str, index: int) -> Callable[[Op, Sequence[bool]], Op]:
 def _conv(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, w, positions = ins
     columns = _columns(x, "x")
-    _need(len(w.shape) == 3 and w.shape[:2] == (columns, 1), f"w must be [{columns}, 1, W], not {w!r}")
-    _need(w.shape[2] in WIDTHS, f"w must have {WIDTHS[0]} to {WIDTHS[-1]} taps, not {w.shape[2]}")
+    need(len(w.shape) == 3 and w.shape[:2] == (columns, 1), f"w must be [{columns}, 1, W], not {w!r}")
+    need(w.shape[2] in WIDTHS, f"w must have {WIDTHS[0]} to {WIDTHS[-1]} taps, not {w.shape[2]}")
     _positions(positions, x.shape[0])
     return [OutSpec("conv", x.shape, x.dtype)]
 
@@ -141,8 +136,8 @@ _HEADS: Attrs = {"n_k_heads": int, "n_v_heads": int, "k_dim": int, "v_dim": int}
 def _delta_columns(attrs: Attrs) -> int:
     """Return the number of columns of [q; k; v]. Raises ProgramError if there cannot be such heads."""
     key_heads, heads, k_dim, v_dim = (int(attrs[name]) for name in _HEADS)
-    _need(min(key_heads, heads, k_dim, v_dim) > 0, f"numbers and sizes of heads must be positive, got {dict(attrs)}")
-    _need(heads % key_heads == 0, f"{heads} value heads cannot share {key_heads} key heads evenly")
+    need(min(key_heads, heads, k_dim, v_dim) > 0, f"numbers and sizes of heads must be positive, got {dict(attrs)}")
+    need(heads % key_heads == 0, f"{heads} value heads cannot share {key_heads} key heads evenly")
     return 2 * key_heads * k_dim + heads * v_dim
 
 
@@ -150,10 +145,10 @@ def _delta(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     qkv, ba, a_log, dt_bias, positions = ins
     columns, tokens, width = _columns(qkv, "qkv"), qkv.shape[0], _delta_columns(attrs)
     _, heads, k_dim, v_dim = (int(attrs[name]) for name in _HEADS)
-    _need(columns == width, f"qkv has {columns} columns, heads need {width}")
-    _need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
+    need(columns == width, f"qkv has {columns} columns, heads need {width}")
+    need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
     for name, value in (("a_log", a_log), ("dt_bias", dt_bias)):
-        _need(value.shape == (heads,), f"{name} must have shape [{heads}], not {list(value.shape)}")
+        need(value.shape == (heads,), f"{name} must have shape [{heads}], not {list(value.shape)}")
     _positions(positions, tokens)
     return [
         OutSpec("delta_out", (tokens, heads * v_dim), qkv.dtype),
@@ -195,8 +190,8 @@ def _delta_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dout, *forward, states = ins
     out, expected = _delta(forward, attrs)
     qkv, ba, a_log, dt_bias, _ = forward
-    _need(dout.shape == out.shape, f"dout must have shape {list(out.shape)}, not {list(dout.shape)}")
-    _need(states.shape == expected.shape, f"states must have shape {list(expected.shape)}, not {list(states.shape)}")
+    need(dout.shape == out.shape, f"dout must have shape {list(out.shape)}, not {list(dout.shape)}")
+    need(states.shape == expected.shape, f"states must have shape {list(expected.shape)}, not {list(states.shape)}")
     total = accumulator(qkv.dtype)
     return [
         OutSpec("d_conv_out", qkv.shape, qkv.dtype),
@@ -257,7 +252,7 @@ def _delta_bwd_traffic(op: Op) -> int:
 def _norm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, gate, w = ins
     _same(("x", x), ("gate", gate))
-    _need(len(w.shape) == 1 and x.shape[1] % w.shape[0] == 0, f"w must be [D] of heads of D in {x!r}, not {w!r}")
+    need(len(w.shape) == 1 and x.shape[1] % w.shape[0] == 0, f"w must be [D] of heads of D in {x!r}, not {w!r}")
     heads = x.shape[1] // w.shape[0]
     return [OutSpec("norm", x.shape, x.dtype), OutSpec("rstd", (x.shape[0], heads), accumulator(x.dtype))]
 
@@ -270,7 +265,7 @@ def _norm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dy, x, gate, w, rstd = ins
     _, expected = _norm((x, gate, w), attrs)
     _same(("x", x), ("dy", dy))
-    _need(rstd.shape == expected.shape, f"rstd must have shape {list(expected.shape)}, not {list(rstd.shape)}")
+    need(rstd.shape == expected.shape, f"rstd must have shape {list(expected.shape)}, not {list(rstd.shape)}")
     return [
         OutSpec("d_delta_out", x.shape, x.dtype),
         OutSpec("d_gate", gate.shape, gate.dtype),
@@ -285,7 +280,7 @@ def _norm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _split(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (x,) = ins
     columns, width = _columns(x, "x"), attrs["n_heads"] * attrs["head_dim"]
-    _need(0 < 2 * width <= columns, f"x has {columns} columns, queries and gates need {2 * width}")
+    need(0 < 2 * width <= columns, f"x has {columns} columns, queries and gates need {2 * width}")
     return [
         OutSpec("qkv", (x.shape[0], columns - width), x.dtype),
         OutSpec("qkv", (x.shape[0], width), x.dtype),
@@ -301,8 +296,8 @@ def _split_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
 def _join(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     qkv, gate = ins
     columns, width = _columns(qkv, "qkv"), attrs["n_heads"] * attrs["head_dim"]
-    _need(gate.shape == (qkv.shape[0], width), f"gate must be [{qkv.shape[0]}, {width}], not {gate!r}")
-    _need(0 < width <= columns, f"qkv has {columns} columns, queries need {width}")
+    need(gate.shape == (qkv.shape[0], width), f"gate must be [{qkv.shape[0]}, {width}], not {gate!r}")
+    need(0 < width <= columns, f"qkv has {columns} columns, queries need {width}")
     return [OutSpec("d_qkv", (qkv.shape[0], columns + width), qkv.dtype)]
 
 
@@ -311,8 +306,8 @@ def _key_heads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     tokens, heads = qkvz.shape[0], int(attrs["n_v_heads"])
     width = _delta_columns(attrs)
     values, columns = heads * int(attrs["v_dim"]), _columns(qkvz, "qkvz")
-    _need(columns == width + values, f"qkvz has {columns} columns, heads need {width + values}")
-    _need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
+    need(columns == width + values, f"qkvz has {columns} columns, heads need {width + values}")
+    need(ba.shape == (tokens, 2 * heads), f"ba must have shape [{tokens}, {2 * heads}], not {list(ba.shape)}")
     return [
         OutSpec("qkv", (tokens, width), qkvz.dtype),
         OutSpec("qkv", (tokens, values), qkvz.dtype),
@@ -331,7 +326,7 @@ def _join_key_heads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     tokens, heads = qkv.shape[0], int(attrs["n_v_heads"])
     width, values = _delta_columns(attrs), heads * int(attrs["v_dim"])
     for name, value, columns in (("qkv", qkv, width), ("z", z, values), ("ba", ba, 2 * heads)):
-        _need(value.shape == (tokens, columns), f"{name} must be [{tokens}, {columns}], not {list(value.shape)}")
+        need(value.shape == (tokens, columns), f"{name} must be [{tokens}, {columns}], not {list(value.shape)}")
     return [OutSpec("d_qkvz", (tokens, width + values), qkv.dtype), OutSpec("d_ba", ba.shape, ba.dtype)]
 
 

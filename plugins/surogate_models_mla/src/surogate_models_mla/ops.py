@@ -18,16 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, ProgramError, RowWise, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, RowWise, Value, need
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
-
-
-def need(condition: bool, message: str) -> None:
-    """Raise ProgramError unless the condition holds."""
-    if not condition:
-        raise ProgramError(message)
 
 
 def _rows(*values: Value) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import OutSpec, ParamInfo, Value
-from surogate_core.api.matrix_storage import MatrixStorage, need
+from surogate_core.api import OutSpec, ParamInfo, Value, need
+from surogate_core.api.matrix_storage import MatrixStorage
 
 if TYPE_CHECKING:
     from .options import Fp8WeightOptions

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import ConfigError, OutSpec, ParamInfo, Value
-from surogate_core.api.matrix_storage import MatrixStorage, need
+from surogate_core.api import ConfigError, OutSpec, ParamInfo, Value, need
+from surogate_core.api.matrix_storage import MatrixStorage
 
 from .tables import BLOCKS, GROUP
 

@@ -15,7 +15,7 @@ need a prefix (`adamw_beta1`), because all installed plugins share one flat name
 from __future__ import annotations
 
 from ..dtypes import DTYPES, Dtype, accumulator
-from ..errors import ConfigError, NonFiniteError, PluginError, ProgramError, RunStopped, SurogateError
+from ..errors import ConfigError, NonFiniteError, PluginError, ProgramError, RunStopped, SurogateError, need
 from ..origin import Definition
 from ..program.builder import Builder
 from ..program.inputs import BatchInputs, Scalars
@@ -223,6 +223,7 @@ __all__ = [
     "first_output",
     "match_groups",
     "matches_whole",
+    "need",
     "part_size",
     "provides",
     "read_json_object",

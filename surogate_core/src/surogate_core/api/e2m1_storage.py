@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, need
 from ..program.opdef import OutSpec
 from ..program.value import Value
-from .matrix_storage import MatrixStorage, need
+from .matrix_storage import MatrixStorage
 from .recipes import ParamInfo
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic
 
-from ..errors import ProgramError
+from ..errors import ProgramError, need
 from ..program.op import Op
 from ..program.opdef import Apart, OpDef, OutSpec
 from ..program.value import WEIGHT_LABEL, Value
@@ -51,12 +51,6 @@ MAX_RUNS = 32
 
 _COPY_MULTIPLE = 16
 """Rows of each matrix and columns of a weight that is copied to FP8 are multiples of this."""
-
-
-def need(condition: bool, message: str) -> None:
-    """Raise ProgramError with `message` unless `condition`."""
-    if not condition:
-        raise ProgramError(message)
 
 
 def supports(op: Op, target: Target) -> Support:

@@ -9,10 +9,11 @@ from functools import partial
 from itertools import accumulate
 from math import prod
 
+from ..errors import need
 from ..program.op import Op
 from ..program.opdef import OpDef, OutSpec
 from ..program.shards import part_size
-from .definition import Attrs, Ins, define, need
+from .definition import Attrs, Ins, define
 
 
 def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:

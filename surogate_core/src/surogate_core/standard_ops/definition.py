@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ProgramError
+from ..errors import need
 from ..program.op import Op
 from ..program.opdef import OpDef, OutSpec, RowWise
 from ..program.value import Value
@@ -14,11 +14,6 @@ REFERENCE = "surogate_core.reference.ops"
 Attrs = Mapping[str, Any]
 Ins = Sequence[Value]
 Infer = Callable[[Ins, Attrs], list[OutSpec]]
-
-
-def need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
 
 
 def matrix(value: Value, name: str) -> tuple[int, int]:

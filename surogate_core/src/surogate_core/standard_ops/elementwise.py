@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..errors import need
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import UNFINISHED_LABEL
-from .definition import Attrs, Ins, define, elements, need, rows
+from .definition import Attrs, Ins, define, elements, rows
 
 
 def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..dtypes import accumulator
+from ..errors import need
 from ..program.op import Op
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Rewrites, RowWise, first_output
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by, rows
+from .definition import Attrs, Infer, Ins, define, elements, matrix, recomputed_by, rows
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import accumulator
+from ..errors import need
 from ..program.op import Op
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product, Rewrites
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need, rows
+from .definition import Attrs, Infer, Ins, define, elements, matrix, rows
 
 
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, need
 
-from .shapes import Attrs, Ins, define, indices, matrix, need, route_weights, rows
+from .shapes import Attrs, Ins, define, indices, matrix, route_weights, rows
 
 _FORM: Mapping[str, Any] = {
     "alpha": (float, 1.0),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from surogate_core.api import UNFINISHED_LABEL, Op, OpDef, OutSpec, Value
+from surogate_core.api import UNFINISHED_LABEL, Op, OpDef, OutSpec, Value, need
 
 from .products import PRODUCTS
-from .shapes import Attrs, Ins, define, matrix, need
+from .shapes import Attrs, Ins, define, matrix
 
 _WHOLE = {definition.kind: definition for definition in PRODUCTS}
 _KINDS = ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_pair", "grouped_linear_dgrad_pair")

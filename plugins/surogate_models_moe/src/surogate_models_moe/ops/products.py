@@ -16,9 +16,10 @@ from surogate_core.api import (
     Rewrites,
     Value,
     accumulator,
+    need,
 )
 
-from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, need, rows
+from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, rows
 
 MOST_THIN = 64
 """Most terms of a product whose time is that of what it writes, so that adding to a base is worth a kernel."""

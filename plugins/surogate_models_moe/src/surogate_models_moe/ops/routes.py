@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator, need
 
-from .shapes import Attrs, Ins, define, indices, matrix, need, rows
+from .shapes import Attrs, Ins, define, indices, matrix, rows
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 _WEIGHING: Mapping[str, Any] = {"scoring": (str, SOFTMAX), "scale": (float, 1.0), "epsilon": (float, 0.0)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, accumulator, need
 
-from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, need, route_weights
+from .shapes import Attrs, Ins, define, expert_bias, indices, matrix, route_weights
 from .shapes import rows as row_wise
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Op, OpDef, ProgramError, RowWise, Value, accumulator
+from surogate_core.api import Op, OpDef, RowWise, Value, accumulator, need
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -32,12 +32,6 @@ def rows(
     """
     found = RowWise(ins=tuple(ins), outs=tuple(outs), sums=tuple(sums), local=tuple(local), takes=tuple(takes))
     return lambda op: found
-
-
-def need(condition: bool, message: str) -> None:
-    """Raise ProgramError unless `condition` holds."""
-    if not condition:
-        raise ProgramError(message)
 
 
 def matrix(value: Value, name: str) -> tuple[int, int]:
