@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def with_blocks(folder: Path, config: str, blocks: int) -> Path:
-    """Write the config of a model with so many blocks, for rows of any length."""
+    """Write the config of a model with `blocks` blocks, for rows of any length."""
     given = json.loads((ROOT / config).read_text(encoding="utf-8"))
     given |= {"max_position_embeddings": 1 << 20, "num_hidden_layers": blocks}
     (folder / "config.json").write_text(json.dumps(given), encoding="utf-8")

@@ -102,10 +102,7 @@ def handled() -> Iterator[None]:
     the signal all the same (`CommandGroup`).
     """
     unwinds = {number: Unwind() for number in ENDING}
-    if signal.getsignal(signal.SIGINT) not in (
-        signal.default_int_handler,
-        leave,
-    ):  # a shell's background jobs ignore it
+    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, leave):  # background jobs ignore it
         del unwinds[signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del unwinds[signal.SIGHUP]

@@ -16,7 +16,7 @@ LEAST_STEPS = 60
 
 
 _EARLIER = 3
-"""Ends before the last start that are told, the last ones."""
+"""Most ends before the last start that are reported: the latest."""
 
 
 class Finding(NamedTuple):

@@ -34,8 +34,10 @@ from surogate_core.api import Op, OpDef, OutSpec, Rewrites, RowWise, Value, need
 from .formats import BLOCK, COLUMNS, OF_A_ROW, scales_shape
 
 Ins = Sequence[Value]
-FORM = 3
 Attrs = Mapping[str, Any]
+
+FORM = 3
+"""Inputs of a product that are one form: codes, scales, magnitudes."""
 
 
 def _form(label: str, rows: int, columns: int) -> list[OutSpec]:

@@ -47,7 +47,7 @@ def lora_join(*parts: Tensor) -> Tensor:
 
 
 def lora_split(whole: Tensor, *, columns: Sequence[int]) -> tuple[Tensor, ...]:
-    """Matrices of so many columns each, in order."""
+    """The columns of `whole`, divided into matrices of `columns` columns each, in order."""
     return tuple(part.clone() for part in whole.split(list(columns), 1))
 
 

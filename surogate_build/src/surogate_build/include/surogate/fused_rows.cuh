@@ -96,7 +96,8 @@ FusedRows fused_rows(const std::vector<int64_t>& rows, Chunks chunks_of, Scales 
         const int64_t chunks = chunks_of(height), own = scales_of(height);
         if (fused.runs == 0 || fused.run[fused.runs - 1].rows != height) {
             SUROGATE_REQUIRE(fused.runs < max_fused_runs, op,
-                             "more than 32 runs of matrices of equal height are fused, of " + std::to_string(rows.size()));
+                             "more than " + std::to_string(max_fused_runs) + " runs of matrices of equal height are fused, of " +
+                                 std::to_string(rows.size()));
             fused.run[fused.runs++] = {static_cast<uint32_t>(fused.count),        static_cast<uint32_t>(fused.rows),
                                        static_cast<uint32_t>(fused.total_chunks), static_cast<uint32_t>(scales),
                                        static_cast<uint32_t>(height),             static_cast<uint32_t>(chunks),

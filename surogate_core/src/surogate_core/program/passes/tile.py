@@ -289,7 +289,7 @@ def _in_tiles(
 
 @dataclass(frozen=True)
 class _Tile:
-    """The rows of a span. Of values of its `own` the tile has one of so many rows.
+    """The rows of a span. Of each value in `own` the tile has one with the rows of the span.
 
     kept  (a value, the first row of a tile) -> that of the tile, of what makes sense for its rows alone
     """
@@ -331,7 +331,7 @@ class _Tile:
         return self.places[value]
 
     def _new(self, value: Value, shape: tuple[int, ...], times: int = 1) -> Value:
-        """Return a value of the tile; with `times` in the memory of those of so many tiles, which live together."""
+        """Return a value of the tile; with `times`, with the memory of the values of that many tiles."""
         nbytes = replace(value, shape=shape).nbytes
         room = -(-nbytes // ALIGNMENT) * ALIGNMENT * times if times > 1 else 0
         with self.builder.block(value.block):
