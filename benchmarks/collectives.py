@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,10 @@ class Side:
     def __init__(self, comm: Comm, nbytes: int) -> None:
         on_gpu, part = torch.cuda.is_available(), nbytes // 2 // comm.world_size
         on = f"cuda:{comm.device}" if on_gpu else "cpu"
+        allocate = comm.allocate or partial(torch.zeros, dtype=torch.uint8, device=on)
         self._comm = comm
-        self._whole = torch.zeros(part * comm.world_size, dtype=torch.bfloat16, device=on)
-        self._part = torch.zeros(part, dtype=torch.bfloat16, device=on)
+        self._whole = allocate(2 * part * comm.world_size).view(torch.bfloat16)
+        self._part = allocate(2 * part).view(torch.bfloat16)
         self._stream = torch.cuda.Stream(comm.device) if on_gpu else None
         if on_gpu:
             torch.cuda.synchronize(comm.device)

@@ -28,6 +28,7 @@ _WEIGHT_MAP = "weight_map(param: str, *tensors: tuple[str, *tuple[int, ...]], ki
 _LINEAR = "linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label: str, bias: bool=False) -> Value"
 _LAYER_TYPES = "read_layer_types(config: Mapping[str, Any], n_layers: int, *, default: Sequence[str]) -> Sequence[str]"
 _EMBEDDING_BWD = "embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor"
+_BUFFERS = "def __init__(self, plan: MemoryPlan, device: str='cpu', *, poison: bool=False, rank: int=0) -> None"
 ACCEPTED: Mapping[str, str] = {
     f"surogate_core.api.Builder: def {_PARAM}": _FURTHER,
     f"surogate_core.reference.attention.attention_bwd: def {_ATTENTION_BWD}": _FURTHER,
@@ -42,6 +43,7 @@ ACCEPTED: Mapping[str, str] = {
         "a further kind, which a logger may leave out"
     ),
     "surogate_core.api.matrix_storage.MAX_MATRICES has gone": "a limit that kernels do not have any more",
+    f"surogate_core.testing.programs.Buffers: {_BUFFERS}": _FURTHER,
     "surogate_core.testing.programs.ReferenceExecutor: class ReferenceExecutor(Executor)": "has all that its base had",
 }
 """What `differences` finds, and why it may be: the version of a hook that says what plugins change ("losses 2"), or

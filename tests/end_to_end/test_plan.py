@@ -17,7 +17,7 @@ from end_to_end.product import assert_refused, environment, invoke, write_model
 from surogate import run
 from surogate.cli.plan_text import plan_text
 from surogate.runs.plan_json import to_json
-from surogate_core.machine.devices import COLLECTIVE_BYTES
+from surogate_core.machine.devices import COLLECTIVE_BYTES, GATHER_BYTES
 from surogate_core.machine.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
 
@@ -265,7 +265,7 @@ def test_a_plan_for_several_gpus_includes_their_communication(here: Workplace) -
     assert two["step"]["tokens"] == 2 * one["step"]["tokens"]
     assert 0.98 < two["step"]["flops"] / one["step"]["flops"] < 1, "on each, but for the update of the other's part"
     assert one["step"]["collective_seconds"] == 0 < two["step"]["waiting_seconds"]
-    assert two["device_bytes"]["runtime"] - one["device_bytes"]["runtime"] == COLLECTIVE_BYTES
+    assert two["device_bytes"]["runtime"] - one["device_bytes"]["runtime"] == COLLECTIVE_BYTES + GATHER_BYTES
     assert two["kernels"]["all_reduce"] == "surogate-core" and "all_reduce" not in one["kernels"]
     text = invoke("plan", here.write(gpus=2), "--device", "h200", "--listing").stdout
     assert "2 x NVIDIA H200" in text and "on each of 2 GPUs" in text and "micro_last" in text

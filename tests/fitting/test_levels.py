@@ -61,7 +61,7 @@ def check(plan: Make, proposals: list[Proposal], *given: Any, **keys: Any) -> No
         assert after.report.step.seconds == pytest.approx(proposal.plan.report.step.seconds), proposal.lines
 
 
-@pytest.mark.parametrize(("limit", "whole_fits"), [("22GiB", True), ("17GiB", False), ("13.5GiB", False)])
+@pytest.mark.parametrize(("limit", "whole_fits"), [("22GiB", True), ("17GiB", False), ("14GiB", False)])
 def test_the_fastest_level_that_fits_comes_first(plan: Make, limit: str, whole_fits: bool) -> None:
     """No other level or micro-batch is 1 % faster, which is too little to look for, as all of their plans show."""
     keys = {"device_memory_limit": limit, "gradient_accumulation_steps": 2, "host_memory_limit": "1MiB"}
@@ -88,7 +88,7 @@ def test_a_run_that_does_not_fit_has_the_level_among_its_suggestions(plan: Make)
 
 
 def test_the_weights_of_an_adapters_base_are_divided_and_not_its_gradients(plan: Make) -> None:
-    opened, before = plan("qwen3-8b", 8, 6, lora=True, device_memory_limit="4.5GiB")
+    opened, before = plan("qwen3-8b", 8, 6, lora=True, device_memory_limit="5GiB")
     assert not before.report.fits
     first, *_ = suggest(opened, before)
     assert first.fits and first.changes["shard_weights"] is True and "zero_level" not in first.changes
@@ -101,7 +101,7 @@ def test_a_level_that_is_not_needed_is_lowered(plan: Make) -> None:
 
 
 def test_gradients_are_offloaded_where_a_level_divides_them(plan: Make) -> None:
-    keys = {"device_memory_limit": "10GiB", "sequence_len": 512}
+    keys = {"device_memory_limit": "10.5GiB", "sequence_len": 512}
     opened, before = plan("qwen3-8b", 2, 6, **keys)
     changes = [proposal.changes for proposal in propose(opened, before)]
     assert any(c.get("offload_grads") and c.get("zero_level") in (2, 3) for c in changes), changes
@@ -228,7 +228,7 @@ def test_no_plan_is_made_for_blocks_whose_gathers_cost_less_than_the_memory(
 
 
 def test_whole_blocks_give_way_where_memory_is_short(plan: Make) -> None:
-    opened, before = plan("qwen3-8b", 8, 6, lora=True, zero_level=3, whole_blocks=6, device_memory_limit="4.5GiB")
+    opened, before = plan("qwen3-8b", 8, 6, lora=True, zero_level=3, whole_blocks=6, device_memory_limit="5GiB")
     assert not before.report.fits
     first, *_ = suggest(opened, before)
     assert first.fits and first.changes["whole_blocks"] == 0

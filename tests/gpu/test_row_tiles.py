@@ -61,7 +61,7 @@ def after_a_step(config: dict[str, Any] = WIDE, **settings: Any) -> tuple[Any, d
 )
 def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozenset[str], dropout: float) -> None:
     """In front of the last attention's backward pass: there cuDNN adds in any order (before 9.25), which is sometimes
-    the same in two runs. Behind it gradients are near."""
+    the same in two runs. Behind it gradients are near: three such passes, whose results are rounded to bf16 (2^-8)."""
     adapter = LORA | {"lora_dropout": dropout}
     keys: dict[str, Any] = {"adapter": adapter, "recipe": recipe, "recompute": recompute}
     expected, gradients = after_a_step(**keys)
@@ -73,7 +73,7 @@ def test_lora_has_the_bits_of_a_run_without_tiles(recipe: str, recompute: frozen
     assert {name for name in last if not torch.equal(gradients[name], again[name])} == set()
     assert {name for name in last if not torch.equal(gradients[name], tiled[name])} == set()
     for name, gradient in gradients.items():
-        assert float((tiled[name] - gradient).norm()) < 2.0**-7 * float(gradient.norm()), name
+        assert float((tiled[name] - gradient).norm()) < 2.0**-6 * float(gradient.norm()), name
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8-hybrid", "nvfp4"])

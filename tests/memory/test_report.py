@@ -245,14 +245,17 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         assert seconds(*program) == pytest.approx(expected, abs=1e-4)  # launches take 2 us
 
 
-def test_kernels_concurrent_with_a_collective_take_longer_by_its_share() -> None:
-    second, ops = int(H200.bandwidth), {"all_reduce": OPS["all_reduce"]}
+def test_kernels_concurrent_with_a_sum_or_a_gather_take_longer_by_its_share() -> None:
+    second, nbytes = int(H200.bandwidth), int(0.5 * H200.link.bandwidth)
+    ops = {kind: OPS[kind] for kind in ("all_reduce", "all_gather")}
     ops["work"] = replace(toy_definition(0, second), kind="work")
-    value = Value("g", (int(0.5 * H200.link.bandwidth),), "uint8", "grad")
-    program = Program("p", (summed(value), Op("work", (), ())))
-    device = replace(H200, link=replace(H200.link, taken=0.2))
-    cost = program_cost(program, OpCosts(ops, device, lambda op: WHOLE))
-    assert (cost.seconds, cost.waiting_seconds) == pytest.approx((1.1, 0.1), abs=1e-4)
+    value, whole = Value("g", (nbytes,), "uint8", "grad"), Value("w", (2 * nbytes,), "uint8", "act")
+    gathered = Op("all_gather", (value,), (whole,), {"world_size": 2, "shapes": ((2 * nbytes,),)}, lane="comm")
+    device = replace(H200, link=replace(H200.link, taken=0.2, gathered=0.04))
+    for exchanged, waiting in ((summed(value), 0.1), (gathered, 0.02)):
+        program = Program("p", (exchanged, Op("work", (), ())))
+        cost = program_cost(program, OpCosts(ops, device, lambda op: WHOLE))
+        assert (cost.seconds, cost.waiting_seconds) == pytest.approx((1 + waiting, waiting), abs=1e-4)
 
 
 def test_each_of_several_devices_holds_the_same_as_one_and_runs_its_part_of_a_larger_step() -> None:

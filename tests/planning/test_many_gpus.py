@@ -14,7 +14,7 @@ from surogate import run
 from surogate.cli.plan_text import plan_text
 from surogate_core.api import DeviceInfo, Link
 from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import COLLECTIVE_BYTES, DEVICES, cpu, device
+from surogate_core.machine.devices import COLLECTIVE_BYTES, DEVICES, GATHER_BYTES, cpu, device
 from surogate_core.machine.links import route
 from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
@@ -51,6 +51,9 @@ def test_a_machine_sends_at_the_rate_of_all_its_ports_but_no_faster_than_its_own
     assert route(one_rate, 8).link == fast
     assert [route(one_rate, n, 2).link for n in (2, 8, 10, 16)] == [slow, Link("slow", 80.0), fast, fast]
     assert route(replace(H100, link=slow, network=fast), 16, 2).link == slow
+    nvlink = Link("NVLink", 90.0, taken=0.3, gathered=0.1)
+    assert route(replace(H100, link=nvlink), 8).link == nvlink
+    assert route(replace(H100, link=nvlink), 16, 2).link.gathered == 0.3, "kernels gather between machines"
     assert route(replace(H100, link=slow, network=fast), 2, 2).link == fast, "one GPU a machine has no other link"
     assert route(one_rate, 16, 2, ranks_per_device=4).link == Link("slow", 40.0), "two GPUs on each"
 
@@ -159,7 +162,7 @@ def test_ranks_on_one_gpu_share_its_memory_and_what_cuda_takes(plan: Plans) -> N
     assert four.report.step.seconds > 3 * one.report.step.seconds > 0, "ranks take turns"
     several = plan(recompute=False, ranks_per_gpu=4, gpus=2).report
     assert several.world_size == 8
-    assert several.device_bytes["runtime"] == four.report.device_bytes["runtime"] + COLLECTIVE_BYTES
+    assert several.device_bytes["runtime"] == four.report.device_bytes["runtime"] + COLLECTIVE_BYTES + GATHER_BYTES
 
 
 def test_ranks_that_do_not_fit_together_recompute_more(plan: Plans) -> None:

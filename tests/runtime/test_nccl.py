@@ -25,7 +25,7 @@ class FakeNccl:
         self.calls: list[tuple[Any, ...]] = []
         self.results = results
         self.asynchronous = 0
-        names = [*nccl._SIGNATURES]
+        names = [*nccl._SIGNATURES, *nccl._OF_ENGINES]
         self.functions = SimpleNamespace(**{name: self._function(name) for name in names})
         self.functions.ncclGetErrorString = lambda result: f"words for {result}".encode()
         self.functions.ncclGetLastError = lambda comm: b"the last detail.\n"
@@ -59,7 +59,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comm(fake: FakeNccl) -> nccl.NcclComm:
-    return nccl.NcclComm(nccl.Library(fake.functions), 77, 1, 2, 1)
+    return nccl.NcclComm(nccl.Library(fake.functions), 77, 1, 2, 1, one_process=True)
 
 
 def test_one_range_is_one_call_and_several_ranges_are_one_group() -> None:
@@ -215,6 +215,109 @@ def test_abort_waits_for_a_running_call_but_not_for_a_blocked_one(
         nccl.disconnect([communicator])
         thread.join()
         assert fake.names == order
+
+
+class Engines(FakeNccl):
+    """A library whose gathers copy engines make. Its memory is that of the host."""
+
+    def __init__(self, version: int = 22809, **results: int) -> None:
+        super().__init__(version, **results)
+        self.memory = ctypes.create_string_buffer(b"\xff" * 64, 64)
+        self.freed = threading.Event()
+
+        def split(parent: int, color: int, key: int, handle: Any, config: Any) -> int:
+            given = config._obj
+            self.calls.append(("ncclCommSplit", parent, color, key, given.size, given.version, given.CTAPolicy))
+            handle._obj.value = 78
+            return 0
+
+        def allocate(pointer: Any, nbytes: int) -> int:
+            self.calls.append(("ncclMemAlloc", nbytes))
+            pointer._obj.value = ctypes.addressof(self.memory)
+            return self.results.get("ncclMemAlloc", 0)
+
+        def register(handle: int, address: int, nbytes: int, window: Any, flags: int) -> int:
+            self.calls.append(("ncclCommWindowRegister", handle, nbytes, flags))
+            window._obj.value = 9
+            return 0
+
+        def free(address: int) -> int:
+            self.freed.set()
+            return 0
+
+        self.functions.ncclCommSplit, self.functions.ncclMemAlloc = split, allocate
+        self.functions.ncclCommWindowRegister, self.functions.ncclMemFree = register, free
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch takes memory of the host from what `__cuda_array_interface__` says."""
+
+    def as_tensor(memory: Any, device: str) -> torch.Tensor:
+        (nbytes,) = memory.__cuda_array_interface__["shape"]
+        (address, _) = memory.__cuda_array_interface__["data"]
+        held = (ctypes.c_char * nbytes).from_address(address)
+        held.memory = memory  # type: ignore[attr-defined]
+        return torch.frombuffer(held, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+
+
+@pytest.mark.usefixtures("host_memory")
+def test_gathers_have_a_communicator_of_their_own_that_takes_no_multiprocessor() -> None:
+    """`ncclConfig_t` of version 2.28 has 80 bytes."""
+    fake = Engines()
+    communicator = comm(fake)
+    assert communicator.allocate is not None
+    memory = communicator.allocate(64)
+    assert memory.tolist() == [0] * 64
+    communicator.allocate(32)
+    assert fake.calls == [
+        ("ncclCommSplit", 77, 0, 1, 80, 22809, 2),
+        *[("ncclMemAlloc", 64), ("ncclCommWindowRegister", 78, 64, 1)],
+        *[("ncclMemAlloc", 32), ("ncclCommWindowRegister", 78, 32, 1)],
+    ]
+    fake.calls.clear()
+    communicator.all_gather([((64, 5, "e4m3"), (256, 10, "e4m3"))], 5)
+    communicator.all_reduce(((4096, 10, "fp32"),), "sum", 5)
+    communicator.check()
+    assert [(name, *called[-2:]) for name, *called in fake.calls] == [
+        ("ncclAllGather", 78, 5),
+        ("ncclAllReduce", 77, 5),
+    ]
+    fake.calls.clear()
+    nccl.disconnect([communicator])
+    assert fake.names == ["ncclCommAbort", *["ncclCommWindowDeregister"] * 2, "ncclCommAbort"]
+    del memory
+    assert fake.freed.wait(5), "no view of it is left"
+
+
+def test_no_memory_is_asked_for_where_the_library_has_no_engines_or_ranks_are_processes() -> None:
+    assert comm(Engines(22703)).allocate is None
+    for processes, has_engines in ((1, True), (2, False)):
+        library = nccl.Library(Engines().functions)
+        (communicator,) = nccl.connect(world_of(range(1), processes, processes=processes), library, bytes(128))
+        assert (communicator.allocate is not None) == has_engines
+
+
+@pytest.mark.usefixtures("host_memory")
+def test_kernels_gather_where_nccl_registers_no_memory() -> None:
+    """GPUs that cannot reach each other's memory."""
+    fake = Engines()
+    fake.functions.ncclCommWindowRegister = lambda *given: 0
+    communicator = comm(fake)
+    assert communicator.allocate is not None
+    communicator.allocate(64)
+    communicator.all_gather([((64, 5, "e4m3"), (256, 10, "e4m3"))], 5)
+    assert fake.calls[-1][-2:] == (77, 5)
+
+
+@pytest.mark.usefixtures("host_memory")
+def test_memory_that_is_not_there_is_out_of_memory() -> None:
+    communicator = comm(Engines(ncclMemAlloc=1))
+    assert communicator.allocate is not None
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory: 3\.00 GiB.*ncclMemAlloc: NCCL error 1"):
+        communicator.allocate(3 << 30)
 
 
 def test_disconnect_aborts_all_communicators() -> None:

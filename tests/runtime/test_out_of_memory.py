@@ -14,6 +14,7 @@ from surogate_core.machine.devices import GIB
 from surogate_core.memory.lifetimes import Lifetime
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, Segment
 from surogate_core.program.value import Value
+from surogate_core.runtime.comms.single import SingleComm
 from surogate_core.runtime.out_of_memory import explaining_out_of_memory, out_of_memory_text
 
 
@@ -49,10 +50,9 @@ def test_an_error_of_the_allocator_becomes_one_of_the_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 40 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    with (
-        pytest.raises(RunStopped, match=r"^GPU 1 \(a GPU\) is out of memory\. Planned: weights 4\.00 GiB \(not"),
-        explaining_out_of_memory(planned(), 1, GIB),
-    ):
+    comm = SingleComm(device=1, allocated=5 * GIB)
+    planned_and_held = r"^GPU 1 \(a GPU\) is out of memory\. Planned: .* gradients 2\.00 GiB \(not.* Held: 5\.00 GiB"
+    with pytest.raises(RunStopped, match=planned_and_held), explaining_out_of_memory(planned(), comm, GIB):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB")
-    with pytest.raises(RuntimeError, match="another error"), explaining_out_of_memory(planned(), 1, GIB):
+    with pytest.raises(RuntimeError, match="another error"), explaining_out_of_memory(planned(), comm, GIB):
         raise RuntimeError("another error")

@@ -37,12 +37,14 @@ class Link:
     source     where the rate comes from
     taken      by how much of the time of a collective concurrent kernels take longer, because it runs on
                multiprocessors too
+    gathered   the same of gathers, which copy engines make
     """
 
     name: str
     bandwidth: float
     source: str = "not measured"
     taken: float = 0.0
+    gathered: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, runtime_checkable
 
 from ..origin import Definition, Name
 from .base import NoOptions, Options
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["How", "LocalStore", "Position"]
 
@@ -76,6 +79,17 @@ class Comm(Protocol):
     @property
     def position(self) -> Position:
         """The position of the rank. Callers of collectives write it."""
+
+    @property
+    def allocate(self) -> Callable[[int], Tensor] | None:
+        """Returns so many zeros on the rank's device, uint8: memory between which gathers are fast. None: any is.
+
+        All ranks call it in the same order with equal sizes. If any memory of gathers comes from it, all must.
+        """
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that `allocate` has returned so far."""
 
     def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
         """Replace each span by its sum or maximum over all ranks."""

@@ -90,6 +90,11 @@ class Assembly:
         fewer = (program for variants in self.variants.values() for program in variants)
         return {**self.programs, **{program.name: program for program in fewer}}
 
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether ranks put parts of values together."""
+        return any(op.kind == "all_gather" for program in self.programs.values() for op in program.ops)
+
     @property
     def loss(self) -> Value:
         return self.reported[0].step

@@ -40,9 +40,10 @@ _MMA_SYNC = {9: 0.62, 10: 0.25}
 faster one. SM90: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024. SM100: assumed."""
 _BANDWIDTH = 0.87
 _LINK = 0.8
-_NVLINK, _TAKEN = 0.4, 0.24
-"""Of collectives of NCCL, concurrent with the kernels of a step, in a trace of Qwen3-8B with zero_level 3 on two H100s:
-98 GB in 542 ms, while kernels took 130 ms longer than with few channels of NCCL. benchmarks/h100.md"""
+_NVLINK, _TAKEN, _GATHERED = 0.4, 0.36, 0.1
+"""Of collectives of NCCL that are concurrent with the kernels of a step: the share of the published rate, in a trace of
+Qwen3-8B with zero_level 3 on two H100s (benchmarks/h100.md); `Link.taken` and `gathered`, from its steps with each
+level on two H200s (benchmarks/h200.md)."""
 _LEAST_NVLINK = 300
 """GB/s for one direction from which on the link of a card is NVLink between all GPUs of a machine."""
 _PUBLISHED = "published, not measured"
@@ -52,8 +53,9 @@ _CUDA_RUNTIME_BYTES = 720 << 20
 """Device memory of a process besides the planned buffers. Measured on an H200 (benchmarks/h200.md): 620 MiB of context,
 and up to 97 MiB of modules, graphs and library handles."""
 
-COLLECTIVE_BYTES = 768 << 20
-"""Device memory of NCCL on each of several GPUs, measured on two H200s with NVLink and the NCCL of torch 2.11."""
+COLLECTIVE_BYTES, GATHER_BYTES = 820 << 20, 410 << 20
+"""Device memory of NCCL on each of several GPUs, and what it takes in addition for gathers by copy engines: measured on
+two H200s with NVLink and the NCCL of torch 2.11. Gathers once a step (ZeRO 1) take 280 MiB."""
 
 
 def _gpu(
@@ -101,7 +103,7 @@ def _gpu(
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
         link=(
-            Link("NVLink", link * _NVLINK * 1e9, _PUBLISHED, _TAKEN)
+            Link("NVLink", link * _NVLINK * 1e9, _PUBLISHED, _TAKEN, _GATHERED)
             if nvlink
             else Link("PCIe", link * _LINK * 1e9, _PUBLISHED)
         ),
@@ -118,7 +120,7 @@ _H100 = replace(
     launch_seconds=1.99e-6,
     host_bandwidth=41.95e9,
     source="measured 2026-11-23",
-    link=Link("NVLink", 450e9 * _NVLINK, "measured 2026-11-25", _TAKEN),
+    link=Link("NVLink", 450e9 * _NVLINK, "measured 2026-11-25", _TAKEN, _GATHERED),
 )
 _H200 = replace(
     _gpu("h200", "NVIDIA H200", 90, 139.8, 989, 67, 4.8, 450),

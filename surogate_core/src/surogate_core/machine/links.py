@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from ..api import DeviceInfo, Link
@@ -40,6 +40,7 @@ def route(device: DeviceInfo, ranks: int, nodes: int = 1, ranks_per_device: int 
     if devices == 1:
         link = Link("its own memory", device.bandwidth / 2, device.source)  # each byte is read and written
     if nodes > 1:
+        link = replace(link, gathered=link.taken)  # copy engines reach no other machine
         rate, network = devices * device.network.bandwidth, device.network
         if devices == 1 or rate < link.bandwidth:
             link = Link(network.name, rate, network.source)

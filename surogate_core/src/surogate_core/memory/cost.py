@@ -121,7 +121,10 @@ class OpCosts:
 
     def taken(self, op: Op) -> float:
         """Return the share of the time of an op of a side lane by which concurrent kernels take longer."""
-        return (self._route.link if self._route else self._device.link).taken if op.lane == "comm" else 0.0
+        if op.lane != "comm":
+            return 0.0
+        link = self._route.link if self._route else self._device.link
+        return link.gathered if op.kind == "all_gather" else link.taken
 
 
 def program_cost(program: Program, costs: OpCosts) -> Cost:

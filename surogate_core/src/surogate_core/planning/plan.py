@@ -239,7 +239,7 @@ def settled(plan: Plan) -> Plan:
 def _missing(given: PlanInputs, assembly: Assembly) -> int:
     """Return by how many bytes the device has too little for each of its ranks."""
     assert given.target is not None
-    needed = sum(device_parts(assembly.memory, given, at_least(assembly.memory, given)).values())
+    needed = sum(device_parts(assembly, given, at_least(assembly, given)).values())
     return -(-(needed - given.target.device.memory_bytes) // given.ranks_per_device)
 
 
@@ -282,5 +282,5 @@ def sketch_exactly(inputs: PlanInputs, recording: Draft | None = None) -> Plan:
     recording = recording or record(inputs)
     assembly = sketch(inputs, recording)
     with assembly.passed.finding_causes():
-        report = summarise(assembly, inputs, at_least(assembly.memory, inputs))
+        report = summarise(assembly, inputs, at_least(assembly, inputs))
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)

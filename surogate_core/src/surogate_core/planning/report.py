@@ -9,7 +9,7 @@ from math import prod
 from operator import add
 from typing import TYPE_CHECKING
 
-from ..machine.devices import COLLECTIVE_BYTES
+from ..machine.devices import COLLECTIVE_BYTES, GATHER_BYTES
 from ..machine.links import Route, route
 from ..memory.alignment import align
 from ..memory.cost import Cost, OpCosts, program_cost
@@ -136,7 +136,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs, arena_bytes: int | None = 
         values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
-    parts = device_parts(memory, inputs, memory.arena_bytes if arena_bytes is None else arena_bytes, scratch)
+    parts = device_parts(assembly, inputs, memory.arena_bytes if arena_bytes is None else arena_bytes, scratch)
     batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * on_machine
     beside = {} if memory_is_the_hosts(device) else dict(inputs.beside(_trained(memory, inputs))[1])
     host = {"batches": batches} | _on_host(memory, on_machine) | beside
@@ -191,20 +191,21 @@ def memory_is_the_hosts(device: DeviceInfo) -> bool:
     return device.sm is None
 
 
-def at_least(memory: MemoryPlan, inputs: PlanInputs) -> int:
+def at_least(assembly: Assembly, inputs: PlanInputs) -> int:
     """Return the bytes of the arena, or only its live bytes if these alone are more than the device has room for."""
     assert inputs.target is not None
-    room = inputs.target.device.memory_bytes - sum(device_parts(memory, inputs, memory.live_bytes).values())
+    memory = assembly.memory
+    room = inputs.target.device.memory_bytes - sum(device_parts(assembly, inputs, memory.live_bytes).values())
     return memory.live_bytes if room < 0 else memory.arena_bytes
 
 
-def device_parts(memory: MemoryPlan, inputs: PlanInputs, arena_bytes: int, scratch: int = 0) -> dict[str, int]:
+def device_parts(assembly: Assembly, inputs: PlanInputs, arena_bytes: int, scratch: int = 0) -> dict[str, int]:
     """Return the bytes that the device which `inputs` name needs, by purpose; `scratch` of the arena is workspace.
 
     All of its ranks have buffers of their own. They share what CUDA takes for the process.
     """
     assert inputs.target is not None
-    device, ranks = inputs.target.device, inputs.ranks_per_device
+    memory, device, ranks = assembly.memory, inputs.target.device, inputs.ranks_per_device
     several = device.sm is not None and inputs.world_size > ranks
     parts = _purposes(memory)
     parts |= {
@@ -213,7 +214,8 @@ def device_parts(memory: MemoryPlan, inputs: PlanInputs, arena_bytes: int, scrat
         "runtime": memory.segments["input"].nbytes,
     }
     parts = {name: nbytes * ranks for name, nbytes in parts.items()}
-    parts["runtime"] += device.runtime_bytes + (COLLECTIVE_BYTES if several else 0)
+    collectives = COLLECTIVE_BYTES + (GATHER_BYTES if assembly.gathers and inputs.nodes == 1 else 0)
+    parts["runtime"] += device.runtime_bytes + (collectives if several else 0)
     beside, on_host = inputs.beside(_trained(memory, inputs))
     parts |= beside
     if not memory_is_the_hosts(device):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -28,14 +29,25 @@ class Buffers:
 
     `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
     host is pinned if the device is a GPU. Raises RunStopped if the host has not enough. `rank` says where the parts are
-    that lie inside of whole values.
+    that lie inside of whole values. `allocate` returns so many zeros on the device, uint8; None: torch does.
     """
 
-    def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False, rank: int = 0) -> None:
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        device: str = "cpu",
+        *,
+        poison: bool = False,
+        rank: int = 0,
+        allocate: Callable[[int], Tensor] | None = None,
+    ) -> None:
         self.device = torch.device(device)
         self.rank = rank
         self._plan = plan
-        self._on: dict[Place, tuple[_Memory, ...]] = {"device": (_on_device(plan, self.device),), "host": ()}
+        self._on: dict[Place, tuple[_Memory, ...]] = {
+            "device": (_on_device(plan, allocate or partial(_zeros, device=self.device)),),
+            "host": (),
+        }
         self._pinned: Tensor | None = None
         if plan.host is not None:
             whole = _host_memory(plan.host, self.device)
@@ -142,10 +154,13 @@ def _within_root(value: Value) -> int:
     return value.offset if isinstance(value, Rows) else 0
 
 
-def _on_device(plan: MemoryPlan, device: torch.device) -> _Memory:
-    sizes = {role: segment.nbytes for role, segment in plan.segments.items()}
-    segments = {role: torch.zeros(nbytes, dtype=torch.uint8, device=device) for role, nbytes in sizes.items()}
-    return _Memory(plan, segments, torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device))
+def _zeros(nbytes: int, device: torch.device) -> Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+
+def _on_device(plan: MemoryPlan, allocate: Callable[[int], Tensor]) -> _Memory:
+    segments = {role: allocate(segment.nbytes) for role, segment in plan.segments.items()}
+    return _Memory(plan, segments, allocate(plan.arena_bytes))
 
 
 def _host_memory(plan: MemoryPlan, device: torch.device) -> Tensor:

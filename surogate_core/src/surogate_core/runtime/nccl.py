@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from ..api import Span, World
 from ..api.world import CollectiveError, How
 from ..errors import ConfigError
 from .comms.spans import check_pairs, nbytes, part
+from .copy_engines import CopyEngines
 from .position import DevicePosition
 from .threads import RankThread, join
 
 SONAME = "libnccl.so.2"
 OLDEST = 21800
 """Oldest supported version: 2.18, of 2023. Older ones are not tested."""
+
+WITH_ENGINES = 22809
+"""Oldest version whose gathers by copy engines were tried: 2.28.9, that of torch 2.11."""
 
 DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
 """`ncclDataType_t` of the dtypes that can be reduced."""
@@ -63,6 +67,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclCommAbort": (_POINTER,),
     "ncclCommGetAsyncError": (_POINTER, _POINTER),
 }
+_OF_ENGINES: dict[str, tuple[Any, ...]] = {
+    "ncclCommSplit": (_POINTER, _INT, _INT, _POINTER, _POINTER),
+    "ncclMemAlloc": (_POINTER, _SIZE),
+    "ncclMemFree": (_POINTER,),
+    "ncclCommWindowRegister": (_POINTER, _POINTER, _SIZE, _POINTER, _INT),
+    "ncclCommWindowDeregister": (_POINTER, _POINTER),
+}
+"""Functions that `CopyEngines` calls, of libraries that are not older than WITH_ENGINES."""
 _TEXTS = {"ncclGetErrorString": (_INT,), "ncclGetLastError": (_POINTER,)}
 
 
@@ -75,10 +87,15 @@ class Library:
 
     def __init__(self, functions: Any) -> None:
         """`functions` is a loaded library, or an object with functions of the same names."""
-        for name, argtypes in (_SIGNATURES | _TEXTS).items():
-            getattr(functions, name).argtypes = argtypes
-            getattr(functions, name).restype = ctypes.c_char_p if name in _TEXTS else _INT
         self._functions = functions
+        self._declare(_SIGNATURES | _TEXTS)
+        if self.version >= WITH_ENGINES:
+            self._declare(_OF_ENGINES)
+
+    def _declare(self, signatures: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, argtypes in signatures.items():
+            getattr(self._functions, name).argtypes = argtypes
+            getattr(self._functions, name).restype = ctypes.c_char_p if name in _TEXTS else _INT
 
     @property
     def version(self) -> int:
@@ -104,7 +121,10 @@ class NcclComm:
 
     capturable = True
 
-    def __init__(self, library: Library, handle: int, rank: int, world_size: int, device: int) -> None:
+    def __init__(
+        self, library: Library, handle: int, rank: int, world_size: int, device: int, one_process: bool
+    ) -> None:
+        """one_process: all ranks are threads of this process."""
         self.rank = rank
         self.world_size = world_size
         self.device = device
@@ -112,8 +132,30 @@ class NcclComm:
         self._nccl = library
         self._handle = handle
         self._meets: torch.Tensor | None = None
+        self._has_engines = one_process and library.version >= WITH_ENGINES
+        self._engines: CopyEngines | None = None
         self.aborting: RankThread | None = None
         self._enqueuing = threading.Lock()
+
+    @property
+    def allocate(self) -> Callable[[int], torch.Tensor] | None:
+        """See `api.Comm`: memory that copy engines reach.
+
+        None for several processes: one of them selects algorithms for all, and the others allocate only when it has
+        done so, for which it would wait here.
+        """
+        return self._allocate if self._has_engines else None
+
+    @property
+    def allocated(self) -> int:
+        """See `api.Comm`."""
+        return self._engines.allocated if self._engines else 0
+
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        with self.position.collective("the memory that gathers reach", 0):
+            if self._engines is None:
+                self._engines = CopyEngines(self._nccl, self._handle, self.rank, self.device)
+            return self._engines.allocate(nbytes)
 
     def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
         calls = [("ncclAllReduce", at, at, size, DTYPES[dtype], _HOW[how]) for at, size, dtype in spans]
@@ -130,7 +172,8 @@ class NcclComm:
     def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
         check_pairs("all_gather", spans, 1, self.world_size)
         calls = [("ncclAllGather", source[0], target[0], nbytes(source), _BYTE) for source, target in spans]
-        self._enqueue(calls, stream)
+        engines = self._engines if self._engines and self._engines.reach_memory else None
+        self._enqueue(calls, stream, engines.handle if engines else self._handle)
 
     def reduce(self, spans: Sequence[tuple[Span, Span]], roots: Sequence[int], how: How, stream: int) -> None:
         check_pairs("reduce", spans, 1, 1)
@@ -163,24 +206,26 @@ class NcclComm:
             self._meets = torch.empty(1, dtype=torch.int32, device=f"cuda:{self.device}")
         self.all_reduce([(self._meets.data_ptr(), 1, "int32")], "max", stream)
 
-    def _enqueue(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
-        """Raises NcclError after `abort`."""
+    def _enqueue(self, calls: Sequence[tuple[Any, ...]], stream: int, handle: int | None = None) -> None:
+        """Call functions for a communicator; None: the one without engines. Raises NcclError after `abort`."""
+        handle = self._handle if handle is None else handle
         with self._enqueuing:
             if self.aborting is not None:
                 raise NcclError(f"rank {self.rank}: its communicator was aborted")
             if len(calls) > 1:
                 self._nccl("ncclGroupStart")
             for name, *arguments in calls:
-                self._nccl(name, *arguments, self._handle, stream)
+                self._nccl(name, *arguments, handle, stream)
             if len(calls) > 1:
                 self._nccl("ncclGroupEnd")
 
     def check(self) -> None:
         """See `api.Comm`. Raises NcclError for errors of links and peers, which occur while kernels run."""
         if self.aborting is None:
-            result = _INT()
-            self._nccl("ncclCommGetAsyncError", self._handle, ctypes.byref(result))
-            self._nccl.check(result.value, f"rank {self.rank}")
+            for handle in (self._handle, *([self._engines.handle] if self._engines else [])):
+                result = _INT()
+                self._nccl("ncclCommGetAsyncError", handle, ctypes.byref(result))
+                self._nccl.check(result.value, f"rank {self.rank}")
 
     def abort(self) -> None:
         """See `api.Comm`. Also called when a communicator is no longer needed.
@@ -200,6 +245,8 @@ class NcclComm:
         if self._enqueuing.acquire(timeout=_ENQUEUE_SECONDS):
             self._enqueuing.release()
         self._nccl("ncclCommAbort", self._handle)
+        if self._engines is not None:
+            self._engines.abort()
 
 
 def new_identity(nccl: Library) -> bytes:
@@ -228,8 +275,8 @@ def connect(world: World, nccl: Library, identity: bytes) -> tuple[NcclComm, ...
         raise ConfigError(
             f"gpus: the {world.size} GPUs of the run cannot be connected: {error} Or use one GPU."
         ) from error
-    pairs = zip(handles, world.ranks, world.devices, strict=True)
-    return tuple(NcclComm(nccl, handle.value or 0, rank, world.size, device) for handle, rank, device in pairs)
+    ranks, one_process = zip(handles, world.ranks, world.devices, strict=True), world.processes == 1
+    return tuple(NcclComm(nccl, handle.value or 0, rank, world.size, on, one_process) for handle, rank, on in ranks)
 
 
 def disconnect(comms: Sequence[NcclComm]) -> None:

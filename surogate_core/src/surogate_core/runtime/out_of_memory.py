@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..api import Comm
 from ..errors import RunStopped
 from ..front_end import called
 from ..machine.devices import GIB
@@ -22,8 +23,8 @@ _SEGMENTS: dict[Role, str] = {"param": "weights", "grad": "gradients", "state": 
 
 
 @contextmanager
-def explaining_out_of_memory(plan: MemoryPlan, device: int, runtime_bytes: int) -> Iterator[None]:
-    """Turn "out of memory" into RunStopped with the plan and the memory of `device`.
+def explaining_out_of_memory(plan: MemoryPlan, comm: Comm, runtime_bytes: int) -> Iterator[None]:
+    """Turn "out of memory" into RunStopped with the plan and the memory of the device of `comm`.
 
     runtime_bytes: what CUDA and its libraries take, by the device table.
     """
@@ -32,8 +33,10 @@ def explaining_out_of_memory(plan: MemoryPlan, device: int, runtime_bytes: int) 
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         if "out of memory" not in str(error).lower():
             raise
+        device = comm.device
         free, total = torch.cuda.mem_get_info(device)
-        text = out_of_memory_text(plan, torch.cuda.memory_allocated(device), free, total, runtime_bytes)
+        allocated = torch.cuda.memory_allocated(device) + comm.allocated
+        text = out_of_memory_text(plan, allocated, free, total, runtime_bytes)
         raise RunStopped(f"GPU {device} ({torch.cuda.get_device_name(device)}) is out of memory. {text}") from error
 
 

@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 class Team:
     """One worker for each communicator. The methods are those of `Worker`.
 
-    Life: construct, which runs no collective; fill `buffers` and `params()`, which are those of the first rank;
+    Life: construct, which enqueues no collective; fill `buffers` and `params()`, which are those of the first rank;
     `start()`, then steps and evaluations, then `close()`.
 
     If a rank has failed, every method raises RunStopped with rank, device and error. A SurogateError of a rank is

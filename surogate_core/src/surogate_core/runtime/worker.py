@@ -100,12 +100,14 @@ class Worker:
         Raises ConfigError if an op has no kernel, or none that is as deterministic as the target requires. Raises
         RunStopped if the GPU is out of memory.
         """
-        device = context.comm.device
+        comm, device = context.comm, context.comm.device
         torch.cuda.set_device(device)
         stream = torch.cuda.Stream(device)
-        explaining = partial(explaining_out_of_memory, assembly.memory, device, context.target.device.runtime_bytes)
+        runtime_bytes = context.target.device.runtime_bytes
+        explaining = partial(explaining_out_of_memory, assembly.memory, comm, runtime_bytes)
         with explaining():
-            buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison, rank=context.comm.rank)
+            allocate = comm.allocate if assembly.gathers else None
+            buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison, rank=comm.rank, allocate=allocate)
             stream.wait_stream(torch.cuda.current_stream())
             mark("CUDA context, buffers")
             inputs = Inputs(assembly.declared, assembly.memory, buffers, stream)
@@ -115,7 +117,7 @@ class Worker:
             mark("kernels bound")
             executor.warm_up()
             mark("kernels run once")
-            worker = cls(assembly, buffers, executor, inputs, seed, context.comm)
+            worker = cls(assembly, buffers, executor, inputs, seed, comm)
         worker._explaining = explaining
         return worker
 

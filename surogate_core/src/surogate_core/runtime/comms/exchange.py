@@ -45,6 +45,8 @@ class ExchangingComm:
     """The `Comm` of a rank whose transport exchanges spans: `_exchange`."""
 
     capturable = False
+    allocate = None
+    allocated = 0
 
     def __init__(self, rank: int, world_size: int, device: int) -> None:
         self.rank = rank

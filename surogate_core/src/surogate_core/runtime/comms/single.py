@@ -18,6 +18,8 @@ class SingleComm:
     world_size: int = 1
     device: int = 0
     capturable: bool = True
+    allocate: None = None
+    allocated: int = 0
     position: Position = field(default_factory=Position, compare=False)
 
     def _nothing(self, *given: Any, **named: Any) -> None:
