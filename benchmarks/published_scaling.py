@@ -26,6 +26,11 @@ OURS = {
     "gradient_accumulation_steps": 1,
     "optimizer": "adamw",
 }
+SCALING = {
+    **{"sequence_len": 2048, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "model_dtype": "bf16"},
+    **{"master_dtype": "bf16", "param_grad_dtype": "bf16", "optimizer": "adamw", "optimizer_state_dtype": "bf16"},
+}
+"""As `scaling.py a` measures all weights."""
 LLMQ = {"sequence_len": 1024, "param_grad_dtype": "bf16", "optimizer": "adamw", "optimizer_state_dtype": "bf16"}
 TORCHTITAN = {"sequence_len": 8192, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
 LORA = {"lora": True, "qlora_bnb": True, "sequence_len": 4096, "per_device_train_batch_size": 1}
@@ -59,6 +64,11 @@ def llmq(
     return Measured("llmq", model, {**LLMQ, **batches, **(more or {})}, scaling, speed)
 
 
+def two(level: int, scaling: str, speed: str, model: str = "qwen3-8b", **more: object) -> Measured:
+    keys = {**SCALING, "zero_level": level, **more}
+    return Measured("Surogate", model, keys, scaling, speed, (2, 1), device="h200", note=f", level {level}")
+
+
 def torchtitan(scaling: str, more: Mapping[str, object] | None = None) -> Measured:
     keys = {**TORCHTITAN, **(more or {})}
     return Measured("torchtitan", "llama-3.1-8b", keys, scaling, "", (128, 16), (8, 1), note=", FSDP")
@@ -67,6 +77,10 @@ def torchtitan(scaling: str, more: Mapping[str, object] | None = None) -> Measur
 RUNS: Sequence[Measured] = (
     Measured("Surogate", "qwen3-0.6b", OURS, "95.8, 96.8 %", "99,650", (2, 1), device="h200"),
     Measured("Surogate", "qwen3-1.7b", OURS, "96.1 %", "45,650", (2, 1), device="h200"),
+    two(1, "99.1 %", "159,986", "qwen2.5-0.5b", per_device_train_batch_size=32, sequence_len=1024),
+    two(1, "98.9 %", "11,885"),
+    two(2, "96.5 %", "11,602"),
+    two(3, "94.4 %", "11,347"),
     llmq("qwen2.5-0.5b", 32, 16, "~98.6 %"),
     llmq("qwen2.5-1.5b", 32, 8, "~97 %"),
     llmq("qwen2.5-7b", 8, 16, "~100 %", speed="~14,000"),
@@ -79,9 +93,10 @@ RUNS: Sequence[Measured] = (
 
 
 def planned(measured: Measured, machines: tuple[int, int]) -> Report:
+    keys = {key: value for key, value in measured.keys.items() if key != "zero_level" or machines != (1, 1)}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "run.yaml"
-        config.write_text(yaml.safe_dump({"model": str(MODELS / measured.model), **measured.keys}))
+        config.write_text(yaml.safe_dump({"model": str(MODELS / measured.model), **keys}))
         return run.plan(run.load(config), measured.device, *machines).report
 
 
