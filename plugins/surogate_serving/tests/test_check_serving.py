@@ -325,7 +325,7 @@ def test_one_percent_of_one_matrix_is_found_although_the_loss_hardly_moves(
     assert found["checks"]["tokens"]["equal"] and found["checks"]["stops"]["equal"]
 
 
-@everywhere
+@pytest.mark.parametrize("speaks", ["vllm", "sglang", "files"])
 def test_another_rounding_is_named_and_can_be_accepted(out: Path, speaks: str, tmp_path: Path) -> None:
     served = load(out, torch.bfloat16)
     status, found = check_as(speaks, out, served, tmp_path, "--conversations", "6")

@@ -168,9 +168,14 @@ def check_log_probs(
 def _rounding(
     server: Server, reference: Reference, asked: Asked, theirs: Sequence[float], distance: float
 ) -> tuple[str, str] | None:
-    """Return the fault and the remedy if the server's weights are those of the model, in another format or dtype."""
+    """Return the fault and the remedy if the server's weights are those of the model, in another format or dtype.
+
+    A dtype is guessed only of a server that does not say what it has: another fault of that size can look like it.
+    """
     said = server.form()
-    if said is not None and said in FORMATS and _has_form(server, said, reference, asked, theirs):
+    if said is not None and said in FORMATS:
+        if not _has_form(server, said, reference, asked, theirs):
+            return None
         remedy = f"Serve a file of the output's dtype, or accept the rounding with --format {said} here."
         return f"rounded to {said}, as the server says", remedy
     for dtype, short in NAMES.items():
