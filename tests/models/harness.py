@@ -205,7 +205,9 @@ def valid_tokens(documents: Sequence[Document]) -> int:
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm())
+    """Return the norm of the difference, relative to theirs. Both are zero of experts without tokens."""
+    difference, norm = float((ours - theirs).norm()), float(theirs.norm())
+    return difference / norm if norm else difference
 
 
 def plan_inputs(config: Mapping[str, Any], **changes: Any) -> PlanInputs:

@@ -18,7 +18,8 @@ from .harness import (
     valid_tokens,
 )
 
-TOLERANCE = 1e-5
+TOLERANCE, OF_SINKS = 1e-5, 2e-5
+"""Terms of all tokens cancel in the gradient of a sink: in fp32, that of transformers is 5e-6 off float64."""
 
 
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
@@ -267,7 +268,8 @@ def test_loss_and_every_gradient_equal_transformers(variant: str, packing: str) 
     theirs = as_stored({name: parameter.grad for name, parameter in hf.named_parameters()})
     assert model.gradients.keys() == theirs.keys()
     errors = {name: relative_error(grad, theirs[name]) for name, grad in model.gradients.items()}
-    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+    far = {name: e for name, e in errors.items() if not e <= (OF_SINKS if name.endswith("sinks") else TOLERANCE)}
+    assert not far, far
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
