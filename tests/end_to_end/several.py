@@ -55,7 +55,7 @@ def shorten_limits() -> None:
     from surogate.world import processes, watch
     from surogate_core.api import tcp_store
 
-    watch.BEAT_SECONDS, watch.GONE_SECONDS, watch.GRACE_SECONDS = 0.2, 1.0, 1.0
+    watch.BEAT_SECONDS, watch.GONE_SECONDS, watch.GRACE_SECONDS = 0.2, 1.0, 3.0
     tcp_store.LEAVE_SECONDS, tcp_store.ANSWER_SECONDS = 2.0, 5.0
     processes._CAUSE_SECONDS, processes._SIGNAL_SECONDS, processes._STILL_SECONDS = 5.0, 0.4, 0.5
 
