@@ -34,6 +34,8 @@ ACCEPTED = """
 {offload_weights: 18, kernels: {rmsnorm: acme-kernels, default: compiled}, fp4_four_over_six: all}
 {recompute_attention: true, memcpy_all_gather: true, model_type: qwen3, min_lr_ratio: 0, early_stop: false}
 {distributed: {num_nodes: 4}, distillation: {top_k: 32}}
+{datasets: a.txt}
+{datasets: [a.txt, {path: b}], validation_datasets: c.txt}
 {datasets: [{path: a.txt, type: text, sample_by: line}, {path: b, samples: 10, weight: 0.5}]}
 {datasets: [{path: c, type: conversation, message_property_mappings: {role: from, content: value}}]}
 """

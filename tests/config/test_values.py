@@ -55,8 +55,8 @@ def test_numbers_and_bools_may_be_text() -> None:
         ("lmhead_chunks", 3, "does not divide the 2048 tokens of a micro-step (per_device_train_batch_size x"),
         ("lmhead_chunks", 3, "use auto, or a divisor of them"),
         ("weight_decay", 1e300, "at most 1e+38"),
-        ("datasets", "data.txt", "list of entries"),
-        ("datasets", ["data.txt"], "mapping with a path"),
+        ("datasets", 5, "list of entries"),
+        ("datasets", [5], "must be a path, or a mapping with one"),
         ("datasets", [{"type": "text"}], "datasets.0.path: is required"),
         ("model_dtype", "fp16", "'fp32' or 'bf16'"),
         ("matmul_dtype", "e5m2", "'fp32', 'bf16', 'e4m3' or 'e2m1'"),
@@ -79,6 +79,12 @@ def test_deterministic_is_auto_true_or_false_as_a_bool_or_a_word() -> None:
     for word in ("auto", "true", "false"):
         loaded = load(deterministic=word)
         assert load_config(resolved(loaded), registry=FakeRegistry(), source="run.yaml") == loaded
+
+
+def test_a_path_is_short_for_an_entry_and_for_a_list_of_one() -> None:
+    whole = load(datasets=[{"path": "a.jsonl", "type": "auto"}]).config.datasets
+    assert load(datasets="a.jsonl").config.datasets == load(datasets=["a.jsonl"]).config.datasets == whole
+    assert load(validation_datasets="a.jsonl").config.validation_datasets == whole
 
 
 def test_names_fold_case_and_hyphens() -> None:

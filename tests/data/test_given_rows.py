@@ -175,9 +175,9 @@ def test_data_stands_for_a_path_in_each_form_in_which_entries_are_given() -> Non
         {"path": "validation_datasets.1 5 4", "type": "text", "weight": 2, "samples": 4},
         {"path": "validation_datasets.2 5 None"},
     ]
-    assert entries("a.jsonl") == entries(Path("a.jsonl")) == entries([Path("a.jsonl")]) == [{"path": "a.jsonl"}]
-    assert entries([iter(ROWS), "a.jsonl"]) == [{"path": first}, {"path": "a.jsonl"}]
-    for other in ([], None, {"path": "a"}, [{"path": Path("a")}]):
+    assert entries(Path("a.jsonl")) == entries([Path("a.jsonl")]) == ["a.jsonl"]
+    assert entries([iter(ROWS), "a.jsonl"]) == [{"path": first}, "a.jsonl"]
+    for other in ([], None, "a.jsonl", {"path": "a"}, [{"path": Path("a")}]):
         assert entries(other) == other
     given = iter(ROWS)
     assert with_paths({"datasets": given}, unread)["datasets"] == [{"path": "data in memory"}]

@@ -18,9 +18,13 @@ from .selection import registered_name
 
 
 def parse_datasets(key: str, value: Any, registry: Registry, findings: Findings) -> tuple[DatasetEntry, ...]:
-    """Return the usable entries of the list `value` of `key`; every other one is a problem."""
+    """Return the usable entries of the list `value` of `key`; every other one is a problem.
+
+    A path is short for an entry of type auto, and for a list of one.
+    """
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, list | tuple):
-        findings.wrong(key, f"must be a list of entries, each a mapping with a path (got {shown(value)})")
+        findings.wrong(key, f"must be a list of entries, each a path or a mapping with one (got {shown(value)})")
         return ()
     entries = [_parse_entry(f"{key}.{index}", entry, registry, findings) for index, entry in enumerate(value)]
     return tuple(entry for entry in entries if entry is not None)
@@ -28,8 +32,9 @@ def parse_datasets(key: str, value: Any, registry: Registry, findings: Findings)
 
 def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings) -> DatasetEntry | None:
     """Validate one entry; the keys of its type become `options`. None, with problems, if it cannot be used."""
+    given = {"path": given} if isinstance(given, str) else given
     if not isinstance(given, Mapping):
-        findings.wrong(place, f"must be a mapping with a path (got {shown(given)})")
+        findings.wrong(place, f"must be a path, or a mapping with one (got {shown(given)})")
         return None
     within = f"{place}."
     known = DatasetEntry.model_fields.keys() - {"options"}

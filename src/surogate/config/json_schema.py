@@ -23,6 +23,7 @@ DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 Schema = dict[str, Any]
 
 _VARIABLE: Final = r"\$\{?[A-Za-z_]"
+_TEXT: Final = {"type": "string"}
 _FLAG: Final = {"type": "string", "pattern": f"^({'|'.join(FLAG_WORDS)})$|{_VARIABLE}"}
 _NUMBER: Final = {"type": "string", "pattern": rf"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$|{_VARIABLE}"}
 _BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -45,7 +46,7 @@ class _Schemas(GenerateJsonSchema):
         return _choice(schema["expected"])
 
     def tuple_schema(self, schema: Any) -> Schema:
-        return _either(super().tuple_schema(schema), {"type": "string"})
+        return _either(super().tuple_schema(schema), _TEXT)
 
 
 def config_schema(registry: Registry) -> Schema:
@@ -60,7 +61,8 @@ def config_schema(registry: Registry) -> Schema:
     loggers = _choice([*registry.names("logger"), "none"])
     keys["report_to"] = _described(keys["report_to"], _either(loggers, {"type": "array", "items": loggers}))
     for key in ("datasets", "validation_datasets"):
-        keys[key] = _described(keys[key], {"type": "array", "items": _entry(registry)})
+        entries = {"type": "array", "items": _either(_TEXT, _entry(registry))}
+        keys[key] = _described(keys[key], _either(_TEXT, entries))
     properties = {key: _or_null(schema) for key, schema in keys.items()}
     for alias, key in ALIASES.items():
         if key in properties:

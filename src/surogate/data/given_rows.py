@@ -50,7 +50,7 @@ def with_paths(keys: Mapping[str, Any], store: Store) -> dict[str, Any]:
 
 def _entries(key: str, value: Any, store: Store) -> Any:
     """Return the entries of a key. All else is returned as it is: the config takes it or refuses it."""
-    if _is_data(value) or _is_path(value):
+    if _is_data(value) or isinstance(value, os.PathLike):
         value = [value]
     if not isinstance(value, list | tuple):
         return value
@@ -64,14 +64,10 @@ def _is_data(value: Any) -> bool:
     return value is not None and not isinstance(value, str | bytes | int | float | os.PathLike | Mapping)
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
-
-
 def _entry(where: str, entry: Any, store: Store) -> Any:
-    if _is_path(entry):
-        entry = os.fspath(entry)
-    entry = {"path": entry} if _is_data(entry) or isinstance(entry, str) else entry
+    if isinstance(entry, os.PathLike):
+        return os.fspath(entry)
+    entry = {"path": entry} if _is_data(entry) else entry
     if not isinstance(entry, Mapping) or isinstance(entry.get("path"), str | int | float | os.PathLike | None):
         return entry
     samples = entry.get("samples")
