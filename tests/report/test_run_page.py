@@ -338,6 +338,7 @@ def test_a_folder_that_is_no_run_and_pages_that_cannot_be_written_are_refused_in
     (tmp_path / "notes.txt").write_text("mine")
     for args, message in {
         (tmp_path / "empty",): "holds no run: no metrics.jsonl, run.yaml or plan.json. Name the output_dir of a run.",
+        (tmp_path,): "run.yaml or plan.json. Name one of the runs in it: run.",
         (tmp_path / "nowhere",): "does not exist. Name the output_dir of a run.",
         (tmp_path / "notes.txt",): "is a file. Name the output_dir of a run.",
         (folder, folder): "is the same run. Name another, or one alone.",

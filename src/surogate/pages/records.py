@@ -20,7 +20,8 @@ from surogate_core.errors import ConfigError
 
 from ..checkpoints.folder_lock import LOCK
 from ..config.load import without_address
-from ..reporting.metrics import metrics_path, read_metrics
+from ..reporting.metrics import METRICS_FILE, metrics_path, read_metrics
+from ..reporting.text import names_text
 from ..runs.plan_json import PLAN_FILE
 
 Json = dict[str, Any]
@@ -140,11 +141,16 @@ def read_run(folder: Path) -> RunRecords:
         except OSError as error:
             run.problems.append(f"{metrics.name} cannot be read: {error.strerror}.")
     elif not run.config and run.plan is None:
-        raise ConfigError(
-            f"{folder}: holds no run: no metrics.jsonl, {RUN_FILE} or {PLAN_FILE}. Name the output_dir of a run."
-        )
+        raise ConfigError(f"{folder}: holds no run: no metrics.jsonl, {RUN_FILE} or {PLAN_FILE}. {_remedy(folder)}")
     run.state = _state(run)
     return run
+
+
+def _remedy(folder: Path) -> str:
+    """Return which folder to name instead: one of the runs that are in it, if there are some."""
+    files = (METRICS_FILE, RUN_FILE, PLAN_FILE)
+    runs = sorted({found.parent.name for file in files for found in folder.glob(f"*/{file}")})
+    return f"Name one of the runs in it: {names_text(runs)}." if runs else "Name the output_dir of a run."
 
 
 def of(records: Iterable[Json], key: str) -> Numbers:
