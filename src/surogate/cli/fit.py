@@ -16,6 +16,7 @@ from surogate_core.planning.plan import Plan
 from .. import run
 from ..config.load import LoadedConfig
 from ..fitting.changes import Proposal
+from ..reporting.text import counted
 from ..training import start as training
 from .options import RunArguments
 from .plan_text import nothing_fits
@@ -68,7 +69,9 @@ def _print(console: Console, fit: run.Fit, target: str) -> None:
     each = " on each GPU" if report.world_size > 1 else ""
     memory = f"{report.device.memory_bytes / GIB:.2f} GiB"
     console.print(f"settings for {report.device.title}, {memory} (--fit {target})", markup=False)
-    console.print(f"a step keeps its {rows * steps:,} rows of {fit.before.inputs.seq_len:,} tokens{each}", markup=False)
+    console.print(
+        f"a step keeps its {counted(rows * steps, 'row')} of {fit.before.inputs.seq_len:,} tokens{each}", markup=False
+    )
     console.print()
     if not fit.proposals:
         console.print(nothing_fits(report), markup=False)

@@ -13,7 +13,7 @@ from surogate_core.plugins.registry import REFERENCE
 
 from ..config.schema import TrainConfig
 from ..fitting.proposals import faster_settings, suggest
-from ..reporting.text import devices_text, parameters_text
+from ..reporting.text import counted, devices_text, parameters_text
 from ..runs.disk import disk_use
 from ..runs.published_form import reading_line
 from ..runs.run import Run
@@ -76,7 +76,7 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     steps = config.gradient_accumulation_steps
     yield (
         f"{inputs.batch_size} x {inputs.seq_len} tokens per micro-step, "
-        f"{steps} micro-step{'s' * (steps > 1)} per step"
+        f"{counted(steps, 'micro-step')} per step"
         + (f", on each of {report.world_size} {'GPUs' if report.ranks_per_device == 1 else 'ranks'}")
         * (report.world_size > 1)
     )
@@ -183,9 +183,9 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
     if report.devices > 1:
         yield f"scale:  {report.scaling:.1%} of {report.devices} x one {'GPU' if report.device.sm else 'device'}"
     if config.max_steps > 0:
-        yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
+        yield f"run:    {counted(config.max_steps, 'step')}: {_hours(config.max_steps * step.seconds)}"
     elif report.tokens_per_second:
-        yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
+        yield f"run:    a billion tokens: {_hours(1e9 / report.tokens_per_second)}"
     known = config.eval_strategy == "steps" and not config.evals_per_epoch  # how long an epoch is, the data says
     every = steps_of(config.eval_steps, max(config.max_steps, 0)) if known else 0
     if every and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
@@ -279,6 +279,8 @@ def _flops(n: int) -> str:
 
 
 def _hours(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} seconds"
     return f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
 
 

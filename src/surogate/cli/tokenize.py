@@ -24,6 +24,7 @@ from ..data.tokenized import documents, lengths, parts, pieces, read, tokenized,
 from ..machine.progress import print_notice
 from ..pages.page import refuse_other
 from ..pages.reports import data_page
+from ..reporting.text import counted
 from .assumed_verb import assumed_verb
 from .json_output import print_json
 from .options import RunArguments
@@ -106,7 +107,8 @@ def _summary(loaded: LoadedConfig, data: Corpora) -> Iterator[str]:
     length = loaded.config.sequence_len
     for name, rows in parts(data).items():
         padding = 1 - rows.n_tokens / (rows.n_rows * length)
-        yield f"{name:<10}{rows.n_tokens:,} tokens in {rows.n_rows:,} rows of {length:,}, {padding:.1%} padding"
+        of_part = f"{counted(rows.n_tokens, 'token')} in {counted(rows.n_rows, 'row')} of {length:,}"
+        yield f"{name:<10}{of_part}, {padding:.1%} padding"
 
 
 def _dataset(dataset: TokenDataset) -> Iterator[str]:

@@ -15,7 +15,7 @@ from surogate_core.plugins.discovery import load_registry
 
 from .. import run
 from ..config.schema import TrainConfig
-from ..reporting.text import LINE_WIDTH, count_text, duration_text, mfu_text
+from ..reporting.text import LINE_WIDTH, count_text, counted, duration_text, mfu_text
 from ..run import TrainResult
 from ..training.start import last_checkpoint
 from .json_output import print_json
@@ -93,7 +93,7 @@ def print_summary(out: TextIO, result: TrainResult) -> None:
     from ..reporting.live import TerminalConsole
 
     console = TerminalConsole(file=out, width=LINE_WIDTH, highlight=False)
-    done = f"{result.run_name}: done, {result.steps:,} step{'s' * (result.steps != 1)}"
+    done = f"{result.run_name}: done, {counted(result.steps, 'step')}"
     console.print(Text(done, style="bold green"), soft_wrap=True)
     table = Table(box=HORIZONTALS, show_header=False, width=LINE_WIDTH, border_style="dim")
     table.add_column(style="dim", no_wrap=True)
@@ -124,7 +124,7 @@ def _rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     if result.loss is not None:
         yield "training loss", f"{result.loss:.4f}{unit}, of the last step"
     if result.stop_reason:
-        yield "ended by", f"{result.stop_reason}; {result.total_steps:,} steps were planned"
+        yield "ended by", f"{result.stop_reason}; {counted(result.total_steps, 'step')} were planned"
     if losses := {step: loss for step, loss, _ in result.evaluations}:
         shown = losses.get(result.weights_step, [*losses.values()][-1])
         best = f", best {min(losses.values()):.4f}" if min(losses.values()) != shown else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..reporting.text import counted
 from .records import Json
 
 SHOWN = 1600
@@ -164,8 +165,8 @@ def _piece(piece: Json) -> Piece:
 def _packing(rows: Json) -> Packing:
     length = rows["sequence_len"]
     says = (
-        f"{rows['tokens']:,} tokens in {rows['rows']:,} rows of {length:,}: {rows['documents_per_row']:.3g} documents "
-        f"a row, {rows['padding']:.1%} padding."
+        f"{counted(rows['tokens'], 'token')} in {counted(rows['rows'], 'row')} of {length:,}: "
+        f"{rows['documents_per_row']:.3g} documents a row, {rows['padding']:.1%} padding."
     )
     return Packing(says, [[(n / length, t / n if n else 0.0, n) for n, t in row] for row in rows["first_rows"]])
 
@@ -174,7 +175,7 @@ def tiles_of(document: Json) -> Iterator[tuple[str, str, str]]:
     """Yield (what, figure, beside it) of the data: documents, tokens, the trained share, rows, padding."""
     sets, rows = document["datasets"], document["rows"]
     tokens, trained = (sum(one[key] for one in sets) for key in ("tokens", "trained"))
-    yield "documents", f"{sum(one['documents'] for one in sets):,}", f"{len(sets)} data set{'s' * (len(sets) != 1)}"
+    yield "documents", f"{sum(one['documents'] for one in sets):,}", counted(len(sets), "data set")
     yield "tokens", f"{tokens:,}", f"{trained / tokens if tokens else 0:.1%} are trained"
     yield "rows to train", f"{rows['train']['rows']:,}", f"of {rows['train']['sequence_len']:,} tokens"
     if "validate" in rows:
@@ -182,7 +183,7 @@ def tiles_of(document: Json) -> Iterator[tuple[str, str, str]]:
     out = sum(one["tokens"] or 0 for entry in sets for one in entry["left_out"])
     gone = sum(1 for entry in sets for _ in entry["left_out"])
     yield "padding", f"{rows['train']['padding']:.1%}", "of the rows to train"
-    reasons = f"{gone} reason{'s' * (gone != 1)}"
+    reasons = counted(gone, "reason")
     if out:
         yield "left out", f"{out:,}", f"tokens, {reasons}"
     else:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reporting.text import count_text, duration_text, parameters_text
+from ..reporting.text import count_text, counted, duration_text, parameters_text
 from .charts import words
 from .records import RunRecords, names_of, number, of
 
@@ -33,7 +33,7 @@ def facts(run: RunRecords) -> str:
     if run.total or run.done:
         tokens = number(head.get("tokens_per_step"))
         each = f" of {tokens:,.0f} tokens" if tokens > 0 else ""
-        parts.append(f"{run.done:,} step{'s' * (run.done != 1)}{each}")
+        parts.append(f"{counted(run.done, 'step')}{each}")
     parts += [f"{key} {config[key]}" for key in ("recipe", "optimizer") if isinstance(config.get(key), str)]
     if isinstance(device := head.get("device") or (run.plan or {}).get("device", {}).get("title"), str):
         parts.append(device)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from surogate_core.errors import ConfigError
 
+from ..reporting.text import counted
 from .curves import ranges
 from .headline import seconds_text, size_text
 from .records import Json
@@ -122,7 +123,7 @@ def _says(plan: Json, total: int, limit: int) -> str:
 
 def _values(of: Mapping[str, Any]) -> str:
     each = f"of {size_text(of['largest'])}" if of["values"] > 1 else ""
-    return f"{of['values']:,} value{'s' * (of['values'] != 1)} {each}".strip()
+    return f"{counted(of['values'], 'value')} {each}".strip()
 
 
 def title(cause: str) -> str:

@@ -18,7 +18,7 @@ from surogate_core.api import Logger, Report, RunInfo, StepReport
 
 from ..machine.replaced_file import replaced
 from .metrics import metrics_path, read_metrics
-from .text import count_text, lr_text
+from .text import count_text, counted, lr_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -333,7 +333,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
     axes.tick_params(colors=INK, labelsize=9, length=0)
     leave_the_bottom(axes, LR)
-    facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
+    facts = [f"{count_text(curve.parameters)} parameters", counted(curve.train[-1].step, "step")]
     facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
     title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"
     # parse_math=False: a dollar sign in a name must not start a formula. y: else each layout looks for ticks above.

@@ -33,6 +33,11 @@ def count_text(count: float) -> str:
     return f"{count / 1e12:.3g}T"
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number with the word for what is counted: 1 row, 3,000 rows."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def parameters_text(count: int) -> str:
     """Return a number of parameters as in names of models: 8.19B, 596.0M, 9.2K, 512."""
     if count < 1000:

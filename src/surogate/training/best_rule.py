@@ -14,6 +14,7 @@ from ..checkpoints.best import Best
 from ..checkpoints.folders import step_folder
 from ..checkpoints.manifest import DamagedCheckpoint, read_manifest
 from ..config.schema import TrainConfig
+from ..reporting.text import counted
 
 if TYPE_CHECKING:
     from surogate_core.assembly.assembly import Reported
@@ -89,7 +90,7 @@ class BestRule:
     def why(self, best: Best) -> str:
         """Return why a run ends that `ends`."""
         by = f" by more than {self.threshold:g}" if self.threshold else ""
-        waited = f"{best.waited} evaluation{'s' * (best.waited != 1)} in a row"
+        waited = f"{counted(best.waited, 'evaluation')} in a row"
         return f"early stopping: {self.metric} has not improved{by} in {waited} ({_found(best)})"
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ class BestRule:
         text += ", whose weights become the outputs" if self.loads else ""
         if self.patience is not None:
             by = f" by more than {self.threshold:g}" if self.threshold else ""
-            count = f"{self.patience} evaluation{'s' * (self.patience != 1)} in a row"
+            count = f"{counted(self.patience, 'evaluation')} in a row"
             text += f"; the run ends after {count} without an improvement{by}"
         return text
 

@@ -10,6 +10,7 @@ from typing import overload
 from surogate_core.errors import ConfigError
 
 from ..config.schema import TrainConfig
+from ..reporting.text import counted
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def cadence_of(config: TrainConfig, what: str, total: int, epoch: int) -> Cadenc
     if times:
         if times > epoch:
             raise ConfigError(
-                f"{what}s_per_epoch: is {times:,}, but an epoch of this data has {epoch:,} step{'s' * (epoch != 1)}. "
+                f"{what}s_per_epoch: is {times:,}, but an epoch of this data has {counted(epoch, 'step')}. "
                 f"Use {epoch:,} or less, or {what}_steps."
             )
         return Cadence(times=times, epoch=epoch)

@@ -13,6 +13,7 @@ from ..config.schema import TrainConfig
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader
 from ..data.saved_tokens import SavedTokens
+from ..reporting.text import counted
 from ..runs.run import Run, asked_by
 from .cadence import Cadence, cadence_of, evaluations_of
 from .schedule import Schedule
@@ -112,6 +113,6 @@ def _refuse_without_evaluations(config: TrainConfig, data: Corpora, evaluations:
         if replace(evaluations, first=1).within(total):
             between, remedy = f"eval_delay is {config.eval_delay:g}", "a smaller eval_delay"
         raise ConfigError(
-            f"{key}: the run has {total:,} step{'s' * (total != 1)} and is evaluated after the last one alone "
+            f"{key}: the run has {counted(total, 'step')} and is evaluated after the last one alone "
             f"({between}). Set {remedy}."
         )

@@ -27,7 +27,7 @@ from ..data.saved_tokens import SavedTokens
 from ..outputs.check import OutputCheck
 from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
-from ..reporting.text import devices_text, parameters_text
+from ..reporting.text import counted, devices_text, parameters_text
 from ..reporting.utilization import utilization
 from ..runs.published_form import reading_line
 from ..runs.run import Run
@@ -209,11 +209,11 @@ def _devices(plan: Plan) -> str:
 def _data_lines(steps: Steps) -> Iterator[str]:
     data, loader = steps.data, steps.loader
     yield (
-        f"{data.train.n_tokens:,} tokens in {data.train.n_rows:,} rows; {loader.steps_per_epoch:,} steps per epoch, "
-        f"{steps.total:,} in total"
+        f"{counted(data.train.n_tokens, 'token')} in {counted(data.train.n_rows, 'row')}; "
+        f"{counted(loader.steps_per_epoch, 'step')} per epoch, {steps.total:,} in total"
     )
     if held := data.validation:
-        yield f"{held.n_tokens:,} tokens in {held.n_rows:,} rows are held out to validate, not trained"
+        yield f"held out to validate, not trained: {counted(held.n_tokens, 'token')} in {counted(held.n_rows, 'row')}"
 
 
 def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
