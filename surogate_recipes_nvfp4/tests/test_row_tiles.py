@@ -91,8 +91,13 @@ def test_fp4_products_have_the_bits_too() -> None:
     assert one[0] == other[0] and differing(one[1], other[1]) == []
 
 
-@pytest.mark.parametrize("kind", ["lora", "all weights"])
-@pytest.mark.parametrize("recompute", [frozenset(), WHOLE], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [
+        pytest.param("lora", frozenset(), id="lora"),
+        pytest.param("all weights", WHOLE, id="all weights, recomputed"),
+    ],
+)
 def test_a_step_that_reports_its_numerics_has_the_bits_too(kind: str, recompute: frozenset[str]) -> None:
     """It measures parts, and what it reports is of the whole tensor."""
     one, other = (model(CONFIG, **KINDS[kind], recompute=recompute, numerics=True) for _ in range(2))

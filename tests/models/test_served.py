@@ -49,8 +49,6 @@ QUICK = (
     ("h100", "bf16", "all"),
     ("h100", "fp8-hybrid", "all"),
     ("h100", "nvfp4", "nf4"),
-    ("a100", "bf16", "all"),
-    ("rtx5090", "bf16", "all"),
 )
 RUNS = (
     *QUICK,

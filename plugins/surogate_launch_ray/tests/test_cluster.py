@@ -149,6 +149,7 @@ def test_a_process_that_is_killed_ends_the_run_with_one_message(place: Workplace
     wait_until(lambda: not actors(address))
 
 
+@pytest.mark.slow
 def test_nodes_end_at_the_same_step_and_write_the_best_weights(place: Workplace, tmp_path: Path) -> None:
     few, held = (
         write_jsonl(tmp_path / "few.jsonl", documents(16)),
