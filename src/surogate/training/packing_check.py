@@ -19,6 +19,7 @@ from surogate_core.errors import ProgramError
 
 from ..data.loader import eval_batches
 from ..data.pack import PackedRows
+from ..reporting.text import counted
 from ..world.processes import Processes
 from .sums import Sums, sum_losses
 
@@ -48,8 +49,8 @@ class PackingCheck:
 
     def __str__(self) -> str:
         return (
-            f"packing: {self.documents} documents have loss {self.packed:.4f} in {self.rows} "
-            f"{'row' if self.rows == 1 else 'rows'}, {self.alone:.4f} alone"
+            f"packing: {self.documents} documents have loss {self.packed:.4f} in "
+            f"{counted(self.rows, 'row')}, {self.alone:.4f} alone"
         )
 
 

@@ -82,7 +82,7 @@ class Comm(Protocol):
 
     @property
     def allocate(self) -> Callable[[int], Tensor] | None:
-        """Returns so many zeros on the rank's device, uint8: memory between which gathers are fast. None: any is.
+        """(nbytes) -> zeros on the rank's device, uint8 [nbytes]: memory between which gathers are fast. None: any is.
 
         All ranks call it in the same order with equal sizes. If any memory of gathers comes from it, all must.
         """

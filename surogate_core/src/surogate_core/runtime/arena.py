@@ -29,7 +29,7 @@ class Buffers:
 
     `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
     host is pinned if the device is a GPU. Raises RunStopped if the host has not enough. `rank` says where the parts are
-    that lie inside of whole values. `allocate` returns so many zeros on the device, uint8; None: torch does.
+    that lie inside of whole values. `allocate`: (nbytes) -> zeros on the device, uint8 [nbytes]; None: by torch.
     """
 
     def __init__(
